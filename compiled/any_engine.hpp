@@ -20,7 +20,7 @@ class AnyEngine {
   AnyEngine& operator=(AnyEngine&&) = delete;
 
   [[nodiscard]] virtual std::unique_ptr<AnyEngine> copy() const = 0;
-  virtual void attend(const LayerAttention& work) = 0;
+  virtual void attend_all(std::span<const LayerAttention> works) = 0;
   virtual void observe(const LayerObservation& work) = 0;
   virtual void score(const Plane& rows, std::span<const float> query, std::span<float> out) = 0;
   [[nodiscard]] std::string_view name() const noexcept { return name_; }

@@ -93,8 +93,8 @@ T known_part(const T* options, T defaults, const char* name) {
           ": size is ", size, ", must be sizeof(", name, ") = ", sizeof(T));
   const auto* bytes = reinterpret_cast<const unsigned char*>(options);
   for (std::size_t i = sizeof(T); i < size; ++i) {
-    require(bytes[i] == 0, name, ": byte ", i, " of ", size, " is set, but this version of the library knows ",
-            sizeof(T), " bytes of it");
+    require(bytes[i] == 0, name, ": byte ", i, " of ", size,
+            " is set, but this version of the library knows ", sizeof(T), " bytes of it");
   }
   std::memcpy(&defaults, options, std::min(size, sizeof(T)));
   return defaults;
@@ -165,8 +165,7 @@ MutableTensor written(const kvp_tensor* tensor, const char* name) {
   return written;
 }
 
-AttendOptions attend_options(const kvp_attend_options* options, std::size_t tokens,
-                             std::size_t q_heads) {
+AttendOptions attend_options(const kvp_attend_options* options, std::size_t tokens, std::size_t q_heads) {
   kvp_attend_options plain;
   kvp_attend_options_init(&plain, sizeof(plain));
   const kvp_attend_options own = known_part(options, plain, "kvp_attend_options");
@@ -187,8 +186,7 @@ ModelShape model_shape(const kvp_shape& shape) {
 }
 
 const ModelShape& shape_of(const kvp_plan* plan) {
-  return std::visit([](const auto& own) -> const ModelShape& { return own.shape(); },
-                    given(plan, "plan").of);
+  return std::visit([](const auto& own) -> const ModelShape& { return own.shape(); }, given(plan, "plan").of);
 }
 
 }  // namespace
@@ -196,9 +194,8 @@ const ModelShape& shape_of(const kvp_plan* plan) {
 const char* kvp_error(void) { return latest_error.c_str(); }
 
 const char* kvp_status_name(kvp_status status) {
-  constexpr std::array names{"ok",          "ConfigError", "ShapeError",   "CapacityError",
-                             "RollbackError", "FormatError", "StorageError", "DeviceError",
-                             "out of memory", "other error"};
+  constexpr std::array names{"ok",          "ConfigError",  "ShapeError",  "CapacityError", "RollbackError",
+                             "FormatError", "StorageError", "DeviceError", "out of memory", "other error"};
   const auto index = static_cast<std::size_t>(status);
   return index < names.size() ? names[index] : "unknown status";
 }
@@ -303,30 +300,25 @@ void kvp_attend_options_init(kvp_attend_options* options, size_t size) {
 }
 
 kvp_status kvp_cache_step(kvp_cache* cache, size_t layer, const kvp_tensor* q, const kvp_tensor* k,
-                          const kvp_tensor* v, const kvp_tensor* out,
-                          const kvp_attend_options* options) {
+                          const kvp_tensor* v, const kvp_tensor* out, const kvp_attend_options* options) {
   return guarded([&] {
     kvp_cache& own = given(cache, "cache");
     const ConstTensor queries = read(q, "q");
     const auto attend = attend_options(options, queries.tokens, queries.heads);
     std::visit(
-        [&](auto& any) {
-          any.step(layer, queries, read(k, "k"), read(v, "v"), written(out, "out"), attend);
-        },
+        [&](auto& any) { any.step(layer, queries, read(k, "k"), read(v, "v"), written(out, "out"), attend); },
         own.of);
   });
 }
 
-kvp_status kvp_cache_append(kvp_cache* cache, size_t layer, const kvp_tensor* k,
-                            const kvp_tensor* v) {
+kvp_status kvp_cache_append(kvp_cache* cache, size_t layer, const kvp_tensor* k, const kvp_tensor* v) {
   return guarded([&] {
-    std::visit([&](auto& any) { any.append(layer, read(k, "k"), read(v, "v")); },
-               given(cache, "cache").of);
+    std::visit([&](auto& any) { any.append(layer, read(k, "k"), read(v, "v")); }, given(cache, "cache").of);
   });
 }
 
-kvp_status kvp_cache_attend(kvp_cache* cache, size_t layer, const kvp_tensor* q,
-                            const kvp_tensor* out, const kvp_attend_options* options) {
+kvp_status kvp_cache_attend(kvp_cache* cache, size_t layer, const kvp_tensor* q, const kvp_tensor* out,
+                            const kvp_attend_options* options) {
   return guarded([&] {
     kvp_cache& own = given(cache, "cache");
     const ConstTensor queries = read(q, "q");
@@ -336,9 +328,7 @@ kvp_status kvp_cache_attend(kvp_cache* cache, size_t layer, const kvp_tensor* q,
 }
 
 kvp_status kvp_cache_truncate(kvp_cache* cache, size_t tokens) {
-  return guarded([&] {
-    std::visit([&](auto& any) { any.truncate(tokens); }, given(cache, "cache").of);
-  });
+  return guarded([&] { std::visit([&](auto& any) { any.truncate(tokens); }, given(cache, "cache").of); });
 }
 kvp_status kvp_cache_commit(kvp_cache* cache) {
   return guarded([&] { std::visit([](auto& any) { any.commit(); }, given(cache, "cache").of); });
@@ -353,8 +343,7 @@ kvp_status kvp_cache_clear(kvp_cache* cache) {
 kvp_status kvp_cache_fork(const kvp_cache* cache, kvp_cache** out) {
   return guarded([&] {
     kvp_cache*& made = given(out, "out");
-    std::visit([&](const auto& any) { made = new kvp_cache{any.fork()}; },
-               given(cache, "cache").of);
+    std::visit([&](const auto& any) { made = new kvp_cache{any.fork()}; }, given(cache, "cache").of);
   });
 }
 
@@ -366,9 +355,8 @@ kvp_status kvp_cache_fork_as(const kvp_cache* cache, const kvp_plan* plan, kvp_c
           if constexpr (std::is_same_v<E, P>) {
             made = new kvp_cache{any.fork_as(other)};
           } else {
-            fail<ConfigError>("kvp_cache_fork_as: the plan is for rows in ",
-                              name_of(encoding_of<P>), ", the cache has ",
-                              name_of(encoding_of<E>));
+            fail<ConfigError>("kvp_cache_fork_as: the plan is for rows in ", name_of(encoding_of<P>),
+                              ", the cache has ", name_of(encoding_of<E>));
           }
         },
         given(cache, "cache").of, given(plan, "plan").of);
@@ -386,8 +374,7 @@ kvp_status kvp_cache_save(const kvp_cache* cache, const char* path, const char* 
 kvp_status kvp_cache_load(kvp_cache* cache, const char* path, const char* tag) {
   return guarded([&] {
     const std::filesystem::path file{&given(path, "path")};
-    std::visit([&](auto& any) { load(any, file, tag == nullptr ? "" : tag); },
-               given(cache, "cache").of);
+    std::visit([&](auto& any) { load(any, file, tag == nullptr ? "" : tag); }, given(cache, "cache").of);
   });
 }
 
@@ -400,7 +387,7 @@ kvp_status kvp_cache_get_info(const kvp_cache* cache, kvp_cache_info* info) {
     kvp_cache_info own{};
     std::visit(
         [&](const auto& any) {
-          own = {size,           any.tokens(),       any.commit_point(),
+          own = {size,        any.tokens(),       any.commit_point(),
                  any.bytes(), any.shared_bytes(), any.overhead_bytes()};
         },
         given(cache, "cache").of);

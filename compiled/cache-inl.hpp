@@ -30,12 +30,12 @@ std::string format_plan(const HeadPlan<E>& plan) {
 
 }  // namespace kvpolicy::compiled
 
-#define KVPOLICY_COMPILE_CACHE(E)                                                            \
-  namespace kvpolicy {                                                                       \
-  template class detail::LayerCalls<E, compiled::Engine>;                                    \
-  template class KvCache<E, compiled::Engine>;                                               \
-  template HeadPlan<E> compiled::parse_plan<E>(std::string_view, std::string_view);          \
-  template HeadPlan<E> compiled::load_plan<E>(const std::string&);                           \
-  template HeadPlan<E> compiled::named_plan<E>(std::string_view, const ModelShape&);         \
-  template std::string compiled::format_plan<E>(const HeadPlan<E>&);                         \
+#define KVPOLICY_COMPILE_CACHE(E)                                                    \
+  namespace kvpolicy {                                                               \
+  template class detail::LayerCalls<E, compiled::Engine>;                            \
+  template class KvCache<E, compiled::Engine>;                                       \
+  template HeadPlan<E> compiled::parse_plan<E>(std::string_view, std::string_view);  \
+  template HeadPlan<E> compiled::load_plan<E>(const std::string&);                   \
+  template HeadPlan<E> compiled::named_plan<E>(std::string_view, const ModelShape&); \
+  template std::string compiled::format_plan<E>(const HeadPlan<E>&);                 \
   }

@@ -25,7 +25,8 @@ struct Target {
 bool has(std::int64_t target) { return (hwy::SupportedTargets() & target) != 0; }
 #endif
 
-constexpr std::array targets{  // best first
+// Best first.
+constexpr std::array targets{
 #ifdef KVPOLICY_COMPILED_X86
     Target{"AVX512-VNNI", [] { return has(HWY_AVX3) && __builtin_cpu_supports("avx512vnni") != 0; },
            detail::make_avx512},
@@ -71,7 +72,8 @@ Engine& Engine::operator=(const Engine& other) {
 Engine& Engine::operator=(Engine&& other) noexcept = default;
 Engine::~Engine() = default;
 
-void Engine::attend(const LayerAttention& work) { engine_->attend(work); }
+void Engine::attend(const LayerAttention& work) { engine_->attend_all({&work, 1}); }
+void Engine::attend_all(std::span<const LayerAttention> works) { engine_->attend_all(works); }
 void Engine::observe(const LayerObservation& work) { engine_->observe(work); }
 void Engine::score(const Plane& rows, std::span<const float> query, std::span<float> out) {
   engine_->score(rows, query, out);

@@ -18,7 +18,7 @@ class EngineOnTarget final : public AnyEngine {
   [[nodiscard]] std::unique_ptr<AnyEngine> copy() const override {
     return std::make_unique<EngineOnTarget>(*this);
   }
-  void attend(const LayerAttention& work) override { engine_.attend(work); }
+  void attend_all(std::span<const LayerAttention> works) override { engine_.attend_all(works); }
   void observe(const LayerObservation& work) override { engine_.observe(work); }
   void score(const Plane& rows, std::span<const float> query, std::span<float> out) override {
     engine_.score(rows, query, out);

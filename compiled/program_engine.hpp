@@ -9,9 +9,9 @@
 #include <kvpolicy/cpu.hpp>
 
 /// SPEC is `template` or `extern template`.
-#define KVPOLICY_PROGRAM_ENGINE(SPEC)                                              \
-  SPEC class kvpolicy::cpu::HWY_NAMESPACE::Worker<kvpolicy::cpu::DefaultTuning>;   \
-  SPEC class kvpolicy::cpu::HWY_NAMESPACE::Engine<kvpolicy::cpu::SerialFor>;       \
+#define KVPOLICY_PROGRAM_ENGINE(SPEC)                                            \
+  SPEC class kvpolicy::cpu::HWY_NAMESPACE::Worker<kvpolicy::cpu::DefaultTuning>; \
+  SPEC class kvpolicy::cpu::HWY_NAMESPACE::Engine<kvpolicy::cpu::SerialFor>;     \
   KVPOLICY_PROGRAM_OPENMP_ENGINE(SPEC)
 #ifdef _OPENMP
 #define KVPOLICY_PROGRAM_OPENMP_ENGINE(SPEC) \

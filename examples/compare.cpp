@@ -65,9 +65,8 @@ const std::vector<std::string> plans_of_bytes{
 constexpr std::size_t tokens_of_bytes = 8192;
 
 // What it asks a pretrained model. Everything but the budgets, a sixth of the text, is as published.
-const std::vector<std::string> plans_of_words{"full",       "sink_recent:64,256", "duo",
-                                              "snapkv:512", "h2o:512",            "quest:16,512",
-                                              "int4",       "duo+int4"};
+const std::vector<std::string> plans_of_words{"full",    "sink_recent:64,256", "duo",  "snapkv:512",
+                                              "h2o:512", "quest:16,512",       "int4", "duo+int4"};
 constexpr std::size_t tokens_of_words = 3072;
 
 constexpr const char* description =
@@ -79,8 +78,8 @@ of the cache, so no question sees another. An answer is right if its text begins
 Models that read words rather than bytes are asked for words ("The captain has learned to play the trombone.").)";
 
 std::string footer() {
-  return fmt::format("Default plans: {}\nand for a model that reads words: {}\n\n",
-                     spaced(plans_of_bytes), spaced(plans_of_words)) +
+  return fmt::format("Default plans: {}\nand for a model that reads words: {}\n\n", spaced(plans_of_bytes),
+                     spaced(plans_of_words)) +
          "Plans (--plans, one or more):\n" + plan_help() +
          R"(  triforce             full attention, by guesses: needs the small model in DIR-draft, and the CPU
 
@@ -142,23 +141,20 @@ void complete(Arguments& arguments, const TextModel& model) {
 // Makes the texts and the plans, and reports every error before anything is printed.
 Comparison prepare(const Arguments& arguments, const TextModel& model, bool plans_chosen) {
   Comparison comparison;
-  comparison.text = draw_text_in_tokens(model, part_of(text_named(arguments.text), Split::test),
-                                        arguments.tokens,
-                                        {.questions = arguments.questions,
-                                         .kind = arguments.hide == "words" ? FactKind::words
-                                                                           : FactKind::keys,
-                                         .lead_in = !arguments.whole_answers,
-                                         .two_step = arguments.two_step,
-                                         .seed = arguments.seed});
+  comparison.text =
+      draw_text_in_tokens(model, part_of(text_named(arguments.text), Split::test), arguments.tokens,
+                          {.questions = arguments.questions,
+                           .kind = arguments.hide == "words" ? FactKind::words : FactKind::keys,
+                           .lead_in = !arguments.whole_answers,
+                           .two_step = arguments.two_step,
+                           .seed = arguments.seed});
   comparison.tokens = model.encode(comparison.text.body).size();
-  const Compress compress =
-      arguments.compress == "text" ? Compress::after_text : Compress::after_question;
+  const Compress compress = arguments.compress == "text" ? Compress::after_text : Compress::after_question;
   for (const std::string& name : arguments.plans) {
     try {
       require<FormatError>(name != "triforce" || arguments.device == "cpu",
                            "its tokens are decoded on the CPU, not on --device ", arguments.device);
-      comparison.plans.push_back(
-          make_exam_plan(name, model.config().shape(), arguments.model, compress));
+      comparison.plans.push_back(make_exam_plan(name, model.config().shape(), arguments.model, compress));
     } catch (const FormatError& missing) {
       // A model without gates and scores can still be compared under the default plans that need
       // neither.
@@ -181,17 +177,15 @@ void examine_plans(const TextModel& model, const Device& device, Comparison& com
     const auto report = [&](std::size_t done, std::size_t total) {
       const double share = static_cast<double>(done) / static_cast<double>(total);
       const std::string doing =
-          done < length ? fmt::format("reads token {} of {}", thousands(done), thousands(length))
-                        : "answers";
+          done < length ? fmt::format("reads token {} of {}", thousands(done), thousands(length)) : "answers";
       progress.update((before + share) / plans, padded_name(comparison, plan.name) + doing);
     };
-    comparison.results.push_back(examine(model, plan, {&comparison.text, 1}, report,
-                                         Threads::one_text, device.make_sequence));
+    comparison.results.push_back(
+        examine(model, plan, {&comparison.text, 1}, report, Threads::one_text, device.make_sequence));
   }
 }
 
-nlohmann::json as_json(const Arguments& arguments, const TextModel& model,
-                       const Comparison& comparison) {
+nlohmann::json as_json(const Arguments& arguments, const TextModel& model, const Comparison& comparison) {
   const ModelShape shape = model.config().shape();
   nlohmann::json rows = nlohmann::json::array();
   for (std::size_t i = 0; i < comparison.plans.size(); ++i) {
@@ -218,22 +212,15 @@ nlohmann::json as_json(const Arguments& arguments, const TextModel& model,
   }
   nlohmann::json questions = nlohmann::json::array();
   for (const Question& question : comparison.text.questions) {
-    questions.push_back({{"question", question.text},
-                         {"answer", question.answer},
-                         {"bytes_back", question.distance}});
+    questions.push_back(
+        {{"question", question.text}, {"answer", question.answer}, {"bytes_back", question.distance}});
   }
-  nlohmann::json json{{"model", arguments.model},
-                      {"layers", shape.layers},
-                      {"q_heads", shape.q_heads},
-                      {"kv_heads", shape.kv_heads},
-                      {"head_dim", shape.head_dim},
-                      {"parameters", model.llama().parameters()},
-                      {"device", arguments.device},
-                      {"threads", threads()},
-                      {"seed", arguments.seed},
-                      {"tokens", comparison.tokens},
-                      {"facts", comparison.text.facts},
-                      {"questions", std::move(questions)},
+  nlohmann::json json{{"model", arguments.model},       {"layers", shape.layers},
+                      {"q_heads", shape.q_heads},       {"kv_heads", shape.kv_heads},
+                      {"head_dim", shape.head_dim},     {"parameters", model.llama().parameters()},
+                      {"device", arguments.device},     {"threads", threads()},
+                      {"seed", arguments.seed},         {"tokens", comparison.tokens},
+                      {"facts", comparison.text.facts}, {"questions", std::move(questions)},
                       {"plans", std::move(rows)}};
   if (arguments.hide == "words") json["hidden"] = arguments.hide;
   if (arguments.text != "kjv") json["text"] = arguments.text;
@@ -271,8 +258,7 @@ void print_table(const Comparison& comparison) {
   for (const ExamResult& result : comparison.results) {
     table.add_row({result.plan, megabytes(result.bytes),
                    full == nullptr ? "-" : fixed(full->bytes / result.bytes, 1) + " x",
-                   megabytes(result.bytes_read),
-                   fixed(result.prefill_ms, 0), fixed(result.decode_ms, 2),
+                   megabytes(result.bytes_read), fixed(result.prefill_ms, 0), fixed(result.decode_ms, 2),
                    fmt::format("{} of {}", result.right_count(), result.right.size()),
                    full == nullptr ? "-" : percent(agreement(result, *full))});
   }
@@ -303,16 +289,14 @@ std::string around_fact(const std::string& body, std::size_t end) {
 }
 
 // Prints the plans' answers to one question.
-void print_answers(const TextModel& model, const Comparison& comparison, std::size_t shown,
-                   bool with_fact) {
+void print_answers(const TextModel& model, const Comparison& comparison, std::size_t shown, bool with_fact) {
   const Question& question = comparison.text.questions[shown];
   const bool colour = wants_colour(stdout);
   const std::string& body = comparison.text.body;
   const std::size_t end = body.size() - question.distance;
-  const std::size_t tokens_back =
-      model.encode_after(body.substr(0, end), body.substr(end)).size();
-  fmt::print("\nOne of the questions, about a fact {} tokens back: {}\n",
-             thousands(tokens_back), one_line(question.text.substr(1), 100));
+  const std::size_t tokens_back = model.encode_after(body.substr(0, end), body.substr(end)).size();
+  fmt::print("\nOne of the questions, about a fact {} tokens back: {}\n", thousands(tokens_back),
+             one_line(question.text.substr(1), 100));
   if (with_fact) fmt::print("  hidden in {}\n", one_line(around_fact(body, end), 180));
   for (const ExamResult& result : comparison.results) {
     const bool right = result.right[shown];
@@ -355,9 +339,8 @@ void run(Arguments arguments) {
         "A text of {} tokens with {} facts hidden in it; {} questions, each to a "
         "fork of the read text\n",
         arguments.model, shape.layers, shape.q_heads, shape.kv_heads, shape.head_dim,
-        shown_parameters(model.llama().parameters()), device.about,
-        thousands(comparison.tokens), comparison.text.facts,
-        comparison.text.questions.size());
+        shown_parameters(model.llama().parameters()), device.about, thousands(comparison.tokens),
+        comparison.text.facts, comparison.text.questions.size());
     std::fflush(stdout);
   }
   examine_plans(model, device, comparison);
@@ -384,8 +367,7 @@ int main(int argc, char** argv) {
   app.add_option("--model", arguments.model, "Hugging Face folder of the model")
       ->type_name("DIR")
       ->capture_default_str();
-  app.add_option("--plans", arguments.plans, "Plans to compare, see below")
-      ->type_name("PLAN...");
+  app.add_option("--plans", arguments.plans, "Plans to compare, see below")->type_name("PLAN...");
   app.add_option("--tokens", arguments.tokens,
                  fmt::format("Tokens of text, a question and its answer included; default: {}, of words {}",
                              tokens_of_bytes, tokens_of_words))
@@ -404,10 +386,9 @@ int main(int argc, char** argv) {
       ->type_name("N")
       ->check(whole_number(1, 1000))
       ->capture_default_str();
-  app.add_flag(
-      "--whole-answers", arguments.whole_answers,
-      "Ask for the whole answer: by default its opening, \"The key of Bamelo is \", ends "
-      "the question, and only the digits are asked for");
+  app.add_flag("--whole-answers", arguments.whole_answers,
+               "Ask for the whole answer: by default its opening, \"The key of Bamelo is \", ends "
+               "the question, and only the digits are asked for");
   app.add_flag("--two-step", arguments.two_step,
                "Ask for the key of the older of two names, with --whole-answers");
   app.add_option("--compress", arguments.compress,

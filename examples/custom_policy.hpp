@@ -23,8 +23,8 @@ class OpeningAndLatest {
   };
   OpeningAndLatest(const Config& config, const kvpolicy::StorageContext& context)
       : window_{rule(config, context.head_dim).window_rule()}, opening_{{}, context}, latest_{{}, context} {
-    kvpolicy::require(window_.sinks < config.rows, "OpeningAndLatest: the opening takes ", window_.sinks, " of ",
-                      config.rows, " rows, must leave at least one");
+    kvpolicy::require(window_.sinks < config.rows, "OpeningAndLatest: the opening takes ", window_.sinks,
+                      " of ", config.rows, " rows, must leave at least one");
   }
   static kvpolicy::HeadRule rule(const Config& config, std::size_t /*head_dim*/) {
     kvpolicy::HeadRule rule;

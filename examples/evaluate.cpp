@@ -19,18 +19,18 @@
 
 #include <kvpolicy/core/error.hpp>
 #include "common/context_limit.hpp"
-#include "evaluate/equal_bytes.hpp"
-#include "evaluate/evaluation.hpp"
-#include "evaluate/evaluation_table.hpp"
 #include "common/files.hpp"
 #include "common/json_line.hpp"
 #include "common/progress.hpp"
 #include "common/run_tool.hpp"
 #include "common/stopwatch.hpp"
-#include "evaluate/task_lines.hpp"
 #include "common/terminal.hpp"
 #include "common/text_model.hpp"
 #include "common/texts.hpp"
+#include "evaluate/equal_bytes.hpp"
+#include "evaluate/evaluation.hpp"
+#include "evaluate/evaluation_table.hpp"
+#include "evaluate/task_lines.hpp"
 #include "tool_plan.hpp"
 
 namespace {
@@ -129,12 +129,10 @@ std::string command_of(const Arguments& arguments) {
       "evaluate --suite {} --plans {}{} --lengths {} --seeds {} --questions {} --per-text {} "
       "--depths {} --windows {} --score {} --compress {} --prefill {}{}{}{}{}",
       joined(arguments.suites), spaced(arguments.plans),
-      arguments.bytes.empty() ? "" : " --bytes " + spaced(arguments.bytes),
-      spaced(arguments.lengths), spaced(arguments.seeds), config.questions, config.per_text,
-      config.depths, config.windows, config.scored, arguments.compress, arguments.prefill,
-      config.lead_in ? " --lead-in" : "",
-      config.chat ? " --chat" : "",
-      arguments.said ? " --said" : "",
+      arguments.bytes.empty() ? "" : " --bytes " + spaced(arguments.bytes), spaced(arguments.lengths),
+      spaced(arguments.seeds), config.questions, config.per_text, config.depths, config.windows,
+      config.scored, arguments.compress, arguments.prefill, config.lead_in ? " --lead-in" : "",
+      config.chat ? " --chat" : "", arguments.said ? " --said" : "",
       (arguments.text == "kjv" ? "" : " --text " + arguments.text) +
           (arguments.split == "test" ? "" : " --split " + arguments.split));
 }
@@ -147,8 +145,7 @@ Split split_of(const std::string& name) {
 bool takes_budget(const std::string& plan, const ByteBudget& budget) {
   if (method_of(plan) != plan) return false;
   try {
-    static_cast<void>(
-        at_equal_bytes(plan, {.share = 1, .length = budget.length, .shape = budget.shape}));
+    static_cast<void>(at_equal_bytes(plan, {.share = 1, .length = budget.length, .shape = budget.shape}));
     return true;
   } catch (const ConfigError&) {
     return false;
@@ -164,8 +161,7 @@ std::vector<Entry> entries_at(const Arguments& arguments, std::size_t rows, cons
   const auto add = [&](const std::string& method, double share, const std::string& plan) {
     entries.push_back(
         {method, share, make_exam_plan(plan, shape, arguments.model, arguments.config.compress)});
-    require(!entries.back().plan.speculation, "--plans ", plan,
-            ": guesses change no answer; measure full");
+    require(!entries.back().plan.speculation, "--plans ", plan, ": guesses change no answer; measure full");
   };
   for (const std::string& plan : arguments.plans) {
     ByteBudget budget{.length = rows, .shape = shape};
@@ -191,8 +187,8 @@ std::vector<Entry> entries_at(const Arguments& arguments, std::size_t rows, cons
       add(plan, budget.share, setting);
     }
   }
-  require(!entries.empty(), "there is nothing to measure: ",
-          left_out.empty() ? "--plans is empty" : *left_out.begin());
+  require(!entries.empty(),
+          "there is nothing to measure: ", left_out.empty() ? "--plans is empty" : *left_out.begin());
   return entries;
 }
 
@@ -212,8 +208,7 @@ class Run {
   void measure_all() {
     plan_work();
     for (Group& group : groups_) {
-      const std::string doing =
-          fmt::format("{} at {}", name_of(group.suite), thousands(group.length));
+      const std::string doing = fmt::format("{} at {}", name_of(group.suite), thousands(group.length));
       const Stopwatch took;
       std::size_t plans = 0;
       for (std::size_t s = 0; s < arguments_.seeds.size(); ++s) {
@@ -274,7 +269,7 @@ class Run {
     Suite suite = Suite::keys;
     std::size_t length = 0;
     std::vector<std::vector<Entry>> unmeasured;  // for each seed
-    std::vector<Point> wanted;  // still without outcomes, in the order of the file
+    std::vector<Point> wanted;                   // still without outcomes, in the order of the file
   };
 
   [[nodiscard]] SuiteConfig config_at(std::size_t length) const {
@@ -351,8 +346,7 @@ void run(Arguments arguments) {
   require(!arguments.resume || !arguments.out.empty(), "--resume needs the file: --out PATH");
   set_threads(arguments.threads);
   arguments.config.prefill = arguments.prefill == "own" ? Prefill::own : Prefill::shared;
-  arguments.config.compress =
-      arguments.compress == "text" ? Compress::after_text : Compress::after_question;
+  arguments.config.compress = arguments.compress == "text" ? Compress::after_text : Compress::after_question;
   const bool only_tasks = !arguments.write_tasks.empty();
   Run work{std::move(arguments)};
   if (only_tasks) return work.write_tasks();
@@ -369,10 +363,7 @@ int main(int argc, char** argv) {
   app.footer(footer());
   app.get_formatter()->column_width(26);
   const auto count = [&](const char* name, std::size_t& value, std::size_t most, const char* what) {
-    app.add_option(name, value, what)
-        ->check(whole_number(1, most))
-        ->type_name("N")
-        ->capture_default_str();
+    app.add_option(name, value, what)->check(whole_number(1, most))->type_name("N")->capture_default_str();
   };
   std::map<std::string, Suite> suites;
   for (std::size_t i = 0; i < std::size(suite_names); ++i) {
@@ -405,9 +396,10 @@ int main(int argc, char** argv) {
   count("--score", arguments.config.scored, 1'000'000, "Tokens of each continuation");
   app.add_flag("--lead-in", arguments.config.lead_in,
                "Put the opening of the answer after the question and ask only for its digits");
-  app.add_flag("--chat", arguments.config.chat,
-               "Suites in plain English, for models tuned on conversations: the text and the question are the "
-               "user's message, and the answer is the assistant's");
+  app.add_flag(
+      "--chat", arguments.config.chat,
+      "Suites in plain English, for models tuned on conversations: the text and the question are the "
+      "user's message, and the answer is the assistant's");
   app.add_option("--compress", arguments.compress,
                  "When budget plans drop rows: after the question, or after the text")
       ->check(CLI::IsMember({"question", "text"}))
@@ -431,8 +423,7 @@ int main(int argc, char** argv) {
       ->check(whole_number(0, most_threads))
       ->type_name("N")
       ->capture_default_str();
-  app.add_option("--out", arguments.out, "Also write JSON to this file, point by point")
-      ->type_name("PATH");
+  app.add_option("--out", arguments.out, "Also write JSON to this file, point by point")->type_name("PATH");
   app.add_option("--write-tasks", arguments.write_tasks,
                  "Measure nothing: write the questions to this file, one text on each line of JSON, so that "
                  "other programs can be asked them (bench/peers)")

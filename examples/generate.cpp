@@ -22,20 +22,20 @@
 #include <reference_model/sampler.hpp>
 
 #include "common/context_limit.hpp"
-#include "generate/conversation.hpp"
 #include "common/device.hpp"
 #include "common/files.hpp"
 #include "common/json_line.hpp"
-#include "generate/new_text.hpp"
 #include "common/plan_name.hpp"
-#include "generate/plan_view.hpp"
 #include "common/progress.hpp"
-#include "generate/prompt.hpp"
 #include "common/run_tool.hpp"
 #include "common/sequence.hpp"
 #include "common/stopwatch.hpp"
 #include "common/terminal.hpp"
 #include "common/text_model.hpp"
+#include "generate/conversation.hpp"
+#include "generate/new_text.hpp"
+#include "generate/plan_view.hpp"
+#include "generate/prompt.hpp"
 #include "tool_plan.hpp"
 
 namespace {
@@ -87,11 +87,10 @@ struct MadePlan {
   UnusedBudgets unused;
 };
 
-std::unique_ptr<Sequence> make_cache(const Arguments& arguments, const TextModel& model,
-                                     const Device& device, std::size_t prompt, MadePlan& made) {
+std::unique_ptr<Sequence> make_cache(const Arguments& arguments, const TextModel& model, const Device& device,
+                                     std::size_t prompt, MadePlan& made) {
   const auto plan_of = [&]<Element E>() {
-    auto plan =
-        make_plan<E>(arguments.plan, model.config().shape(), arguments.model, &made.settings);
+    auto plan = make_plan<E>(arguments.plan, model.config().shape(), arguments.model, &made.settings);
     made.needs = needs_of(plan);
     made.unused = unused_budgets(plan, prompt);
     return plan;
@@ -200,8 +199,7 @@ class Session {
     return logits;
   }
 
-  void write(std::span<const int> prompt, std::vector<float> logits, std::size_t most,
-             Generated& result) {
+  void write(std::span<const int> prompt, std::vector<float> logits, std::size_t most, Generated& result) {
     const Printer printer{*arguments_};
     NewText text{model_->tokenizer(), arguments_->stop, prompt};
     if (most < arguments_->most_new) result.ended_by = "context";
@@ -283,8 +281,7 @@ void print_costs(const Arguments& arguments, const Generated& result) {
 
 reference::LoadOptions load_options(const std::string& weights) {
   if (weights == "as-stored") return {};
-  return {.weights = weights == "int8" ? reference::WeightFormat::int8
-                                       : reference::WeightFormat::float32};
+  return {.weights = weights == "int8" ? reference::WeightFormat::int8 : reference::WeightFormat::float32};
 }
 
 void print_result(const Arguments& arguments, const Generated& result) {
@@ -320,8 +317,8 @@ void converse(const Arguments& arguments, const TextModel& model, Session& sessi
     fmt::print("\n");
     std::fflush(stdout);
     fmt::print(stderr, "  [{} tokens read, {} written at {} ms each; KV cache {:MB}]\n",
-               thousands(result.prompt_tokens), thousands(result.tokens.size()),
-               fixed(result.decode_ms, 1), Bytes{result.bytes});
+               thousands(result.prompt_tokens), thousands(result.tokens.size()), fixed(result.decode_ms, 1),
+               Bytes{result.bytes});
   }
 }
 

@@ -56,8 +56,7 @@ In PyTorch, to compare with the plan `full`:
   model(torch.tensor([[1, 2, 3]])).logits)";
 
 /// Logits of every token, or of the last one only.
-std::vector<float> compute(const reference::Llama& model, Sequence& sequence,
-                           const Arguments& arguments) {
+std::vector<float> compute(const reference::Llama& model, Sequence& sequence, const Arguments& arguments) {
   if (!arguments.all) return sequence.prefill(arguments.tokens, arguments.chunk);
   const std::span tokens{arguments.tokens};
   std::vector<float> logits;
@@ -76,8 +75,8 @@ void run(const Arguments& arguments) {
   const auto model = reference::Llama::load(folder);
   arguments.context.check(model.config(), arguments.tokens.size());
   io::OrderedJson settings;
-  const auto sequence = make_sequence(
-      model, make_plan<float>(arguments.plan, model.config().shape(), folder, &settings));
+  const auto sequence =
+      make_sequence(model, make_plan<float>(arguments.plan, model.config().shape(), folder, &settings));
   const std::vector<float> logits = compute(model, *sequence, arguments);
 
   const std::size_t vocabulary = model.config().vocabulary;
@@ -118,8 +117,7 @@ int main(int argc, char** argv) {
       ->check(whole_number(0, std::numeric_limits<int>::max()))
       ->type_name("1,2,3");
   add_plan_options(app, arguments.plan);
-  app.add_option("--chunk", arguments.chunk,
-                 "Tokens fed per step; exact plans give the same for every chunk")
+  app.add_option("--chunk", arguments.chunk, "Tokens fed per step; exact plans give the same for every chunk")
       ->check(whole_number(1, 1'000'000))
       ->capture_default_str()
       ->type_name("N");

@@ -65,16 +65,14 @@ Contents contents_of(const std::string& path) {
       contents.tensors.push_back(
           {name, std::string{reference::block_of(tensor.type).name}, tensor.shape, tensor.bytes});
     }
-    for (const auto& [key, value] : file.header().metadata)
-      contents.metadata[key] = reference::shown(value);
+    for (const auto& [key, value] : file.header().metadata) contents.metadata[key] = reference::shown(value);
     return contents;
   }
   std::vector<std::string> files;
   for (const auto& entry : std::filesystem::directory_iterator(path)) {
     // Mistral's folders also hold the same weights once more, as consolidated.safetensors.
     const std::string name = entry.path().filename().string();
-    if (name.starts_with("model") && name.ends_with(".safetensors"))
-      files.push_back(entry.path().string());
+    if (name.starts_with("model") && name.ends_with(".safetensors")) files.push_back(entry.path().string());
   }
   std::ranges::sort(files);
   for (const std::string& name : files) {
@@ -83,8 +81,7 @@ Contents contents_of(const std::string& path) {
       contents.tensors.push_back({tensor, std::string{reference::name_of(entry.type)}, entry.shape,
                                   static_cast<std::size_t>(entry.end - entry.begin)});
     }
-    for (const auto& [key, value] : file.header().metadata)
-      contents.metadata[key] = io::in_quotes(value);
+    for (const auto& [key, value] : file.header().metadata) contents.metadata[key] = io::in_quotes(value);
   }
   return contents;
 }
@@ -94,11 +91,9 @@ std::string words_for(const reference::LlamaConfig& c) {
   std::string text = fmt::format(
       "{} layers, {} query heads, {} KV heads of {}; hidden {}, MLP {}, vocabulary {}, context {}\n"
       "rotary theta {:g}{}",
-      c.layers, c.q_heads, c.kv_heads, c.head_dim, c.hidden, c.intermediate,
-      thousands(c.vocabulary), thousands(c.max_positions), c.rotary.theta,
-      scalings[static_cast<std::size_t>(c.rotary.scaling)]);
-  const auto windows =
-      std::ranges::count_if(c.windows, [](std::size_t window) { return window > 0; });
+      c.layers, c.q_heads, c.kv_heads, c.head_dim, c.hidden, c.intermediate, thousands(c.vocabulary),
+      thousands(c.max_positions), c.rotary.theta, scalings[static_cast<std::size_t>(c.rotary.scaling)]);
+  const auto windows = std::ranges::count_if(c.windows, [](std::size_t window) { return window > 0; });
   if (windows > 0) {
     text += fmt::format("; {} layers with a window of {}", windows, std::ranges::max(c.windows));
   }
@@ -114,8 +109,8 @@ struct Sum {
   std::size_t bytes = 0;
 };
 
-void print_text(const Arguments& a, const Contents& contents,
-                const std::map<std::string, Sum>& types, const std::string& words) {
+void print_text(const Arguments& a, const Contents& contents, const std::map<std::string, Sum>& types,
+                const std::string& words) {
   Table table;
   table.add_column("type", "", Align::left);
   table.add_column("tensors");
@@ -133,8 +128,7 @@ void print_text(const Arguments& a, const Contents& contents,
   if (a.tensors) {
     fmt::print("\n");
     for (const Tensor& tensor : contents.tensors) {
-      fmt::print("{} {} {}\n", io::shortened(tensor.name, 80), tensor.type,
-                 reference::text_of(tensor.shape));
+      fmt::print("{} {} {}\n", io::shortened(tensor.name, 80), tensor.type, reference::text_of(tensor.shape));
     }
   }
 }
@@ -172,10 +166,8 @@ void run(const Arguments& a) {
   if (a.tensors) {
     nlohmann::ordered_json& tensors = result["tensors"] = nlohmann::ordered_json::array();
     for (const Tensor& tensor : contents.tensors) {
-      tensors.push_back({{"name", tensor.name},
-                         {"type", tensor.type},
-                         {"shape", tensor.shape},
-                         {"bytes", tensor.bytes}});
+      tensors.push_back(
+          {{"name", tensor.name}, {"type", tensor.type}, {"shape", tensor.shape}, {"bytes", tensor.bytes}});
     }
   }
   fmt::print("{}\n", as_line(result));
@@ -193,8 +185,7 @@ int main(int argc, char** argv) {
       ->required()
       ->type_name("PATH");
   app.add_flag("--tensors", arguments.tensors, "List the tensors: name, type, shape");
-  app.add_flag("--metadata", arguments.metadata,
-               "List what the file says besides (GGUF: all its keys)");
+  app.add_flag("--metadata", arguments.metadata, "List what the file says besides (GGUF: all its keys)");
   app.add_flag("--json", arguments.json, "Print JSON");
   return run_tool(app, argc, argv, [&] { run(arguments); });
 }

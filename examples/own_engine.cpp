@@ -135,12 +135,9 @@ struct FusedRows {
 // Outputs are stored heads first: [q_heads, tokens, head_dim].
 struct Outputs {
   explicit Outputs(std::size_t count)
-      : tokens{count},
-        numbers(shape.q_heads * count * shape.head_dim),
-        log_sum_exp(count * shape.q_heads) {}
+      : tokens{count}, numbers(shape.q_heads * count * shape.head_dim), log_sum_exp(count * shape.q_heads) {}
   [[nodiscard]] TensorView<float> view() {
-    return {numbers.data(), tokens,         shape.q_heads,
-            shape.head_dim, shape.head_dim, tokens * shape.head_dim};
+    return {numbers.data(), tokens, shape.q_heads, shape.head_dim, shape.head_dim, tokens * shape.head_dim};
   }
   [[nodiscard]] std::span<float> row(std::size_t token, std::size_t head) {
     return {view().row(token, head), shape.head_dim};
@@ -153,8 +150,7 @@ struct Outputs {
 
 // ---- the engine's attention: over the shared prompt, all of which every query sees
 
-void attend_shared(const FusedRows& prompt, const FusedRows& asking, Workers& workers,
-                   Outputs& out) {
+void attend_shared(const FusedRows& prompt, const FusedRows& asking, Workers& workers, Outputs& out) {
   workers.run(asking.tokens * shape.q_heads, [&](std::size_t index) {
     const std::size_t token = index / shape.q_heads;
     const std::size_t head = index % shape.q_heads;
@@ -178,8 +174,8 @@ void attend_shared(const FusedRows& prompt, const FusedRows& asking, Workers& wo
 
 // The cache counts a conversation's positions from 0. Keys and queries are already rotated to their
 // positions after the shared prompt, so the distances between them are those of the model.
-Outputs run_layer(Conversation& cache, std::size_t layer, const FusedRows& prompt,
-                  const FusedRows& rows, Workers& workers) {
+Outputs run_layer(Conversation& cache, std::size_t layer, const FusedRows& prompt, const FusedRows& rows,
+                  Workers& workers) {
   Outputs out{rows.tokens};
   kvpolicy::AttendOptions options;
   options.log_sum_exp = out.log_sum_exp;
@@ -196,9 +192,8 @@ Outputs run_layer(Conversation& cache, std::size_t layer, const FusedRows& promp
   for (std::size_t token = 0; token < rows.tokens; ++token) {
     for (std::size_t head = 0; head < shape.q_heads; ++head) {
       const std::size_t index = token * shape.q_heads + head;
-      out.log_sum_exp[index] =
-          kvpolicy::merge_outputs(out.row(token, head), out.log_sum_exp[index],
-                                  shared.row(token, head), shared.log_sum_exp[index]);
+      out.log_sum_exp[index] = kvpolicy::merge_outputs(out.row(token, head), out.log_sum_exp[index],
+                                                       shared.row(token, head), shared.log_sum_exp[index]);
     }
   }
   return out;
@@ -221,8 +216,7 @@ double worst_error(const Text& prompt, const Text& said, std::size_t position, b
     total += weight;
     for (std::size_t i = 0; i < shape.head_dim; ++i) sum[i] += weight * double{value[i]};
   };
-  for (std::size_t row = 0; row < prompt.keys.size(); ++row)
-    add(prompt.keys[row], prompt.values[row]);
+  for (std::size_t row = 0; row < prompt.keys.size(); ++row) add(prompt.keys[row], prompt.values[row]);
   for (std::size_t row = 0; row <= position; ++row) {
     if (streaming && row >= sinks && row + recent <= position) continue;
     add(said.keys[row], said.values[row]);
@@ -274,9 +268,9 @@ int main() {
         const bool streaming =
             plan.has<kvpolicy::SinkRecentCache<kvpolicy::DenseStorage<float>>>(layer, kv_head);
         for (std::size_t token = 0; token < tokens; ++token) {
-          worst = std::fmax(worst, worst_error(shared, own, first + token, streaming,
-                                               rows.q().row(token, head), out.row(token, head),
-                                               out.log_sum_exp[token * shape.q_heads + head]));
+          worst = std::fmax(worst,
+                            worst_error(shared, own, first + token, streaming, rows.q().row(token, head),
+                                        out.row(token, head), out.log_sum_exp[token * shape.q_heads + head]));
         }
       }
     }

@@ -25,10 +25,10 @@
 #include "common/pattern_folder.hpp"
 #include "common/plan_name.hpp"
 #include "common/plan_search.hpp"
-#include "generate/plan_view.hpp"
 #include "common/run_tool.hpp"
 #include "common/table.hpp"
 #include "common/terminal.hpp"
+#include "generate/plan_view.hpp"
 #include "tool_plan.hpp"
 
 namespace {
@@ -187,8 +187,7 @@ void budgets(const Arguments& a, std::size_t kv_heads) {
   const std::size_t width = std::max<std::size_t>(thousands(most).size(), 2);
   for (std::size_t layer = 0; layer < made.layers(); ++layer) {
     fmt::print("  layer{:>4} ", layer);
-    for (const std::size_t budget : made.layer(layer))
-      fmt::print(" {:>{}}", thousands(budget), width);
+    for (const std::size_t budget : made.layer(layer)) fmt::print(" {:>{}}", thousands(budget), width);
     fmt::print("\n");
   }
   fmt::print("\n  {} rows for {} {} heads besides the window of {}: {} to {}, {:.2f} on average\n",
@@ -234,8 +233,7 @@ void memory(const Arguments& a) {
                           {"unused_budget_rows", unused.rows},
                           {"policies", OrderedJson::array()}};
       for (const auto& share : shares) {
-        json["policies"].push_back(
-            {{"policy", share.name}, {"heads", share.heads}, {"bytes", share.bytes}});
+        json["policies"].push_back({{"policy", share.name}, {"heads", share.heads}, {"bytes", share.bytes}});
       }
       fmt::print("{}\n", as_line(json));
       return;
@@ -247,8 +245,7 @@ void memory(const Arguments& a) {
     table.add_column("per head");
     const auto text = [](std::size_t bytes) { return fmt::format("{}", Bytes{bytes}); };
     for (const auto& share : shares) {
-      table.add_row(
-          {share.name, thousands(share.heads), text(share.bytes), text(share.bytes / share.heads)});
+      table.add_row({share.name, thousands(share.heads), text(share.bytes), text(share.bytes / share.heads)});
     }
     if (estimate.queries > 0) table.add_row({"queries kept", "", text(estimate.queries), ""});
     table.add_row({"tail", "", text(estimate.tail), ""});
@@ -298,16 +295,15 @@ void max_context(const Arguments& a) {
 // ---- search
 
 void search(const Arguments& a) {
-  require(
-      !a.shape.empty() || !a.known.weights.empty(),
-      "--shape is needed: a model's name, layers,q_heads,kv_heads,head_dim or a model folder; or "
-      "--weights. Known:\n",
-      known_shapes());
+  require(!a.shape.empty() || !a.known.weights.empty(),
+          "--shape is needed: a model's name, layers,q_heads,kv_heads,head_dim or a model folder; or "
+          "--weights. Known:\n",
+          known_shapes());
   const ModelShape shape = parse_shape(a.shape.empty() ? a.known.weights : a.shape);
   const std::size_t bytes = parse_budget(a.budget, shape, a.context, a.options());
   const SearchChoices menu = search_choices(a.known, shape, a.context);
-  const auto found = search_plan<bfloat16>(
-      shape, menu.choices, {.bytes = bytes, .context = a.context, .options = a.options()});
+  const auto found = search_plan<bfloat16>(shape, menu.choices,
+                                           {.bytes = bytes, .context = a.context, .options = a.options()});
   const std::size_t full = Plan{shape}.memory(a.context, a.options()).total();
   const double smaller = static_cast<double>(full) / static_cast<double>(found.bytes);
   if (!a.output.empty()) io::save_plan(a.output, found.plan);
@@ -327,8 +323,8 @@ void search(const Arguments& a) {
   fmt::print(
       "{} at {} tokens, {:.2f}x smaller than a full cache ({} allowed)\n"
       "chosen among {} settings a head by {}; damage {:.4g}\n\n{}",
-      Bytes{found.bytes}, thousands(a.context), smaller, Bytes{bytes}, menu.choices.size(),
-      menu.from, found.damage, plan_map(found.plan, wants_colour(stdout)));
+      Bytes{found.bytes}, thousands(a.context), smaller, Bytes{bytes}, menu.choices.size(), menu.from,
+      found.damage, plan_map(found.plan, wants_colour(stdout)));
   if (!a.output.empty()) fmt::print("\nwrote the plan {}\n", a.output);
 }
 
@@ -339,22 +335,21 @@ io::DuoPattern pattern_of(const Plan& plan) {
   const std::size_t kv_heads = same_heads(plan.shape(), "plan convert").kv_heads;
   io::DuoPattern pattern{HeadGates{plan.shape().layers, kv_heads}};
   bool met = false;
-  plan.for_each_head([&](std::size_t layer, std::size_t head,
-                         const HeadSettings<bfloat16>& settings) {
+  plan.for_each_head([&](std::size_t layer, std::size_t head, const HeadSettings<bfloat16>& settings) {
     using Streaming = SinkRecentCache<DenseStorage<bfloat16>>;
     if (settings.is<FullCache<DenseStorage<bfloat16>>>()) {
       pattern.gates(layer, head) = 1.0;
     } else if (const Streaming::Config* const window = settings.get_if<Streaming>()) {
       require(!met || (pattern.sinks == window->sinks && pattern.recent == window->recent),
-              "a DuoAttention pattern has one window for all heads; KV head ", head, " of layer ",
-              layer, " has another than the heads before it");
+              "a DuoAttention pattern has one window for all heads; KV head ", head, " of layer ", layer,
+              " has another than the heads before it");
       pattern.sinks = window->sinks;
       pattern.recent = window->recent;
       met = true;
     } else {
-      throw ConfigError(message(
-          "a DuoAttention pattern has only full and sink_recent heads over dense rows; KV head ",
-          head, " of layer ", layer, " is another: ", fmt::format("{}", settings)));
+      throw ConfigError(
+          message("a DuoAttention pattern has only full and sink_recent heads over dense rows; KV head ",
+                  head, " of layer ", layer, " is another: ", fmt::format("{}", settings)));
     }
   });
   return pattern;
@@ -366,12 +361,11 @@ HeadScores scores_of(const Plan& plan, HeadKvConfig& config) {
   const LayerShape same = same_heads(shape, "plan convert");
   HeadScores scores{shape.layers, same.q_heads};
   std::size_t sum = 0;
-  plan.for_each_head([&](std::size_t layer, std::size_t head,
-                         const HeadSettings<bfloat16>& settings) {
+  plan.for_each_head([&](std::size_t layer, std::size_t head, const HeadSettings<bfloat16>& settings) {
     const HeadRule rule = settings.rule(shape.layer(layer).head_dim);
     require(rule.compresses && rule.scorer == SnapKvScorer::name,
-            "head scores only describe heads with a budget and SnapKV's scorer; KV head ", head,
-            " of layer ", layer, " is another");
+            "head scores only describe heads with a budget and SnapKV's scorer; KV head ", head, " of layer ",
+            layer, " is another");
     for (std::size_t i = 0; i < same.queries_per_kv(); ++i) {
       scores(layer, head * same.queries_per_kv() + i) = static_cast<double>(rule.budget);
     }
@@ -400,8 +394,8 @@ void convert(const Arguments& a) {
   }
   HeadKvConfig config;
   io::save_head_scores(output, scores_of(plan, config));
-  fmt::print("wrote the head scores {}; read them with --capacity {} --window {} --beta 1\n",
-             a.output, config.capacity, config.observation_window);
+  fmt::print("wrote the head scores {}; read them with --capacity {} --window {} --beta 1\n", a.output,
+             config.capacity, config.observation_window);
 }
 
 // ---- the command line
@@ -453,14 +447,12 @@ int main(int argc, char** argv) {
   show_command->remove_option(show_command->get_option("--plan"));
   show_command->footer(forms);
 
-  CLI::App* budgets_command =
-      add_command(app, "budgets", "Rows per head from HeadKV head scores", a);
+  CLI::App* budgets_command = add_command(app, "budgets", "Rows per head from HeadKV head scores", a);
   budgets_command->add_option("SCORES", a.plan.plan, "Head scores, as HeadKV publishes them")
       ->required()
       ->type_name("FILE");
   budgets_command
-      ->add_option("--capacity", a.plan.headkv.capacity,
-                   "Rows per head on average, window included")
+      ->add_option("--capacity", a.plan.headkv.capacity, "Rows per head on average, window included")
       ->check(whole_number(1, most_tokens))
       ->capture_default_str();
   budgets_command->add_option("--window", a.plan.headkv.observation_window, "Latest rows, always kept")
@@ -470,14 +462,13 @@ int main(int argc, char** argv) {
       ->check(number_from(1, 1e9))
       ->capture_default_str();
   budgets_command
-      ->add_option("--score-power", a.plan.headkv.score_power,
-                   "Scores are raised to this power first")
+      ->add_option("--score-power", a.plan.headkv.score_power, "Scores are raised to this power first")
       ->check(number_from(0, 100))
       ->capture_default_str();
-  auto* kv_option = budgets_command
-                        ->add_option("--kv-heads", kv_heads,
-                                     "KV heads of a layer (default: as many as query heads)")
-                        ->check(whole_number(1, 1 << 20));
+  auto* kv_option =
+      budgets_command
+          ->add_option("--kv-heads", kv_heads, "KV heads of a layer (default: as many as query heads)")
+          ->check(whole_number(1, 1 << 20));
   auto* shape_option = budgets_command->add_option("--shape", a.shape, "Or the model, by name")
                            ->type_name("SHAPE")
                            ->excludes(kv_option);
@@ -488,8 +479,7 @@ int main(int argc, char** argv) {
       ->excludes(shape_option);
 
   CLI::App* memory_command = add_command(app, "memory", "Bytes of a cache, policy by policy", a);
-  CLI::App* context_command =
-      add_command(app, "max-context", "The longest text that fits into memory", a);
+  CLI::App* context_command = add_command(app, "max-context", "The longest text that fits into memory", a);
   for (CLI::App* command : {memory_command, context_command}) {
     add_shape(*command, a);
     add_plan_options(*command, a.plan);
@@ -519,27 +509,24 @@ int main(int argc, char** argv) {
   add_context(*search_command);
   search_command->add_option("--damage", a.known.damage, "What `identify_heads damage` measured")
       ->type_name("FILE");
-  search_command->add_option("--gates", a.known.gates, "Or a DuoAttention pattern")
-      ->type_name("FOLDER");
-  search_command->add_option("--scores", a.known.scores, "Or HeadKV head scores")
-      ->type_name("FILE");
+  search_command->add_option("--gates", a.known.gates, "Or a DuoAttention pattern")->type_name("FOLDER");
+  search_command->add_option("--scores", a.known.scores, "Or HeadKV head scores")->type_name("FILE");
   search_command->add_option("--shape", a.shape, "The model, by name")->type_name("SHAPE");
   search_command
-      ->add_option(
-          "--weights", a.known.weights,
-          "Model folder with its shape and, unless given above, damage.json, duo/ or headkv/")
+      ->add_option("--weights", a.known.weights,
+                   "Model folder with its shape and, unless given above, damage.json, duo/ or headkv/")
       ->type_name("DIR");
   search_command->footer(
       "Damages of single heads are added up, so the choice is exact where no head can replace "
       "another,\nand a good guess where some can. Gates and scores are converted to damages by a "
       "rule of thumb\n(include/kvpolicy/plan/search_menu.hpp); measured damages are better.");
 
-  CLI::App* convert_command = add_command(
-      app, "convert", "Converts any plan to a plan file, or a plan file to a pattern folder or head scores", a);
+  CLI::App* convert_command =
+      add_command(app, "convert",
+                  "Converts any plan to a plan file, or a plan file to a pattern folder or head scores", a);
   add_source(*convert_command, a);
   convert_command
-      ->add_option("OUTPUT", a.output,
-                   "From a plan file: NAME.json for head scores, else a pattern folder")
+      ->add_option("OUTPUT", a.output, "From a plan file: NAME.json for head scores, else a pattern folder")
       ->required();
   add_shape(*convert_command, a);
   add_plan_options(*convert_command, a.plan);

@@ -19,8 +19,7 @@ int main() {
     const std::vector<float> k(tokens * 8 * 128, 0.25F), v(tokens * 8 * 128, 3.0F);
     std::vector<float> out(q.size());
     cache.step(/*layer=*/0, kvpolicy::TensorView{q.data(), tokens, 32, 128},
-               kvpolicy::TensorView{k.data(), tokens, 8, 128},
-               kvpolicy::TensorView{v.data(), tokens, 8, 128},
+               kvpolicy::TensorView{k.data(), tokens, 8, 128}, kvpolicy::TensorView{v.data(), tokens, 8, 128},
                kvpolicy::TensorView{out.data(), tokens, 32, 128});
     std::printf("%4zu tokens: %zu bytes, with every row kept %zu\n", cache.tokens(), cache.bytes(),
                 full.memory(cache.tokens()).total());

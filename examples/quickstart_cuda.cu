@@ -33,7 +33,8 @@ Half* device_tensor(std::size_t tokens, std::size_t heads) {
 }
 
 void decode(cudaStream_t stream) {
-  const kvpolicy::ModelShape shape{.layers = 1, .q_heads = q_heads, .kv_heads = kv_heads, .head_dim = head_dim};
+  const kvpolicy::ModelShape shape{
+      .layers = 1, .q_heads = q_heads, .kv_heads = kv_heads, .head_dim = head_dim};
   const kvpolicy::HeadGates gates{1, kv_heads, {0.9, 0.1}};
   const auto plan = kvpolicy::duo_plan<Half>(shape, gates, {.sparsity = 0.5, .sinks = 16, .recent = 64});
   kvpolicy::cuda::KvCache cache{plan, {}, stream};
@@ -45,9 +46,10 @@ void decode(cudaStream_t stream) {
   Half* v = device_tensor(chunk, kv_heads);
   Half* out = device_tensor(chunk, q_heads);
   const auto step = [&](std::size_t tokens) {
-    cache.step(0, TensorView<const Half>{q, tokens, q_heads, head_dim}, TensorView<const Half>{k, tokens, kv_heads, head_dim},
-               TensorView<const Half>{v, tokens, kv_heads, head_dim}, TensorView<Half>{out, tokens, q_heads, head_dim},
-               {}, stream);
+    cache.step(0, TensorView<const Half>{q, tokens, q_heads, head_dim},
+               TensorView<const Half>{k, tokens, kv_heads, head_dim},
+               TensorView<const Half>{v, tokens, kv_heads, head_dim},
+               TensorView<Half>{out, tokens, q_heads, head_dim}, {}, stream);
   };
   for (int i = 0; i < 3; ++i) step(chunk);
   step(1);  // loads the decode kernels, which cannot be loaded during a capture
@@ -59,7 +61,7 @@ void decode(cudaStream_t stream) {
   check(cudaStreamEndCapture(stream, &graph));
   check(cudaGraphInstantiate(&replay, graph, 0));
   for (int i = 0; i < 100; ++i) {
-    cache.replayed();  // throws if the step was not reserved
+    cache.replayed();                        // throws if the step was not reserved
     check(cudaGraphLaunch(replay, stream));  // an engine would change q, k and v between launches
   }
   check(cudaStreamSynchronize(stream));

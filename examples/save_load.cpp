@@ -95,8 +95,7 @@ std::string answer(const reference::Llama& model, Cache& cache, const std::vecto
 
 // A temporary file name; the destructor deletes the file and the parts that saving may have left.
 struct OwnFile {
-  std::filesystem::path path =
-      std::filesystem::temp_directory_path() / "kvpolicy-save-load.kvcache";
+  std::filesystem::path path = std::filesystem::temp_directory_path() / "kvpolicy-save-load.kvcache";
   OwnFile() { remove(); }
   ~OwnFile() { remove(); }
   void remove() const {

@@ -36,16 +36,14 @@ constexpr std::uint64_t first_position = 1'000'000;  // lower numbers are words,
 // One direction for two words in their order.
 std::vector<float> joined(const std::vector<float>& later, const std::vector<float>& earlier) {
   std::vector<float> sum(later);
-  for (std::size_t i = 0; i < sum.size(); ++i)
-    sum[i] += earlier[i - i % channels + (i + 1) % channels];
+  for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += earlier[i - i % channels + (i + 1) % channels];
   return sum;
 }
 
 // The members that kvpolicy requires of a model: `vocabulary` and `read`.
 class InductionModel {
  public:
-  static constexpr kvpolicy::ModelShape shape{
-      .layers = 3, .q_heads = 1, .kv_heads = 1, .head_dim = channels};
+  static constexpr kvpolicy::ModelShape shape{.layers = 3, .q_heads = 1, .kv_heads = 1, .head_dim = channels};
 
   // With a lower `sharpness` the model confuses more words.
   InductionModel(std::size_t words, float sharpness) : words_{words}, sharpness_{sharpness} {}
@@ -65,8 +63,7 @@ class InductionModel {
     }
     const auto last = attend(cache, 0, one_back, here, words, call.attend);
     const auto last_but_one = attend(cache, 1, two_back, here, words, call.attend);
-    const auto next =
-        attend(cache, 2, joined(words, last), joined(last, last_but_one), words, call.attend);
+    const auto next = attend(cache, 2, joined(words, last), joined(last, last_but_one), words, call.attend);
 
     std::vector<float> logits;
     const std::size_t first = call.logits == kvpolicy::LogitsOf::all    ? 0
@@ -148,21 +145,20 @@ int main() {
   // The target keeps every row and its middle level reads 64 of them; the draft keeps 4 + 76.
   const kvpolicy::CacheOptions room{.max_rollback = 17, .max_append = 17};
   kvpolicy::KvCache<float> cache{kvpolicy::triforce_plan(shape, {.chunk = 8, .budget = 64}), room};
-  kvpolicy::KvCache<float> draft_cache{
-      kvpolicy::triforce_draft_plan(shape, {.sinks = 4, .recent = 76}), room};
+  kvpolicy::KvCache<float> draft_cache{kvpolicy::triforce_draft_plan(shape, {.sinks = 4, .recent = 76}),
+                                       room};
 
   auto decoder = kvpolicy::triforce(model, cache, small_model, draft_cache, fixed);
   decoder.read_prompt(prompt);
   decoder.generate(60, [&](const kvpolicy::NewToken& token) { return show(token); });
 
   const auto& did = decoder.statistics();
-  std::printf("\n\n%zu tokens in %zu passes over all rows, %.0f %% of guesses accepted\n",
-              did.tokens, did.verifications, 100.0 * did.acceptance());
+  std::printf("\n\n%zu tokens in %zu passes over all rows, %.0f %% of guesses accepted\n", did.tokens,
+              did.verifications, 100.0 * did.acceptance());
 
   // Decoding token by token must give the same text.
   kvpolicy::KvCache<float> plain_cache{cache.plan(), room};
-  kvpolicy::SpeculativeDecoder plain{
-      model, plain_cache, kvpolicy::NoDraft{}, {.length = 0, .adapt = false}};
+  kvpolicy::SpeculativeDecoder plain{model, plain_cache, kvpolicy::NoDraft{}, {.length = 0, .adapt = false}};
   plain.read_prompt(prompt);
   plain.generate(60);
   const bool same = std::ranges::equal(plain.text(), decoder.text());

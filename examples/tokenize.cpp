@@ -77,16 +77,14 @@ void print_tokens(const Tokenizer& tokenizer, const std::vector<int>& tokens) {
 }
 
 /// One text, or one line of numbers. `many` asks for one line of output.
-void show(const Tokenizer& tokenizer, const Arguments& arguments, std::string_view text,
-          bool many) {
+void show(const Tokenizer& tokenizer, const Arguments& arguments, std::string_view text, bool many) {
   if (arguments.decode) {
-    const std::string decoded =
-        tokenizer.decode(numbers_in(text), {.skip_special = !arguments.no_special});
+    const std::string decoded = tokenizer.decode(numbers_in(text), {.skip_special = !arguments.no_special});
     fmt::print("{}\n", arguments.json || many ? as_line(nlohmann::json(decoded)) : decoded);
     return;
   }
-  const std::vector<int> tokens = tokenizer.encode(
-      text, {.add_special = !arguments.no_special, .parse_special = !arguments.plain});
+  const std::vector<int> tokens =
+      tokenizer.encode(text, {.add_special = !arguments.no_special, .parse_special = !arguments.plain});
   if (arguments.json || many) {
     fmt::print("{}\n", as_line(nlohmann::json(tokens)));
   } else {
@@ -98,9 +96,8 @@ void run(const Arguments& arguments) {
   const auto tokenizer = reference::load_tokenizer(repository_path(arguments.model));
   require(arguments.text.has_value() != arguments.file.has_value(), "give either a text or --file");
   if (arguments.text) return show(tokenizer, arguments, *arguments.text, false);
-  const std::string all = *arguments.file == "-"
-                              ? io::read_text_stream(std::cin, "standard input")
-                              : io::read_text_file(repository_path(*arguments.file));
+  const std::string all = *arguments.file == "-" ? io::read_text_stream(std::cin, "standard input")
+                                                 : io::read_text_file(repository_path(*arguments.file));
   const char end = arguments.null_data ? '\0' : '\n';
   for (std::string_view rest = all; !rest.empty();) {
     const std::string_view text = rest.substr(0, rest.find(end));
@@ -117,20 +114,16 @@ int main(int argc, char** argv) {
   Arguments arguments;
   CLI::App app{description, "tokenize"};
   app.footer(examples);
-  app.add_option("--model", arguments.model, "Folder with the tokenizer")
-      ->required()
-      ->type_name("DIR");
+  app.add_option("--model", arguments.model, "Folder with the tokenizer")->required()->type_name("DIR");
   app.add_option("text", arguments.text, "The text; with --decode, the tokens");
   app.add_option("--file", arguments.file, "Texts, one on each line; - reads standard input")
       ->type_name("FILE");
-  app.add_flag("--null-data", arguments.null_data,
-               "Texts in the file end with a NUL byte, not a newline");
+  app.add_flag("--null-data", arguments.null_data, "Texts in the file end with a NUL byte, not a newline");
   app.add_flag("--decode", arguments.decode, "The other way: from tokens, by number, to text");
   app.add_flag("--plain", arguments.plain,
                "The spelling of a special token, such as <|im_end|>, is text like any other");
-  app.add_flag(
-      "--no-special", arguments.no_special,
-      "Adds no special tokens around the text; with --decode, spells out those that are there");
+  app.add_flag("--no-special", arguments.no_special,
+               "Adds no special tokens around the text; with --decode, spells out those that are there");
   app.add_flag("--json", arguments.json, "Print JSON: an array of tokens, or a string");
   return run_tool(app, argc, argv, [&] { run(arguments); });
 }

@@ -19,8 +19,8 @@
 #include <kvpolicy/core/model_shape.hpp>
 #include <kvpolicy/headkv.hpp>
 #include <kvpolicy/io/policy_json.hpp>
-#include <kvpolicy/plan/head_plan.hpp>
 #include <kvpolicy/plan/duo_gates.hpp>
+#include <kvpolicy/plan/head_plan.hpp>
 
 namespace kvpolicy::tools {
 
@@ -55,8 +55,8 @@ inline constexpr const char* tied_heads_kept = "tied_heads_kept";
 /// @throws ConfigError, FormatError
 template <Element E>
 [[nodiscard]] HeadPlan<E> make_plan(const PlanArguments& arguments, const ModelShape& shape,
-                                   const std::filesystem::path& weights = {},
-                                   io::OrderedJson* settings = nullptr);
+                                    const std::filesystem::path& weights = {},
+                                    io::OrderedJson* settings = nullptr);
 
 template <>
 HeadPlan<bfloat16> make_plan<bfloat16>(const PlanArguments&, const ModelShape&, const std::filesystem::path&,

@@ -20,15 +20,15 @@
 #include "common/context_limit.hpp"
 #include "common/files.hpp"
 #include "common/json_line.hpp"
-#include "generate/prompt.hpp"
 #include "common/retrieval_text.hpp"
 #include "common/run_tool.hpp"
 #include "common/sequence.hpp"
-#include "generate/speculation_report.hpp"
-#include "generate/speculation_run.hpp"
 #include "common/speculative_text.hpp"
 #include "common/terminal.hpp"
 #include "common/text_model.hpp"
+#include "generate/prompt.hpp"
+#include "generate/speculation_report.hpp"
+#include "generate/speculation_run.hpp"
 #include "generate/token_strip.hpp"
 #include "tool_plan.hpp"
 
@@ -109,10 +109,9 @@ std::vector<SpeculationTurn> shipped_turns(const Arguments& arguments, const Tex
   require(arguments.stop.empty(),
           "--stop ends what follows a prompt of yours (--prompt, --file, "
           "--tokens); the shipped text goes on for --max-new tokens");
-  const RetrievalText text =
-      draw_text_in_tokens(model, held_out_text(), arguments.text,
-                          {.questions = std::max<std::size_t>(arguments.questions, 1),
-                           .seed = arguments.text_seed});
+  const RetrievalText text = draw_text_in_tokens(
+      model, held_out_text(), arguments.text,
+      {.questions = std::max<std::size_t>(arguments.questions, 1), .seed = arguments.text_seed});
   std::vector<SpeculationTurn> turns(1);
   turns.front().prompt = model.encode(text.body);
   turns.front().most_new = arguments.most_new;
@@ -173,14 +172,15 @@ void run(Arguments& arguments) {
   set_threads(arguments.threads);
   const auto model = TextModel::load(arguments.model);
   if (!arguments.draft_plan.empty()) {
-    require(setup.structure == Structure::streaming, "--draft-plan is what the target keeps when it guesses "
-            "by itself (--method streaming); --method ", arguments.method, " has no such cache");
+    require(setup.structure == Structure::streaming,
+            "--draft-plan is what the target keeps when it guesses "
+            "by itself (--method streaming); --method ",
+            arguments.method, " has no such cache");
     PlanArguments plan;
     plan.plan = arguments.draft_plan;
     setup.draft_plan = make_plan<bfloat16>(plan, model.config().shape(), arguments.model);
   }
-  const std::vector<SpeculationTurn> turns =
-      make_turns(arguments, model, setup.options.stop_tokens);
+  const std::vector<SpeculationTurn> turns = make_turns(arguments, model, setup.options.stop_tokens);
   arguments.context.check(model.config(), turns.front().prompt.size());
   std::optional<reference::Llama> small;
   if (needs_small_model(setup.structure)) {
@@ -214,9 +214,8 @@ void add_options(CLI::App& app, Arguments& arguments) {
   app.add_option("--model", arguments.model, "Hugging Face folder or GGUF file of the target")
       ->type_name("DIR")
       ->capture_default_str();
-  app.add_option(
-         "--draft-model", arguments.draft_model,
-         "Folder of the small model, which has the same tokens; default: the target's + \"-draft\"")
+  app.add_option("--draft-model", arguments.draft_model,
+                 "Folder of the small model, which has the same tokens; default: the target's + \"-draft\"")
       ->type_name("DIR");
   add_prompt_options(app, arguments.prompt, "one of; without, the shipped text");
   add_count(app, "--text", arguments.text, 1, "Tokens of the shipped text");
@@ -237,14 +236,14 @@ void add_options(CLI::App& app, Arguments& arguments) {
                  "default: chosen, or 1 with --length")
       ->type_name("N")
       ->check(whole_number(0, 1024));
-  app.add_option("--draft-plan", arguments.draft_plan,
-                 "What the target keeps when it guesses (--method streaming), instead of sinks and latest rows: "
-                 "duo:0.5, int4")
+  app.add_option(
+         "--draft-plan", arguments.draft_plan,
+         "What the target keeps when it guesses (--method streaming), instead of sinks and latest rows: "
+         "duo:0.5, int4")
       ->type_name("PLAN");
   add_count(app, "--budget", arguments.setup.budget, 1, "Rows that are selected in each head");
   add_count(app, "--chunk", arguments.setup.chunk, 1, "Rows that are selected together");
-  app.add_option("--summary", arguments.summary,
-                 "What chunks are selected by: mean keys, or bounds")
+  app.add_option("--summary", arguments.summary, "What chunks are selected by: mean keys, or bounds")
       ->check(CLI::IsMember({"mean", "min-max"}))
       ->type_name("KIND")
       ->capture_default_str();

@@ -22,12 +22,12 @@
 #include "common/files.hpp"
 #include "common/json_line.hpp"
 #include "common/progress.hpp"
-#include "generate/prompt.hpp"
 #include "common/retrieval_text.hpp"
 #include "common/run_tool.hpp"
 #include "common/sequence.hpp"
 #include "common/terminal.hpp"
 #include "common/text_model.hpp"
+#include "generate/prompt.hpp"
 #include "tool_plan.hpp"
 #include "visualize/page.hpp"
 #include "visualize/recording.hpp"
@@ -79,9 +79,8 @@ after it each token is a step.)";
 // sentence.
 std::vector<int> read_prompt(Arguments& arguments, const TextModel& model) {
   if (arguments.prompt.given()) return prompt_tokens(arguments.prompt, model);
-  const RetrievalText text =
-      draw_text_in_tokens(model, held_out_text(), arguments.text,
-                          {.questions = 1, .seed = arguments.text_seed});
+  const RetrievalText text = draw_text_in_tokens(model, held_out_text(), arguments.text,
+                                                 {.questions = 1, .seed = arguments.text_seed});
   if (arguments.settings.stop.empty()) arguments.settings.stop = ".";
   const EncodedText encoded{model, text};
   std::vector<int> tokens = encoded.body;
@@ -95,17 +94,15 @@ Recording make_recording(Arguments& arguments) {
   const auto model = TextModel::load(arguments.model);
   const std::vector<int> prompt = read_prompt(arguments, model);
   arguments.context.check(model.config(), prompt.size());
-  auto plan = make_plan<bfloat16>(arguments.plan, model.config().shape(), arguments.model,
-                                  &arguments.made_with);
+  auto plan =
+      make_plan<bfloat16>(arguments.plan, model.config().shape(), arguments.model, &arguments.made_with);
   Progress progress;
   Recording recording =
-      record(model, std::move(plan), prompt, arguments.settings,
-             [&](std::size_t done, std::size_t total) {
-               progress.update(static_cast<double>(done) / static_cast<double>(total),
-                               fmt::format("{} token {} of {}",
-                                           done <= prompt.size() ? "reads" : "writes",
-                                           thousands(done), thousands(total)));
-             });
+      record(model, std::move(plan), prompt, arguments.settings, [&](std::size_t done, std::size_t total) {
+        progress.update(static_cast<double>(done) / static_cast<double>(total),
+                        fmt::format("{} token {} of {}", done <= prompt.size() ? "reads" : "writes",
+                                    thousands(done), thousands(total)));
+      });
   // The page names the model's folder without its path, which may be private.
   std::filesystem::path folder = std::filesystem::path{arguments.model}.lexically_normal();
   if (folder.filename().empty()) folder = folder.parent_path();
@@ -160,11 +157,10 @@ void print_summary(const Arguments& arguments, const Recording& recording, const
   const Step& last = recording.steps.back();
   const std::size_t full = recording.full_bytes(last);
   fmt::print("Wrote {} ({} kB): {} KV heads at {} steps of {} tokens. Open it in a browser.\n\n",
-             arguments.out, thousands(page.html.size() / 1000), last.heads.size(),
-             recording.steps.size(), thousands(recording.tokens.size()));
+             arguments.out, thousands(page.html.size() / 1000), last.heads.size(), recording.steps.size(),
+             thousands(recording.tokens.size()));
   fmt::print("  KV cache   {:MB}, {} of a full cache's {:MB}\n", Bytes{last.bytes},
-             percent(static_cast<double>(last.bytes) / static_cast<double>(full)),
-             Bytes{full});
+             percent(static_cast<double>(last.bytes) / static_cast<double>(full)), Bytes{full});
   if (recording.tokens.size() > recording.prompt_tokens) {
     fmt::print("  goes on    {}\n", one_line(recording.new_text(), 80));
   }

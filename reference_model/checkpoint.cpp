@@ -42,13 +42,12 @@ Checkpoint::Checkpoint(const std::string& folder) : folder_{folder} {
 
 void Checkpoint::open_shards(const std::string& folder, const std::string& index) {
   const io::Json json = io::parse_json(io::read_text_file(index, max_index_bytes), index);
-  require<FormatError>(
-      json.is_object() && json.contains("weight_map") && json["weight_map"].is_object(), index,
-      ": expected an object with weight_map, tensor names to file names");
+  require<FormatError>(json.is_object() && json.contains("weight_map") && json["weight_map"].is_object(),
+                       index, ": expected an object with weight_map, tensor names to file names");
   std::map<std::string, std::size_t> opened;
   for (const auto& [name, file] : json["weight_map"].items()) {
-    require<FormatError>(file.is_string() && is_plain_file_name(file.get<std::string>()), index,
-                         ": tensor ", io::in_quotes(name), ": ", io::in_quotes(file.dump()),
+    require<FormatError>(file.is_string() && is_plain_file_name(file.get<std::string>()), index, ": tensor ",
+                         io::in_quotes(name), ": ", io::in_quotes(file.dump()),
                          " is not the name of a file in this folder");
     const auto [shard, is_new] = opened.try_emplace(file.get<std::string>(), files_.size());
     if (is_new) files_.emplace_back(folder + "/" + shard->first);
@@ -72,13 +71,13 @@ const SafetensorsFile& Checkpoint::file_of(std::string_view name) const {
 }
 
 void Checkpoint::check(std::string_view name, std::span<const std::size_t> shape) const {
-  require<FormatError>(contains(name), folder_, ": has no tensor ", io::in_quotes(name),
-                       " of shape ", text_of(shape));
+  require<FormatError>(contains(name), folder_, ": has no tensor ", io::in_quotes(name), " of shape ",
+                       text_of(shape));
   const SafetensorsFile& file = file_of(name);
   const TensorEntry& entry = file.entry(name);
-  require<FormatError>(std::ranges::equal(entry.shape, shape), file.path(), ": tensor ",
-                       io::in_quotes(name), ": shape is ", io::in_quotes(text_of(entry.shape)),
-                       ", config.json needs ", text_of(shape));
+  require<FormatError>(std::ranges::equal(entry.shape, shape), file.path(), ": tensor ", io::in_quotes(name),
+                       ": shape is ", io::in_quotes(text_of(entry.shape)), ", config.json needs ",
+                       text_of(shape));
   file.require_floats(name);
 }
 
@@ -91,14 +90,12 @@ std::span<const std::byte> Checkpoint::finite_bytes(std::string_view name,
   if (const auto odd = first_not_finite(type, bytes)) {
     const std::size_t size = bytes_of(type);
     fail<FormatError>(file.path(), ": tensor ", io::in_quotes(name), ": element ", *odd, " is ",
-                      to_floats(type, bytes.subspan(*odd * size, size)).front(),
-                      ", expected finite values");
+                      to_floats(type, bytes.subspan(*odd * size, size)).front(), ", expected finite values");
   }
   return bytes;
 }
 
-std::vector<float> Checkpoint::read(std::string_view name,
-                                    std::span<const std::size_t> shape) const {
+std::vector<float> Checkpoint::read(std::string_view name, std::span<const std::size_t> shape) const {
   const auto bytes = finite_bytes(name, shape);
   return to_floats(file_of(name).entry(name).type, bytes);
 }

@@ -23,9 +23,7 @@ class Checkpoint : public WeightSource {
   /// a tensor that its shard does not hold
   explicit Checkpoint(const std::string& folder);
 
-  [[nodiscard]] bool contains(std::string_view name) const override {
-    return where_.contains(name);
-  }
+  [[nodiscard]] bool contains(std::string_view name) const override { return where_.contains(name); }
   [[nodiscard]] std::vector<std::string> names() const override;
   void check(std::string_view name, std::span<const std::size_t> shape) const override;
   [[nodiscard]] std::vector<float> read(std::string_view name,

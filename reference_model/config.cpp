@@ -33,9 +33,8 @@ class Fields {
     const Json* value = find(key);
     if (!value && fallback) return *fallback;
     require(value, origin_, ": ", key, " is missing");
-    require(value->is_number_unsigned() && value->get<std::uint64_t>() <= largest_size, origin_,
-            ": ", key, " is ", io::in_quotes(value->dump()), ", expected a whole number from 0 to ",
-            largest_size);
+    require(value->is_number_unsigned() && value->get<std::uint64_t>() <= largest_size, origin_, ": ", key,
+            " is ", io::in_quotes(value->dump()), ", expected a whole number from 0 to ", largest_size);
     return value->get<std::size_t>();
   }
 
@@ -122,8 +121,8 @@ RotaryConfig rotary_of(const Fields& config) {
   // Gemma-like models have one set of settings per type of layer. If these were read as one set,
   // theta would be missed.
   for (const char* type : {"full_attention", "sliding_attention"}) {
-    require(!scaling->find(type), config.origin(), ": rotary settings differ between layers (",
-            type, "), expected one set for all");
+    require(!scaling->find(type), config.origin(), ": rotary settings differ between layers (", type,
+            "), expected one set for all");
   }
 
   const std::string kind = scaling->text("rope_type", scaling->text("type", "default"));
@@ -149,8 +148,8 @@ RotaryConfig rotary_of(const Fields& config) {
 /// file without sliding_window means 4,096; null means none.
 std::vector<std::size_t> windows_of(const Fields& config, Family family, std::size_t layers) {
   std::vector<std::size_t> windows(layers, 0);
-  const bool used = family == Family::mistral ||
-                    (family != Family::llama && config.flag("use_sliding_window", false));
+  const bool used =
+      family == Family::mistral || (family != Family::llama && config.flag("use_sliding_window", false));
   if (!used || config.is_null("sliding_window")) return windows;
   const std::size_t window = config.size("sliding_window", 4096);
   require(window > 0, config.origin(), ": sliding_window is 0, expected at least 1, or null");
@@ -167,9 +166,8 @@ std::vector<std::size_t> windows_of(const Fields& config, Family family, std::si
           io::in_quotes(types->dump()), ", expected a list of ", layers, " names");
   for (std::size_t layer = 0; layer < layers; ++layer) {
     const Json& type = (*types)[layer];
-    require(type == "full_attention" || type == "sliding_attention", config.origin(),
-            ": layer_types[", layer, "] is ", io::in_quotes(type.dump()),
-            ", expected full_attention or sliding_attention");
+    require(type == "full_attention" || type == "sliding_attention", config.origin(), ": layer_types[", layer,
+            "] is ", io::in_quotes(type.dump()), ", expected full_attention or sliding_attention");
     if (type == "sliding_attention") windows[layer] = window;
   }
   return windows;
@@ -192,8 +190,7 @@ std::vector<int> eos_tokens_of(const Fields& config, std::size_t vocabulary) {
   const Json list = value->is_array() ? *value : Json::array({*value});
   for (const Json& token : list) {
     require(token.is_number_unsigned() && token.get<std::uint64_t>() < vocabulary, config.origin(),
-            ": eos_token_id holds ", io::in_quotes(token.dump()), ", expected tokens below ",
-            vocabulary);
+            ": eos_token_id holds ", io::in_quotes(token.dump()), ", expected tokens below ", vocabulary);
     tokens.push_back(token.get<int>());
   }
   return tokens;
@@ -203,8 +200,7 @@ std::vector<int> eos_tokens_of(const Fields& config, std::size_t vocabulary) {
 
 void LlamaConfig::validate() const {
   const auto size = [](const char* name, std::size_t value, std::size_t most) {
-    require(value > 0 && value <= most, "LlamaConfig: ", name, " is ", value, ", must be 1 to ",
-            most);
+    require(value > 0 && value <= most, "LlamaConfig: ", name, " is ", value, ", must be 1 to ", most);
   };
   size("vocabulary", vocabulary, largest_size);
   size("hidden", hidden, largest_size);
@@ -219,8 +215,7 @@ void LlamaConfig::validate() const {
           ", must be even, because channels are rotated in pairs");
   require(norm_eps > 0 && std::isfinite(norm_eps), "LlamaConfig: norm_eps is ", norm_eps,
           ", must be positive");
-  require(windows.size() == layers, "LlamaConfig: has ", windows.size(), " windows for ", layers,
-          " layers");
+  require(windows.size() == layers, "LlamaConfig: has ", windows.size(), " windows for ", layers, " layers");
   rotary.validate();
 }
 
@@ -241,16 +236,15 @@ LlamaConfig parse_llama_config(std::string_view text, std::string_view origin) {
   config.layers = fields.size("num_hidden_layers");
   config.q_heads = fields.size("num_attention_heads");
   config.kv_heads = fields.size("num_key_value_heads", config.q_heads);
-  require(config.layers <= LlamaConfig::most_layers, origin, ": num_hidden_layers is ",
-          config.layers, ", expected 1 to ", LlamaConfig::most_layers);
+  require(config.layers <= LlamaConfig::most_layers, origin, ": num_hidden_layers is ", config.layers,
+          ", expected 1 to ", LlamaConfig::most_layers);
   require(config.q_heads > 0, origin, ": num_attention_heads is 0, expected at least 1");
   const bool own_head_dim = fields.find("head_dim") || family == Family::qwen3;
   require(own_head_dim || config.hidden % config.q_heads == 0, origin,
           ": head_dim is missing and num_attention_heads = ", config.q_heads,
           " does not divide hidden_size = ", config.hidden);
   // 128 is the default of transformers' Qwen3Config.
-  config.head_dim = fields.size(
-      "head_dim", family == Family::qwen3 ? 128 : config.hidden / config.q_heads);
+  config.head_dim = fields.size("head_dim", family == Family::qwen3 ? 128 : config.hidden / config.q_heads);
   config.max_positions = fields.size("max_position_embeddings", 0);
   config.norm_eps = static_cast<float>(fields.number("rms_norm_eps", 1e-6));
   config.rotary = rotary_of(fields);

@@ -39,9 +39,9 @@ enum class ValueType : std::uint32_t {
   float64
 };
 
-constexpr std::array<std::string_view, 13> value_type_names{
-    "UINT8", "INT8",   "UINT16", "INT16",  "UINT32", "INT32",  "FLOAT32",
-    "BOOL",  "STRING", "ARRAY",  "UINT64", "INT64",  "FLOAT64"};
+constexpr std::array<std::string_view, 13> value_type_names{"UINT8",  "INT8",    "UINT16", "INT16",  "UINT32",
+                                                            "INT32",  "FLOAT32", "BOOL",   "STRING", "ARRAY",
+                                                            "UINT64", "INT64",   "FLOAT64"};
 
 /// Takes values from the front of a header. Every refusal says where in the file it stands.
 class Cursor {
@@ -57,8 +57,7 @@ class Cursor {
   }
 
   std::span<const std::byte> take(std::uint64_t count, std::string_view what) {
-    check(count <= left(), what, " needs ", count, " bytes, the header has ", left(),
-          " more: truncated?");
+    check(count <= left(), what, " needs ", count, " bytes, the header has ", left(), " more: truncated?");
     at_ += static_cast<std::size_t>(count);
     return bytes_.subspan(at_ - static_cast<std::size_t>(count), static_cast<std::size_t>(count));
   }
@@ -108,36 +107,24 @@ class Cursor {
 template <class Use>
 auto with_reader(ValueType type, const Use& use) {
   const auto widened = [&]<class Stored, class Wide>(Stored, Wide) {
-    return use([](Cursor& cursor, std::string_view what) {
-      return static_cast<Wide>(cursor.number<Stored>(what));
-    });
+    return use(
+        [](Cursor& cursor, std::string_view what) { return static_cast<Wide>(cursor.number<Stored>(what)); });
   };
   switch (type) {
-    case ValueType::uint8:
-      return widened(std::uint8_t{}, std::uint64_t{});
-    case ValueType::uint16:
-      return widened(std::uint16_t{}, std::uint64_t{});
-    case ValueType::uint32:
-      return widened(std::uint32_t{}, std::uint64_t{});
-    case ValueType::uint64:
-      return widened(std::uint64_t{}, std::uint64_t{});
-    case ValueType::int8:
-      return widened(std::int8_t{}, std::int64_t{});
-    case ValueType::int16:
-      return widened(std::int16_t{}, std::int64_t{});
-    case ValueType::int32:
-      return widened(std::int32_t{}, std::int64_t{});
-    case ValueType::int64:
-      return widened(std::int64_t{}, std::int64_t{});
-    case ValueType::float32:
-      return widened(float{}, double{});
-    case ValueType::float64:
-      return widened(double{}, double{});
+    case ValueType::uint8: return widened(std::uint8_t{}, std::uint64_t{});
+    case ValueType::uint16: return widened(std::uint16_t{}, std::uint64_t{});
+    case ValueType::uint32: return widened(std::uint32_t{}, std::uint64_t{});
+    case ValueType::uint64: return widened(std::uint64_t{}, std::uint64_t{});
+    case ValueType::int8: return widened(std::int8_t{}, std::int64_t{});
+    case ValueType::int16: return widened(std::int16_t{}, std::int64_t{});
+    case ValueType::int32: return widened(std::int32_t{}, std::int64_t{});
+    case ValueType::int64: return widened(std::int64_t{}, std::int64_t{});
+    case ValueType::float32: return widened(float{}, double{});
+    case ValueType::float64: return widened(double{}, double{});
     case ValueType::boolean:
       return use([](Cursor& cursor, std::string_view what) { return cursor.boolean(what); });
     case ValueType::text:
-    case ValueType::array:
-      break;
+    case ValueType::array: break;
   }
   return use([](Cursor& cursor, std::string_view what) { return cursor.text(what); });
 }
@@ -146,17 +133,13 @@ std::uint64_t least_bytes(ValueType type) {
   switch (type) {
     case ValueType::uint8:
     case ValueType::int8:
-    case ValueType::boolean:
-      return 1;
+    case ValueType::boolean: return 1;
     case ValueType::uint16:
-    case ValueType::int16:
-      return 2;
+    case ValueType::int16: return 2;
     case ValueType::uint32:
     case ValueType::int32:
-    case ValueType::float32:
-      return 4;
-    default:
-      return 8;  // of a text, its length
+    case ValueType::float32: return 4;
+    default: return 8;  // of a text, its length
   }
 }
 
@@ -166,8 +149,7 @@ GgufValue read_value(Cursor& cursor, std::string_view what) {
     return with_reader(type, [&](const auto& read) { return GgufValue{read(cursor, what)}; });
   }
   const ValueType element = cursor.value_type(what);
-  cursor.check(element != ValueType::array, what,
-               " is an array of arrays, expected one of plain values");
+  cursor.check(element != ValueType::array, what, " is an array of arrays, expected one of plain values");
   const std::size_t count = cursor.count(least_bytes(element), what);
   return with_reader(element, [&](const auto& read) {
     std::vector<decltype(read(cursor, what))> values;
@@ -209,10 +191,9 @@ std::uint64_t alignment_of(const GgufHeader& header, std::string_view file) {
   const auto found = header.metadata.find(alignment_key);
   if (found == header.metadata.end()) return 32;
   const auto* value = std::get_if<std::uint64_t>(&found->second);
-  require<FormatError>(
-      value != nullptr && std::has_single_bit(*value) && *value <= largest_alignment, file, ": ",
-      alignment_key, " is ", shown(found->second), ", expected a power of two up to ",
-      largest_alignment);
+  require<FormatError>(value != nullptr && std::has_single_bit(*value) && *value <= largest_alignment, file,
+                       ": ", alignment_key, " is ", shown(found->second), ", expected a power of two up to ",
+                       largest_alignment);
   return *value;
 }
 
@@ -225,13 +206,13 @@ void locate_tensors(GgufHeader& header, std::uint64_t header_end, std::uint64_t 
   std::vector<std::pair<std::uint64_t, std::string_view>> order;
   for (auto& [name, tensor] : header.tensors) {
     const std::uint64_t offset = tensor.begin;
-    require<FormatError>(offset % alignment == 0, file, ": tensor ", io::in_quotes(name),
-                         ": offset ", offset, " is not a multiple of the alignment ", alignment);
-    require<FormatError>(data <= file_bytes && offset <= file_bytes - data &&
-                             tensor.bytes <= file_bytes - data - offset,
-                         file, ": tensor ", io::in_quotes(name), ": ", tensor.bytes,
-                         " bytes at offset ", offset, " end past the file, which has ",
-                         data <= file_bytes ? file_bytes - data : 0, " bytes of data: truncated?");
+    require<FormatError>(offset % alignment == 0, file, ": tensor ", io::in_quotes(name), ": offset ", offset,
+                         " is not a multiple of the alignment ", alignment);
+    require<FormatError>(
+        data <= file_bytes && offset <= file_bytes - data && tensor.bytes <= file_bytes - data - offset, file,
+        ": tensor ", io::in_quotes(name), ": ", tensor.bytes, " bytes at offset ", offset,
+        " end past the file, which has ", data <= file_bytes ? file_bytes - data : 0,
+        " bytes of data: truncated?");
     tensor.begin = data + offset;
     order.emplace_back(tensor.begin, name);
   }
@@ -251,8 +232,8 @@ GgufHeader parse_gguf(std::span<const std::byte> bytes, std::string_view file) {
   Cursor cursor{bytes.first(std::min(bytes.size(), max_gguf_header_bytes)), file};
   constexpr std::string_view magic = "GGUF";
   require<FormatError>(
-      bytes.size() >= magic.size() && std::memcmp(bytes.data(), magic.data(), magic.size()) == 0,
-      file, ": is not a GGUF file: it does not begin with 'GGUF'");
+      bytes.size() >= magic.size() && std::memcmp(bytes.data(), magic.data(), magic.size()) == 0, file,
+      ": is not a GGUF file: it does not begin with 'GGUF'");
   cursor.take(magic.size(), "the magic number");
   GgufHeader header;
   header.version = cursor.number<std::uint32_t>("the version");
@@ -287,8 +268,7 @@ bool is_gguf(const std::string& path) {
 }
 
 GgufFile::GgufFile(const std::string& path)
-    : file_{path},
-      header_{parse_gguf(file_.bytes(0, static_cast<std::size_t>(file_.size())), path)} {}
+    : file_{path}, header_{parse_gguf(file_.bytes(0, static_cast<std::size_t>(file_.size())), path)} {}
 
 // ---- metadata by key -------------------------------------------------------------------------
 
@@ -342,8 +322,7 @@ T GgufKeys::get(std::string_view key, std::optional<T> fallback, std::string_vie
                 const Convert& convert) const {
   const auto found = header_->metadata.find(key);
   if (found == header_->metadata.end() && fallback) return *std::move(fallback);
-  require<FormatError>(found != header_->metadata.end(), origin_, ": metadata ", key,
-                       " is missing");
+  require<FormatError>(found != header_->metadata.end(), origin_, ": metadata ", key, " is missing");
   std::optional<T> value = convert(found->second);
   require<FormatError>(value.has_value(), origin_, ": metadata ", key, " is ", shown(found->second),
                        ", expected ", expected);

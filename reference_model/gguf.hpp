@@ -25,8 +25,8 @@
 namespace kvpolicy::reference {
 
 /// A metadata value. Whole numbers and floats of all widths are kept in the widest type.
-using GgufArray = std::variant<std::vector<std::uint64_t>, std::vector<std::int64_t>,
-                               std::vector<double>, std::vector<bool>, std::vector<std::string>>;
+using GgufArray = std::variant<std::vector<std::uint64_t>, std::vector<std::int64_t>, std::vector<double>,
+                               std::vector<bool>, std::vector<std::string>>;
 using GgufValue = std::variant<std::uint64_t, std::int64_t, double, bool, std::string, GgufArray>;
 
 /// A value as errors print it: a text in quotes and shortened, of an array only its length and
@@ -94,17 +94,13 @@ class GgufKeys {
   GgufKeys(const GgufHeader& header, std::string_view origin) : header_{&header}, origin_{origin} {}
 
   [[nodiscard]] std::string_view origin() const noexcept { return origin_; }
-  [[nodiscard]] bool contains(std::string_view key) const {
-    return header_->metadata.contains(key);
-  }
+  [[nodiscard]] bool contains(std::string_view key) const { return header_->metadata.contains(key); }
   /// The value, or `fallback` where the key is missing. @throws FormatError if the key is missing
   /// and there is no fallback, if the value has another type, or, for a size, if it is above 2^24
-  [[nodiscard]] std::size_t size(std::string_view key,
-                                 std::optional<std::size_t> fallback = {}) const;
+  [[nodiscard]] std::size_t size(std::string_view key, std::optional<std::size_t> fallback = {}) const;
   [[nodiscard]] double number(std::string_view key, std::optional<double> fallback = {}) const;
   [[nodiscard]] bool flag(std::string_view key, std::optional<bool> fallback = {}) const;
-  [[nodiscard]] std::string text(std::string_view key,
-                                 std::optional<std::string> fallback = {}) const;
+  [[nodiscard]] std::string text(std::string_view key, std::optional<std::string> fallback = {}) const;
   /// An array, or an empty one where the key is missing. @throws FormatError for another type
   [[nodiscard]] std::vector<std::string> texts(std::string_view key) const;
   [[nodiscard]] std::vector<double> numbers(std::string_view key) const;

@@ -25,11 +25,10 @@ constexpr std::array<GgufBlock, 8> blocks{{
 // ggml's names by number, so that a refusal can say what the file holds. Numbers 4, 5, 31 to 33 and
 // 36 to 38 were given up.
 constexpr std::array<std::string_view, 40> names{
-    "F32",     "F16",    "Q4_0",    "Q4_1",  "",       "",      "Q5_0",  "Q5_1",
-    "Q8_0",    "Q8_1",   "Q2_K",    "Q3_K",  "Q4_K",   "Q5_K",  "Q6_K",  "Q8_K",
-    "IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ1_S", "IQ4_NL", "IQ3_S", "IQ2_S", "IQ4_XS",
-    "I8",      "I16",    "I32",     "I64",   "F64",    "IQ1_M", "BF16",  "",
-    "",        "",       "TQ1_0",   "TQ2_0", "",       "",      "",      "MXFP4"};
+    "F32",    "F16",   "Q4_0",  "Q4_1",   "",      "",      "Q5_0",    "Q5_1",   "Q8_0",    "Q8_1",
+    "Q2_K",   "Q3_K",  "Q4_K",  "Q5_K",   "Q6_K",  "Q8_K",  "IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ1_S",
+    "IQ4_NL", "IQ3_S", "IQ2_S", "IQ4_XS", "I8",    "I16",   "I32",     "I64",    "F64",     "IQ1_M",
+    "BF16",   "",      "",      "",       "TQ1_0", "TQ2_0", "",        "",       "",        "MXFP4"};
 
 float half_at(const std::uint8_t* bytes) {
   half value;
@@ -109,8 +108,7 @@ void decode_q6_k(const std::uint8_t* block, float* out) {
     const std::size_t column = i % 32;
     const std::uint8_t four = block[part * 64 + quarter % 2 * 32 + column];
     const std::uint8_t two = block[128 + part * 32 + column];
-    const int number =
-        ((quarter < 2 ? four & 15 : four >> 4) | (two >> (2 * quarter) & 3) << 4) - 32;
+    const int number = ((quarter < 2 ? four & 15 : four >> 4) | (two >> (2 * quarter) & 3) << 4) - 32;
     const auto own_scale = static_cast<std::int8_t>(block[192 + i / 16]);
     out[i] = scale * static_cast<float>(own_scale) * static_cast<float>(number);
   }
@@ -118,22 +116,14 @@ void decode_q6_k(const std::uint8_t* block, float* out) {
 
 auto decoder_of(GgufType type) -> void (*)(const std::uint8_t*, float*) {
   switch (type) {
-    case GgufType::f32:
-      return decode_f32;
-    case GgufType::f16:
-      return decode_short<half>;
-    case GgufType::bf16:
-      return decode_short<bfloat16>;
-    case GgufType::q8_0:
-      return decode_q8_0;
-    case GgufType::q4_0:
-      return decode_q4_0;
-    case GgufType::q4_1:
-      return decode_q4_1;
-    case GgufType::q4_k:
-      return decode_q4_k;
-    case GgufType::q6_k:
-      return decode_q6_k;
+    case GgufType::f32: return decode_f32;
+    case GgufType::f16: return decode_short<half>;
+    case GgufType::bf16: return decode_short<bfloat16>;
+    case GgufType::q8_0: return decode_q8_0;
+    case GgufType::q4_0: return decode_q4_0;
+    case GgufType::q4_1: return decode_q4_1;
+    case GgufType::q4_k: return decode_q4_k;
+    case GgufType::q6_k: return decode_q6_k;
   }
   return nullptr;
 }
@@ -167,8 +157,8 @@ void decode_gguf(GgufType type, std::span<const std::byte> bytes, std::span<floa
   const GgufBlock& block = block_of(type);
   const std::size_t count = out.size() / block.elements;
   require<ShapeError>(count * block.elements == out.size() && count * block.bytes == bytes.size(),
-                      "decode_gguf: ", bytes.size(), " bytes of ", block.name,
-                      " are not the blocks of ", out.size(), " numbers");
+                      "decode_gguf: ", bytes.size(), " bytes of ", block.name, " are not the blocks of ",
+                      out.size(), " numbers");
   const auto* from = reinterpret_cast<const std::uint8_t*>(bytes.data());
   const auto decode = decoder_of(type);
   for (std::size_t i = 0; i < count; ++i) {

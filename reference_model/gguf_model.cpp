@@ -48,8 +48,7 @@ const GgufTensor* find_tensor(const GgufFile& file, std::string_view name) {
 }
 
 std::vector<float> values_of(const GgufFile& file, const GgufTensor& tensor) {
-  std::vector<float> values(tensor.bytes / block_of(tensor.type).bytes *
-                            block_of(tensor.type).elements);
+  std::vector<float> values(tensor.bytes / block_of(tensor.type).bytes * block_of(tensor.type).elements);
   decode_gguf(tensor.type, file.bytes_of(tensor), values);
   return values;
 }
@@ -75,8 +74,7 @@ RotaryConfig rotary_of(const GgufFile& file, const GgufKeys& keys, const std::st
     return rotary;
   }
   require(kind == "none", file.path(), ": rope.scaling.type ", io::in_quotes(kind),
-          divisors ? " together with rope_freqs.weight" : "",
-          " is not supported, expected none or linear");
+          divisors ? " together with rope_freqs.weight" : "", " is not supported, expected none or linear");
   if (!divisors) return rotary;
 
   // Conversion computes the divisors from Llama 3's settings and drops these. All released models
@@ -86,8 +84,8 @@ RotaryConfig rotary_of(const GgufFile& file, const GgufKeys& keys, const std::st
   RotaryConfig scaled = rotary;
   scaled.scaling = RotaryConfig::Scaling::llama3;
   scaled.factor = given.empty() ? 1.0 : static_cast<double>(*std::ranges::max_element(given));
-  scaled.original_max_position = keys.number(at + "rope.scaling.original_context_length",
-                                             RotaryConfig{}.original_max_position);
+  scaled.original_max_position =
+      keys.number(at + "rope.scaling.original_context_length", RotaryConfig{}.original_max_position);
   const std::vector<float> plain = inverse_frequencies(rotary, head_dim);
   const std::vector<float> expected = inverse_frequencies(scaled, head_dim);
   bool same = given.size() == plain.size();
@@ -158,14 +156,10 @@ std::string checkpoint_name(std::string_view name) {
 /// The type of a tensor that is stored as plain numbers.
 std::optional<TensorType> plain_type(GgufType type) {
   switch (type) {
-    case GgufType::f32:
-      return TensorType::f32;
-    case GgufType::f16:
-      return TensorType::f16;
-    case GgufType::bf16:
-      return TensorType::bf16;
-    default:
-      return std::nullopt;
+    case GgufType::f32: return TensorType::f32;
+    case GgufType::f16: return TensorType::f16;
+    case GgufType::bf16: return TensorType::bf16;
+    default: return std::nullopt;
   }
 }
 
@@ -183,13 +177,12 @@ std::size_t row_in_file(std::size_t row, std::size_t head_dim) {
 LlamaConfig gguf_llama_config(const GgufFile& file) {
   const GgufKeys keys{file.header(), file.path()};
   const std::string architecture = keys.text("general.architecture");
-  require(architecture == "llama" || architecture == "qwen2" || architecture == "qwen3",
-          file.path(), ": architecture ", io::in_quotes(architecture),
+  require(architecture == "llama" || architecture == "qwen2" || architecture == "qwen3", file.path(),
+          ": architecture ", io::in_quotes(architecture),
           " is not supported, expected llama, qwen2 or qwen3");
   const std::string at = architecture + ".";
   refuse_unknown_settings(file, architecture);
-  require(keys.size(at + "expert_count", 0) == 0, file.path(), ": has ",
-          keys.size(at + "expert_count", 0),
+  require(keys.size(at + "expert_count", 0) == 0, file.path(), ": has ", keys.size(at + "expert_count", 0),
           " experts in each layer; mixtures of experts are not supported");
   require(keys.flag(at + "attention.causal", true), file.path(),
           ": attention.causal is false, expected a model that reads from left to right");
@@ -204,14 +197,14 @@ LlamaConfig gguf_llama_config(const GgufFile& file) {
   config.layers = keys.size(at + "block_count");
   config.q_heads = keys.size(at + "attention.head_count");
   config.kv_heads = keys.size(at + "attention.head_count_kv", config.q_heads);
-  require(config.layers > 0 && config.layers <= LlamaConfig::most_layers, file.path(),
-          ": block_count is ", config.layers, ", expected 1 to ", LlamaConfig::most_layers);
+  require(config.layers > 0 && config.layers <= LlamaConfig::most_layers, file.path(), ": block_count is ",
+          config.layers, ", expected 1 to ", LlamaConfig::most_layers);
   require(config.q_heads > 0, file.path(), ": attention.head_count is 0, expected at least 1");
   config.head_dim = keys.size(at + "attention.key_length", config.hidden / config.q_heads);
   for (const char* same : {"attention.value_length", "rope.dimension_count"}) {
     const std::size_t size = keys.size(at + same, config.head_dim);
-    require(size == config.head_dim, file.path(), ": ", same, " is ", size,
-            ", expected the head_dim ", config.head_dim);
+    require(size == config.head_dim, file.path(), ": ", same, " is ", size, ", expected the head_dim ",
+            config.head_dim);
   }
   config.max_positions = keys.size(at + "context_length", 0);
   config.norm_eps = static_cast<float>(keys.number(at + "attention.layer_norm_rms_epsilon"));
@@ -257,8 +250,7 @@ GgufTokenizer gguf_tokenizer(const GgufFile& file) {
                           .add_eos = flag("add_eos_token"),
                           .add_space_prefix = flag("add_space_prefix"),
                           .chat_template = keys.text("tokenizer.chat_template", "")};
-  require<FormatError>(!tokenizer.tokens.empty(), file.path(),
-                       ": metadata tokenizer.ggml.tokens is missing");
+  require<FormatError>(!tokenizer.tokens.empty(), file.path(), ": metadata tokenizer.ggml.tokens is missing");
   return tokenizer;
 }
 
@@ -267,8 +259,8 @@ GgufWeights::GgufWeights(const std::string& path)
   for (const auto& [name, tensor] : file_->header().tensors) {
     if (name == rotary_divisors) continue;
     const auto [named, is_new] = names_.emplace(checkpoint_name(name), &tensor);
-    require<FormatError>(is_new, path, ": two tensors for ", io::in_quotes(named->first),
-                         ", one is ", io::in_quotes(name));
+    require<FormatError>(is_new, path, ": two tensors for ", io::in_quotes(named->first), ", one is ",
+                         io::in_quotes(name));
   }
 }
 
@@ -280,36 +272,31 @@ std::vector<std::string> GgufWeights::names() const {
 
 const GgufTensor& GgufWeights::tensor(std::string_view name) const {
   const auto found = names_.find(name);
-  require<FormatError>(found != names_.end(), file_->path(), ": has no tensor for ",
-                       io::in_quotes(name));
+  require<FormatError>(found != names_.end(), file_->path(), ": has no tensor for ", io::in_quotes(name));
   return *found->second;
 }
 
 bool GgufWeights::reordered(std::string_view name) const {
   const bool rotated = name.find("self_attn.q_proj.") != std::string_view::npos ||
                        name.find("self_attn.k_proj.") != std::string_view::npos;
-  return rotated &&
-         GgufKeys{file_->header(), file_->path()}.text("general.architecture") == "llama";
+  return rotated && GgufKeys{file_->header(), file_->path()}.text("general.architecture") == "llama";
 }
 
 void GgufWeights::check(std::string_view name, std::span<const std::size_t> shape) const {
   require<FormatError>(contains(name), file_->path(), ": has no tensor for ", io::in_quotes(name),
                        " of shape ", text_of(shape));
   const std::vector<std::size_t>& own = tensor(name).shape;
-  require<FormatError>(std::ranges::equal(own, shape), file_->path(), ": tensor for ",
-                       io::in_quotes(name), ": shape is ", text_of(own), ", the metadata needs ",
-                       text_of(shape));
+  require<FormatError>(std::ranges::equal(own, shape), file_->path(), ": tensor for ", io::in_quotes(name),
+                       ": shape is ", text_of(own), ", the metadata needs ", text_of(shape));
 }
 
-std::vector<float> GgufWeights::read(std::string_view name,
-                                     std::span<const std::size_t> shape) const {
+std::vector<float> GgufWeights::read(std::string_view name, std::span<const std::size_t> shape) const {
   check(name, shape);
   std::vector<float> values = values_of(*file_, tensor(name));
   const auto odd = std::ranges::find_if_not(values, is_finite) - values.begin();
   require_finite(name, static_cast<std::size_t>(odd), values.size());
   if (!reordered(name)) return values;
-  const std::size_t columns =
-      shape.size() == 2 ? shape[1] : 1;  // a bias has one number in each row
+  const std::size_t columns = shape.size() == 2 ? shape[1] : 1;  // a bias has one number in each row
   std::vector<float> ordered(values.size());
   for (std::size_t row = 0; row < shape[0]; ++row) {
     const std::size_t from = row_in_file(row, config_.head_dim);
@@ -320,12 +307,9 @@ std::vector<float> GgufWeights::read(std::string_view name,
 
 WeightFormat GgufWeights::format(std::string_view name) const {
   switch (tensor(name).type) {
-    case GgufType::f32:
-      return WeightFormat::float32;
-    case GgufType::f16:
-      return WeightFormat::float16;
-    default:
-      return WeightFormat::bfloat16;  // also of quantised blocks, as the smallest that is fast
+    case GgufType::f32: return WeightFormat::float32;
+    case GgufType::f16: return WeightFormat::float16;
+    default: return WeightFormat::bfloat16;  // also of quantised blocks, as the smallest that is fast
   }
 }
 
@@ -346,8 +330,7 @@ WeightMatrix GgufWeights::matrix(std::string_view name, std::size_t rows, std::s
   return converted;
 }
 
-void GgufWeights::require_finite(std::string_view name, std::size_t first_odd,
-                                 std::size_t elements) const {
+void GgufWeights::require_finite(std::string_view name, std::size_t first_odd, std::size_t elements) const {
   require<FormatError>(first_odd == elements, file_->path(), ": tensor for ", io::in_quotes(name),
                        ": element ", first_odd, " is NaN or infinite, expected finite values");
 }

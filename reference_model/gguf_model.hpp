@@ -29,14 +29,12 @@ namespace kvpolicy::reference {
 
 /// What a file says of its tokenizer (the keys `tokenizer.*`), unchecked but for types.
 struct GgufTokenizer {
-  std::string model;  ///< "gpt2": byte-level BPE; "llama": SentencePiece.
-  std::string pre;    ///< Name of the pre-tokenizer; empty if not given.
-  std::vector<std::string>
-      tokens;  ///< The index is the token's number; bytes, not necessarily UTF-8.
-  std::vector<std::string> merges;  ///< "left right", the first merge first; for "gpt2".
-  std::vector<double> scores;       ///< One for each token; for "llama".
-  std::vector<std::int64_t>
-      token_types;  ///< 1 normal, 2 unknown, 3 control, 4 added, 5 unused, 6 byte.
+  std::string model;                      ///< "gpt2": byte-level BPE; "llama": SentencePiece.
+  std::string pre;                        ///< Name of the pre-tokenizer; empty if not given.
+  std::vector<std::string> tokens;        ///< The index is the token's number; bytes, not necessarily UTF-8.
+  std::vector<std::string> merges;        ///< "left right", the first merge first; for "gpt2".
+  std::vector<double> scores;             ///< One for each token; for "llama".
+  std::vector<std::int64_t> token_types;  ///< 1 normal, 2 unknown, 3 control, 4 added, 5 unused, 6 byte.
   std::optional<std::size_t> bos, eos, unknown;
   std::optional<bool> add_bos, add_eos, add_space_prefix;
   std::string chat_template;  ///< Jinja; empty if not given.
@@ -51,9 +49,7 @@ class GgufWeights : public WeightSource {
   explicit GgufWeights(const std::string& path);
 
   [[nodiscard]] const LlamaConfig& config() const noexcept { return config_; }
-  [[nodiscard]] bool contains(std::string_view name) const override {
-    return names_.contains(name);
-  }
+  [[nodiscard]] bool contains(std::string_view name) const override { return names_.contains(name); }
   [[nodiscard]] std::vector<std::string> names() const override;
   void check(std::string_view name, std::span<const std::size_t> shape) const override;
   [[nodiscard]] std::vector<float> read(std::string_view name,

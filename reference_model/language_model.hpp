@@ -8,9 +8,13 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
+#include <exception>
 #include <span>
+#include <type_traits>
 #include <vector>
 
+#include <kvpolicy/cache/batch.hpp>
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/speculation/language_model.hpp>
 #include <reference_model/llama.hpp>
@@ -37,11 +41,12 @@ class LlamaReader {
         call.logits);
   }
 
-  /// The same for several calls at once; each layer's products are computed once for the tokens of
-  /// all.
+  /// The same for several calls at once: each layer's products are computed once for the tokens of all, and its
+  /// attention in one call of the first cache's engine (Batch).
+  /// @throws as `read`; a sequence that cannot get its memory throws for all
   template <class Cache>
-  [[nodiscard]] std::vector<std::vector<float>> read_batch(
-      std::span<const BatchCall<Cache>> calls) const {
+  [[nodiscard]] std::vector<std::vector<float>> read_batch(std::span<const BatchCall<Cache>> calls) const {
+    if (calls.empty()) return {};
     std::vector<int> tokens;
     std::vector<std::size_t> positions;
     for (const auto& [cache, call] : calls) {
@@ -50,16 +55,30 @@ class LlamaReader {
       tokens.insert(tokens.end(), call.tokens.begin(), call.tokens.end());
       positions.insert(positions.end(), own.begin(), own.end());
     }
-    const auto attend_all = [&](std::size_t layer, TensorView<const float> q,
-                                TensorView<const float> k, TensorView<const float> v,
-                                TensorView<float> out) {
-      std::size_t first = 0;
-      for (const auto& [cache, call] : calls) {
-        const std::size_t count = call.tokens.size();
-        attend(*cache, layer, q.slice(first, count), k.slice(first, count), v.slice(first, count),
-               out.slice(first, count), call.attend);
-        first += count;
+    std::vector<BatchSequence<Cache>> sequences;
+    std::vector<std::int32_t> indptr{0};
+    bool fit = true;
+    for (const auto& [cache, call] : calls) {
+      sequences.push_back({cache, call.attend});
+      indptr.push_back(indptr.back() + static_cast<std::int32_t>(call.tokens.size()));
+      fit = fit && call.tokens.size() <= cache->options().max_append;
+    }
+    using Engine = std::remove_cvref_t<decltype(calls.front().cache->engine())>;
+    Batch<typename Cache::element_type, Engine> batch{calls.front().cache->engine()};
+    const auto attend_all = [&](std::size_t layer, TensorView<const float> q, TensorView<const float> k,
+                                TensorView<const float> v, TensorView<float> out) {
+      // A call of more rows than can be appended at once is a step of its own.
+      for (std::size_t i = 0; !fit && i < calls.size(); ++i) {
+        const auto first = static_cast<std::size_t>(indptr[i]);
+        const std::size_t count = calls[i].call.tokens.size();
+        attend(*calls[i].cache, layer, q.slice(first, count), k.slice(first, count), v.slice(first, count),
+               out.slice(first, count), calls[i].call.attend);
       }
+      if (!fit) return;
+      for (const LeftOut& one : batch.append(layer, sequences, indptr, k, v))
+        std::rethrow_exception(one.error);
+      for (const LeftOut& one : batch.attend(layer, sequences, indptr, q, out))
+        std::rethrow_exception(one.error);
     };
     const auto logits = model_->forward(tokens, positions, attend_all, LogitsOf::all);
     std::vector<std::vector<float>> result;
@@ -78,9 +97,8 @@ class LlamaReader {
 
  private:
   template <class Cache>
-  static void attend(Cache& cache, std::size_t layer, TensorView<const float> q,
-                     TensorView<const float> k, TensorView<const float> v, TensorView<float> out,
-                     const AttendOptions& options) {
+  static void attend(Cache& cache, std::size_t layer, TensorView<const float> q, TensorView<const float> k,
+                     TensorView<const float> v, TensorView<float> out, const AttendOptions& options) {
     if (q.tokens > cache.options().max_append) return step_layer(cache, layer, q, k, v, out, options);
     cache.append(layer, k, v, options);
     cache.attend(layer, q, out, options);

@@ -62,16 +62,16 @@ void multiply(const MatrixView& a, const MatrixView& b, float scale, float keep,
   // For a single row both libraries take their own path for matrix-vector products.
 #if defined(KVPOLICY_WITH_ONEDNN)
   const auto size = [](std::size_t n) { return static_cast<dnnl_dim_t>(n); };
-  const dnnl_status_t status = dnnl_sgemm(
-      a.transposed ? 'T' : 'N', b.transposed ? 'T' : 'N', size(rows), size(columns), size(inner),
-      scale, a.data, size(a.stride), b.data, size(b.stride), keep, out, size(stride));
-  require<ShapeError>(status == dnnl_success, "oneDNN refused a product of [", rows, ", ", inner,
-                      "] and [", inner, ", ", columns, "]: status ", static_cast<int>(status));
+  const dnnl_status_t status =
+      dnnl_sgemm(a.transposed ? 'T' : 'N', b.transposed ? 'T' : 'N', size(rows), size(columns), size(inner),
+                 scale, a.data, size(a.stride), b.data, size(b.stride), keep, out, size(stride));
+  require<ShapeError>(status == dnnl_success, "oneDNN refused a product of [", rows, ", ", inner, "] and [",
+                      inner, ", ", columns, "]: status ", static_cast<int>(status));
 #else
   const auto size = [](std::size_t n) { return static_cast<blasint>(n); };
   cblas_sgemm(CblasRowMajor, a.transposed ? CblasTrans : CblasNoTrans,
-              b.transposed ? CblasTrans : CblasNoTrans, size(rows), size(columns), size(inner),
-              scale, a.data, size(a.stride), b.data, size(b.stride), keep, out, size(stride));
+              b.transposed ? CblasTrans : CblasNoTrans, size(rows), size(columns), size(inner), scale, a.data,
+              size(a.stride), b.data, size(b.stride), keep, out, size(stride));
 #endif
 }
 
@@ -86,15 +86,13 @@ const dnnl::engine& cpu() {
   return engine;
 }
 
-memory::desc matrix(std::size_t rows, std::size_t columns, memory::data_type type,
-                    memory::format_tag order) {
+memory::desc matrix(std::size_t rows, std::size_t columns, memory::data_type type, memory::format_tag order) {
   return {{static_cast<memory::dim>(rows), static_cast<memory::dim>(columns)}, type, order};
 }
 
 /// y [rows, outputs] = x [rows, inputs] weightᵀ, + y if `add`.
 struct Product {
-  Product(std::size_t rows, std::size_t outputs, std::size_t inputs, bool add,
-          const memory::desc& weight_in)
+  Product(std::size_t rows, std::size_t outputs, std::size_t inputs, bool add, const memory::desc& weight_in)
       : x{matrix(rows, inputs, memory::data_type::bf16, memory::format_tag::ab)},
         y{matrix(rows, outputs, memory::data_type::f32, memory::format_tag::ab)} {
     dnnl::primitive_attr attributes;
@@ -124,9 +122,9 @@ const Product& product_of(std::size_t rows, std::size_t outputs, std::size_t inp
   if (const auto found = products.find(key); found != products.end()) return found->second;
   // oneDNN's choice of an order depends on the number of rows, so all products take the same number's choice.
   const bool chooses = rows == PackedWeight::most_rows && !add;
-  const memory::desc weight =
-      chooses ? matrix(inputs, outputs, memory::data_type::bf16, memory::format_tag::any)
-              : product_of(PackedWeight::most_rows, outputs, inputs, false).weight;
+  const memory::desc weight = chooses
+                                  ? matrix(inputs, outputs, memory::data_type::bf16, memory::format_tag::any)
+                                  : product_of(PackedWeight::most_rows, outputs, inputs, false).weight;
   return products.try_emplace(key, rows, outputs, inputs, add, weight).first->second;
 }
 

@@ -46,7 +46,7 @@ void multiply(const MatrixView& a, const MatrixView& b, float scale, float keep,
 /// multiplies_bfloat16().
 class PackedWeight {
  public:
-  /// Rows of x with which a weight is multiplied fastest.
+  /// Rows of x that a weight is packed for: a multiply of so many is fastest.
   static constexpr std::size_t most_rows = 128;
 
   /// Packs weight [outputs, inputs], contiguous, into memory that the object keeps for the next weight.

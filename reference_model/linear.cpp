@@ -121,12 +121,17 @@ void split_product(const SplitRows& x, std::size_t rows, const WeightMatrix& wei
 
 /// Calls visit(first, count, numbers) for rows of a weight as float: all at once if they are stored so.
 template <class Visit>
-void for_each_float_slice(const WeightMatrix& weight, std::size_t first, std::size_t count,
-                          Visit&& visit) {
+void for_each_float_slice(const WeightMatrix& weight, std::size_t first, std::size_t count, Visit&& visit) {
   if (weight.format() == WeightFormat::float32) return visit(first, count, weight.row<float>(first));
-  const std::size_t most = std::max<std::size_t>(1, most_converted / std::max<std::size_t>(1, weight.columns()));
-  for (std::size_t at = first; at < first + count; at += most) {
-    const std::size_t part = std::min(most, first + count - at);
+  const std::size_t most =
+      std::max<std::size_t>(1, most_converted / std::max<std::size_t>(1, weight.columns()));
+  if (count == 0) return;
+  // Equal parts of whole vectors: a product with a few rows left over is slow.
+  const std::size_t parts = (count + most - 1) / most;
+  const std::size_t even = (count + parts - 1) / parts;
+  const std::size_t share = (even + 15) / 16 * 16;
+  for (std::size_t at = first; at < first + count; at += share) {
+    const std::size_t part = std::min(share, first + count - at);
     float* numbers = scratch<float, 3>(part * weight.columns());
     weight.copy_rows(at, part, numbers);
     visit(at, part, static_cast<const float*>(numbers));
@@ -140,12 +145,10 @@ bool is_narrow(const WeightMatrix& weight) {
 /// y [rows, count] = x Wᵀ for the rows [first, first + count) of W, + y if `add`, by float products.
 void float_product(const float* x, std::size_t rows, const WeightMatrix& weight, std::size_t first,
                    std::size_t count, bool add, float* y, std::size_t stride) {
-  for_each_float_slice(weight, first, count,
-                       [&](std::size_t at, std::size_t part, const float* numbers) {
-                         multiply(rows_of(x, rows, weight.columns()),
-                                  rows_of(numbers, part, weight.columns(), true), 1.0F, add ? 1.0F : 0.0F,
-                                  y + (at - first), stride);
-                       });
+  for_each_float_slice(weight, first, count, [&](std::size_t at, std::size_t part, const float* numbers) {
+    multiply(rows_of(x, rows, weight.columns()), rows_of(numbers, part, weight.columns(), true), 1.0F,
+             add ? 1.0F : 0.0F, y + (at - first), stride);
+  });
 }
 
 /// A product that forward_products computes: y = x Wᵀ + y if `add`.
@@ -173,8 +176,8 @@ void forward_products(std::span<const Forward> products, const float* x, std::si
     narrow = narrow || is_narrow(weight);
     for (std::size_t at = 0; at < weight.rows(); at += slice) slices.push_back({&product, at});
   }
-  const bool threads = few ? weights >= min_shared_weights
-                           : one_thread_per_product && weights * rows >= min_shared_products;
+  const bool threads =
+      few ? weights >= min_shared_weights : one_thread_per_product && weights * rows >= min_shared_products;
   std::optional<SplitRows> split;
   if (!few && narrow && multiplies_bfloat16()) {
     split.emplace(x, rows, products.front().layer->inputs(), threads);
@@ -195,8 +198,7 @@ void forward_products(std::span<const Forward> products, const float* x, std::si
 }
 
 /// dx [rows, inputs] = dy [rows, outputs] W + keep * dx.
-void back_product(const float* dy, std::size_t rows, const WeightMatrix& weight, float keep,
-                  float* dx) {
+void back_product(const float* dy, std::size_t rows, const WeightMatrix& weight, float keep, float* dx) {
   if (rows == 0) return;
   for_each_float_slice(weight, 0, weight.rows(),
                        [&](std::size_t first, std::size_t count, const float* numbers) {
@@ -224,9 +226,7 @@ void apply_all(std::initializer_list<LinearResult> layers, const float* x, std::
   forward_products({products.data(), i}, x, rows);
 }
 
-void Linear::apply(const float* x, std::size_t rows, float* y) const {
-  apply_all({{this, y}}, x, rows);
-}
+void Linear::apply(const float* x, std::size_t rows, float* y) const { apply_all({{this, y}}, x, rows); }
 
 void Linear::add_to(const float* x, std::size_t rows, float* y) const {
   for (std::size_t row = 0; row < rows && !bias.empty(); ++row) {

@@ -42,7 +42,8 @@ void normalise_rows(const LlamaConfig& c, const std::vector<float>& norm, Activa
 void before_attention(const LlamaConfig& c, const LlamaLayer& layer, const Rotation& rotation,
                       Activations& a) {
   normalise_rows(c, layer.attention_norm, a);
-  apply_all({{&layer.q, a.q.data()}, {&layer.k, a.k.data()}, {&layer.v, a.v.data()}}, a.normed.data(), a.rows);
+  apply_all({{&layer.q, a.q.data()}, {&layer.k, a.k.data()}, {&layer.v, a.v.data()}}, a.normed.data(),
+            a.rows);
   for_each_row_block(a.rows, [&](std::size_t first, std::size_t count) {
     normalise_heads(c, layer, count, a.q.data() + first * layer.q.outputs(),
                     a.k.data() + first * layer.k.outputs());
@@ -62,18 +63,16 @@ void after_attention(const LlamaConfig& c, const LlamaLayer& layer, Activations&
   layer.down.add_to(a.gate.data(), a.rows, a.x.data());
 }
 
-void check_linear(const Linear& layer, const char* name, std::size_t inputs, std::size_t outputs,
-                  bool bias) {
-  require<ShapeError>(layer.inputs() == inputs && layer.outputs() == outputs, "Llama: ", name,
-                      " is [", layer.outputs(), ", ", layer.inputs(), "], config needs [", outputs,
-                      ", ", inputs, "]");
-  require<ShapeError>(layer.bias.size() == (bias ? outputs : 0), "Llama: ", name, " has ",
-                      layer.bias.size(), " biases, config needs ", bias ? outputs : 0);
+void check_linear(const Linear& layer, const char* name, std::size_t inputs, std::size_t outputs, bool bias) {
+  require<ShapeError>(layer.inputs() == inputs && layer.outputs() == outputs, "Llama: ", name, " is [",
+                      layer.outputs(), ", ", layer.inputs(), "], config needs [", outputs, ", ", inputs, "]");
+  require<ShapeError>(layer.bias.size() == (bias ? outputs : 0), "Llama: ", name, " has ", layer.bias.size(),
+                      " biases, config needs ", bias ? outputs : 0);
 }
 
 void check_norm(const std::vector<float>& norm, const char* name, std::size_t width) {
-  require<ShapeError>(norm.size() == width, "Llama: ", name, " has ", norm.size(),
-                      " weights, config needs ", width);
+  require<ShapeError>(norm.size() == width, "Llama: ", name, " has ", norm.size(), " weights, config needs ",
+                      width);
 }
 
 /// The sum of of_matrix and of_vector over all weights.
@@ -85,8 +84,7 @@ std::size_t sum_over(const LlamaWeights& weights, OfMatrix of_matrix, OfVector o
     for (const auto* norm : {&layer.attention_norm, &layer.q_norm, &layer.k_norm, &layer.mlp_norm}) {
       sum += of_vector(*norm);
     }
-    for (const Linear* part :
-         {&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down}) {
+    for (const Linear* part : {&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down}) {
       sum += of(*part);
     }
   }
@@ -116,8 +114,8 @@ void Llama::check_weights() const {
   check_linear(weights_.embedding, "embedding", c.hidden, c.vocabulary, false);
   if (!c.tied_embeddings) check_linear(weights_.head, "head", c.hidden, c.vocabulary, false);
   check_norm(weights_.norm, "norm", c.hidden);
-  require<ShapeError>(weights_.layers.size() == c.layers, "Llama: has weights of ",
-                      weights_.layers.size(), " layers, config needs ", c.layers);
+  require<ShapeError>(weights_.layers.size() == c.layers, "Llama: has weights of ", weights_.layers.size(),
+                      " layers, config needs ", c.layers);
   for (const LlamaLayer& layer : weights_.layers) {
     check_norm(layer.attention_norm, "attention_norm", c.hidden);
     check_linear(layer.q, "q", c.hidden, q_width, c.qkv_bias);
@@ -157,14 +155,14 @@ std::vector<float> Llama::run(std::span<const int> tokens, std::span<const std::
   const LlamaConfig& c = config_;
   const std::size_t rows = tokens.size();
   require<ShapeError>(rows > 0, "Llama: no tokens, expected at least 1");
-  require<ShapeError>(positions.size() == rows, "Llama: ", positions.size(), " positions for ",
-                      rows, " tokens");
+  require<ShapeError>(positions.size() == rows, "Llama: ", positions.size(), " positions for ", rows,
+                      " tokens");
   // All tokens are checked before any work, so that a bad token leaves the caller's cache
   // unchanged.
   for (std::size_t row = 0; row < rows; ++row) {
     require<ShapeError>(tokens[row] >= 0 && static_cast<std::size_t>(tokens[row]) < c.vocabulary,
-                        "Llama: token ", tokens[row], " at index ", row,
-                        " is outside the vocabulary of ", c.vocabulary);
+                        "Llama: token ", tokens[row], " at index ", row, " is outside the vocabulary of ",
+                        c.vocabulary);
   }
 
   Activations a(c, rows);
@@ -185,9 +183,8 @@ std::vector<float> Llama::run(std::span<const int> tokens, std::span<const std::
   return std::move(a.x);
 }
 
-std::vector<float> Llama::forward(std::span<const int> tokens,
-                                  std::span<const std::size_t> positions, const AttendFn& attend,
-                                  LogitsOf logits) const {
+std::vector<float> Llama::forward(std::span<const int> tokens, std::span<const std::size_t> positions,
+                                  const AttendFn& attend, LogitsOf logits) const {
   const LlamaConfig& c = config_;
   const std::vector<float> x = run(tokens, positions, attend);
   if (logits == LogitsOf::none) return {};

@@ -24,7 +24,7 @@ struct LlamaLayer {
   std::vector<float> attention_norm;  // [hidden]
   Linear q, k, v, o;
   std::vector<float> q_norm, k_norm;  // [head_dim], the same for all heads; empty without qk_norm
-  std::vector<float> mlp_norm;  // [hidden]
+  std::vector<float> mlp_norm;        // [hidden]
   Linear gate, up, down;
 };
 
@@ -38,9 +38,8 @@ struct LlamaWeights {
 /// One layer's attention: q [tokens, q_heads, head_dim], k and v [tokens, kv_heads, head_dim],
 /// rotated to their text positions; the result is written to out, shaped like q. Called once per
 /// layer in ascending order; forward() passes on what it throws.
-using AttendFn =
-    std::function<void(std::size_t layer, TensorView<const float> q, TensorView<const float> k,
-                       TensorView<const float> v, TensorView<float> out)>;
+using AttendFn = std::function<void(std::size_t layer, TensorView<const float> q, TensorView<const float> k,
+                                    TensorView<const float> v, TensorView<float> out)>;
 
 /// Normalises each head's row of q [rows, q_heads, head_dim] and k [rows, kv_heads, head_dim] in place,
 /// where the model does that.
@@ -78,20 +77,17 @@ class Llama {
   /// ... Several threads may call it at once, each with its own `attend`.
   /// @throws ShapeError for no tokens, or one outside the vocabulary
   [[nodiscard]] std::vector<float> forward(std::span<const int> tokens, std::size_t first_position,
-                                           const AttendFn& attend,
-                                           LogitsOf logits = LogitsOf::last) const;
+                                           const AttendFn& attend, LogitsOf logits = LogitsOf::last) const;
 
   /// The same for tokens at any positions, as in a token tree.
   /// @throws ShapeError also if there are not as many positions as tokens
   [[nodiscard]] std::vector<float> forward(std::span<const int> tokens,
-                                           std::span<const std::size_t> positions,
-                                           const AttendFn& attend,
+                                           std::span<const std::size_t> positions, const AttendFn& attend,
                                            LogitsOf logits = LogitsOf::last) const;
 
   /// The input of the output layer, [tokens, hidden] after the final norm, for a text from its
   /// first token on. @throws as forward
-  [[nodiscard]] std::vector<float> hidden(std::span<const int> tokens,
-                                          const AttendFn& attend) const;
+  [[nodiscard]] std::vector<float> hidden(std::span<const int> tokens, const AttendFn& attend) const;
 
   /// The output layer: the embedding where they are tied.
   [[nodiscard]] const Linear& head() const noexcept {
@@ -101,8 +97,7 @@ class Llama {
  private:
   void check_weights() const;
   /// The residual stream after the last layer, [tokens, hidden].
-  [[nodiscard]] std::vector<float> run(std::span<const int> tokens,
-                                       std::span<const std::size_t> positions,
+  [[nodiscard]] std::vector<float> run(std::span<const int> tokens, std::span<const std::size_t> positions,
                                        const AttendFn& attend) const;
 
   LlamaConfig config_;

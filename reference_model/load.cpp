@@ -33,14 +33,13 @@ struct WantedTensor {
   WeightMatrix* matrix;        // or a matrix, in the format that was asked for
 };
 
-std::vector<WantedTensor> wanted_tensors(const LlamaConfig& c, bool own_head,
-                                         LlamaWeights& weights) {
+std::vector<WantedTensor> wanted_tensors(const LlamaConfig& c, bool own_head, LlamaWeights& weights) {
   std::vector<WantedTensor> wanted;
   const auto norm = [&](std::vector<float>& values, const std::string& name) {
     wanted.push_back({name + ".weight", {c.hidden}, &values, nullptr});
   };
-  const auto linear = [&](Linear& layer, const std::string& name, std::size_t inputs,
-                          std::size_t outputs, bool bias) {
+  const auto linear = [&](Linear& layer, const std::string& name, std::size_t inputs, std::size_t outputs,
+                          bool bias) {
     wanted.push_back({name + ".weight", {outputs, inputs}, nullptr, &layer.weight});
     if (bias) wanted.push_back({name + ".bias", {outputs}, &layer.bias, nullptr});
   };
@@ -142,8 +141,7 @@ Llama Llama::load(const std::string& path, const LoadOptions& options) {
   require_memory(checkpoint, wanted, options, path);
   for (const WantedTensor& tensor : wanted) {
     if (tensor.matrix != nullptr) {
-      *tensor.matrix =
-          checkpoint.matrix(tensor.name, tensor.shape[0], tensor.shape[1], options.weights);
+      *tensor.matrix = checkpoint.matrix(tensor.name, tensor.shape[0], tensor.shape[1], options.weights);
     } else {
       *tensor.values = checkpoint.read(tensor.name, tensor.shape);
     }

@@ -88,11 +88,11 @@ std::uint64_t size_now(int, std::uint64_t size) { return size; }
 #endif
 
 std::span<const std::byte> MappedFile::bytes(std::uint64_t first, std::size_t count) const {
-  require<FormatError>(first <= size_ && count <= size_ - first, path_, ": has ", size_,
-                       " bytes, bytes ", first, " to ", first, " + ", count, " were asked for");
+  require<FormatError>(first <= size_ && count <= size_ - first, path_, ": has ", size_, " bytes, bytes ",
+                       first, " to ", first, " + ", count, " were asked for");
   const std::uint64_t now = size_now(file_, size_);
-  require<FormatError>(now >= size_, path_, ": had ", size_, " bytes when it was opened, now has ",
-                       now, ": it must not be shortened while it is read");
+  require<FormatError>(now >= size_, path_, ": had ", size_, " bytes when it was opened, now has ", now,
+                       ": it must not be shortened while it is read");
   return {data_ + first, count};
 }
 

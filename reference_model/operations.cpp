@@ -27,8 +27,7 @@ float sum_of_squares(const float* x, std::size_t count) {
 
 }  // namespace
 
-void normalise(const float* x, std::size_t rows, const std::vector<float>& weight, float eps,
-               float* out) {
+void normalise(const float* x, std::size_t rows, const std::vector<float>& weight, float eps, float* out) {
   const std::size_t width = weight.size();
   for (std::size_t row = 0; row < rows; ++row, x += width, out += width) {
     const float squares = sum_of_squares(x, width);
@@ -58,14 +57,12 @@ void swiglu(float* gate, const float* up, std::size_t count) {
 }
 
 Rotation::Rotation(std::span<const std::size_t> positions, std::span<const float> frequencies)
-    : pairs_{frequencies.size()},
-      cosine_(positions.size() * pairs_),
-      sine_(positions.size() * pairs_) {
+    : pairs_{frequencies.size()}, cosine_(positions.size() * pairs_), sine_(positions.size() * pairs_) {
   for_each_row_block(positions.size(), [&](std::size_t first, std::size_t count) {
     for (std::size_t i = first * pairs_; i < (first + count) * pairs_; ++i) {
       // The product is in double, as in kvpolicy::rotate, which rotates sinks by the same angles.
-      const double angle = static_cast<double>(positions[i / pairs_]) *
-                           static_cast<double>(frequencies[i % pairs_]);
+      const double angle =
+          static_cast<double>(positions[i / pairs_]) * static_cast<double>(frequencies[i % pairs_]);
       cosine_[i] = static_cast<float>(std::cos(angle));
       sine_[i] = static_cast<float>(std::sin(angle));
     }
@@ -73,7 +70,7 @@ Rotation::Rotation(std::span<const std::size_t> positions, std::span<const float
 }
 
 void Rotation::rotate(float* x, std::size_t heads, std::size_t first, std::size_t count,
-                    float direction) const {
+                      float direction) const {
   for (std::size_t token = first; token < first + count; ++token) {
     const float* c = cosine_.data() + token * pairs_;
     const float* s = sine_.data() + token * pairs_;

@@ -14,8 +14,7 @@ namespace kvpolicy::reference {
 
 /// Scales every row [weight.size()] to unit mean square and multiplies it by a learned weight; `out` may
 /// be x.
-void normalise(const float* x, std::size_t rows, const std::vector<float>& weight, float eps,
-               float* out);
+void normalise(const float* x, std::size_t rows, const std::vector<float>& weight, float eps, float* out);
 
 /// gate = silu(gate) * up.
 void swiglu(float* gate, const float* up, std::size_t count);
@@ -38,8 +37,7 @@ class Rotation {
   }
 
  private:
-  void rotate(float* x, std::size_t heads, std::size_t first, std::size_t count,
-            float direction) const;
+  void rotate(float* x, std::size_t heads, std::size_t first, std::size_t count, float direction) const;
 
   std::size_t pairs_;
   std::vector<float> cosine_, sine_;  // [tokens, pairs]

@@ -15,7 +15,8 @@ void for_each_block(std::size_t items, std::size_t block, bool threads,
                     const std::function<void(std::size_t first, std::size_t count)>& work);
 
 /// Calls work(first, count) for blocks of rows that cover [0, rows), on several threads if there
-/// are many rows. A block may do anything to its own rows, products included.
+/// are many rows and a product takes one thread (one_thread_per_product), else all rows at once. `work` may
+/// therefore multiply its rows by weights.
 /// @throws the first exception that `work` throws
 void for_each_row_block(std::size_t rows,
                         const std::function<void(std::size_t first, std::size_t count)>& work);

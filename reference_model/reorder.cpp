@@ -10,9 +10,8 @@ namespace kvpolicy::reference {
 namespace {
 
 void move_outputs(Linear& layer, const HeadOrder& order, std::size_t head_dim) {
-  layer.weight = layer.weight.changed([&](std::span<float> weight) {
-    reorder_rows(weight, order, head_dim, layer.inputs());
-  });
+  layer.weight = layer.weight.changed(
+      [&](std::span<float> weight) { reorder_rows(weight, order, head_dim, layer.inputs()); });
   if (!layer.bias.empty()) reorder_rows(std::span{layer.bias}, order, head_dim, 1);
 }
 
@@ -31,9 +30,8 @@ Llama reordered(const Llama& model, const std::vector<HeadOrder>& orders) {
     move_outputs(layer.q, queries, config.head_dim);
     move_outputs(layer.k, orders[i], config.head_dim);
     move_outputs(layer.v, orders[i], config.head_dim);
-    layer.o.weight = layer.o.weight.changed([&](std::span<float> weight) {
-      reorder_columns(weight, queries, config.head_dim, config.hidden);
-    });
+    layer.o.weight = layer.o.weight.changed(
+        [&](std::span<float> weight) { reorder_columns(weight, queries, config.head_dim, config.hidden); });
   }
   return Llama{config, std::move(weights)};
 }

@@ -108,8 +108,8 @@ void multiply_rows(const float* x, std::size_t rows, const WeightMatrix& weight,
 
 #else
 
-void multiply_rows(const float*, std::size_t, const WeightMatrix&, std::size_t, std::size_t, float,
-                   float*, std::size_t) {
+void multiply_rows(const float*, std::size_t, const WeightMatrix&, std::size_t, std::size_t, float, float*,
+                   std::size_t) {
   fail<ShapeError>("this build has no product of few rows: it was built without Highway");
 }
 

@@ -39,10 +39,10 @@ template <class Cache>
 void require_ready(const Llama& model, const Cache& cache) {
   const ModelShape shape = model.config().shape();
   const ModelShape& planned = cache.plan().shape();
-  require<ShapeError>(planned == shape, "the plan is for ", planned.layers, " layers of ",
-                      planned.q_heads, " query and ", planned.kv_heads, " KV heads of ",
-                      planned.head_dim, " channels, the model has ", shape.layers, ", ",
-                      shape.q_heads, ", ", shape.kv_heads, " and ", shape.head_dim);
+  require<ShapeError>(planned == shape, "the plan is for ", planned.layers, " layers of ", planned.q_heads,
+                      " query and ", planned.kv_heads, " KV heads of ", planned.head_dim,
+                      " channels, the model has ", shape.layers, ", ", shape.q_heads, ", ", shape.kv_heads,
+                      " and ", shape.head_dim);
   const std::size_t first = cache.tokens();
   for (std::size_t layer = 0; layer < shape.layers; ++layer) {
     require<RollbackError>(cache.tokens(layer) == first, "layer ", layer, " of the cache has seen ",
@@ -53,7 +53,8 @@ void require_ready(const Llama& model, const Cache& cache) {
 
 /// Whether a cache keeps its rows in another element type than the model's float.
 template <class Cache>
-concept RoundingCache = requires { typename Cache::element_type; } && !std::same_as<typename Cache::element_type, float>;
+concept RoundingCache =
+    requires { typename Cache::element_type; } && !std::same_as<typename Cache::element_type, float>;
 
 /// One layer of a step. Keys and values are rounded to the cache's element type before queries read them, so they
 /// read the same numbers whether a text comes in one call or in several, and an engine multiplies a call's rows as
@@ -95,17 +96,15 @@ using Progress = std::function<void(std::size_t done, std::size_t total)>;
 /// Reads a prompt in chunks of at most `chunk` tokens and returns the logits of its last token.
 /// `options` apply to every chunk. @throws ConfigError for a chunk of 0; otherwise as step
 template <class Cache>
-std::vector<float> prefill(const Llama& model, Cache& cache, std::span<const int> tokens,
-                           std::size_t chunk, const Progress& progress = {},
-                           const AttendOptions& options = {}) {
+std::vector<float> prefill(const Llama& model, Cache& cache, std::span<const int> tokens, std::size_t chunk,
+                           const Progress& progress = {}, const AttendOptions& options = {}) {
   require(chunk > 0, "prefill: chunk is 0, must be at least 1");
   require<ShapeError>(!tokens.empty(), "prefill: no tokens, expected at least 1");
   std::vector<float> logits;
   for (std::size_t done = 0; done < tokens.size();) {
     const std::size_t count = std::min(chunk, tokens.size() - done);
     const bool last = done + count == tokens.size();
-    logits = step(model, cache, tokens.subspan(done, count), last ? LogitsOf::last : LogitsOf::none,
-                  options);
+    logits = step(model, cache, tokens.subspan(done, count), last ? LogitsOf::last : LogitsOf::none, options);
     done += count;
     if (progress) progress(done, tokens.size());
   }

@@ -100,12 +100,11 @@ TensorEntry parse_entry(const io::Json& json, std::uint64_t data_bytes, std::str
   const auto type = std::ranges::find_if(types, [&](const TypeName& known) {
     return dtype.is_string() && dtype.get_ref<const std::string&>() == known.name;
   });
-  require<FormatError>(type != types.end(), file, ": tensor ", name, ": dtype ",
-                       io::in_quotes(dtype.dump()), " is not one of ", known_types());
+  require<FormatError>(type != types.end(), file, ": tensor ", name, ": dtype ", io::in_quotes(dtype.dump()),
+                       " is not one of ", known_types());
 
   TensorEntry entry{.type = type->type, .shape = {}, .begin = 0, .end = 0};
-  require<FormatError>(json["shape"].is_array(), file, ": tensor ", name,
-                       ": shape is not a list of sizes");
+  require<FormatError>(json["shape"].is_array(), file, ": tensor ", name, ": shape is not a list of sizes");
   for (const io::Json& size : json["shape"]) {
     entry.shape.push_back(static_cast<std::size_t>(unsigned_number(size, file, name, "shape")));
   }
@@ -114,15 +113,13 @@ TensorEntry parse_entry(const io::Json& json, std::uint64_t data_bytes, std::str
                        ": data_offsets is not a pair [begin, end]");
   entry.begin = unsigned_number(offsets[0], file, name, "data_offsets");
   entry.end = unsigned_number(offsets[1], file, name, "data_offsets");
-  require<FormatError>(entry.begin <= entry.end, file, ": tensor ", name, ": data_offsets [",
-                       entry.begin, ", ", entry.end, "] end before they begin");
-  require<FormatError>(entry.end <= data_bytes, file, ": tensor ", name, ": data_offsets [",
-                       entry.begin, ", ", entry.end, "] end past the ", data_bytes,
-                       " bytes of data: truncated?");
+  require<FormatError>(entry.begin <= entry.end, file, ": tensor ", name, ": data_offsets [", entry.begin,
+                       ", ", entry.end, "] end before they begin");
+  require<FormatError>(entry.end <= data_bytes, file, ": tensor ", name, ": data_offsets [", entry.begin,
+                       ", ", entry.end, "] end past the ", data_bytes, " bytes of data: truncated?");
   const auto bytes = expected_bytes(entry.type, entry.shape);
   require<FormatError>(bytes.has_value(), file, ": tensor ", name, ": shape ",
-                       io::in_quotes(text_of(entry.shape)),
-                       " has more elements than can be counted");
+                       io::in_quotes(text_of(entry.shape)), " has more elements than can be counted");
   require<FormatError>(*bytes == entry.end - entry.begin, file, ": tensor ", name, ": shape ",
                        io::in_quotes(text_of(entry.shape)), " of ", type->name, " needs ", *bytes,
                        " bytes, data_offsets [", entry.begin, ", ", entry.end, "] span ",
@@ -136,25 +133,23 @@ void check_cover(const SafetensorsHeader& header, std::uint64_t data_bytes, std:
   std::vector<const Item*> order;
   order.reserve(header.tensors.size());
   for (const Item& item : header.tensors) order.push_back(&item);
-  std::ranges::sort(order, {}, [](const Item* item) {
-    return std::pair{item->second.begin, item->second.end};
-  });
+  std::ranges::sort(order, {},
+                    [](const Item* item) { return std::pair{item->second.begin, item->second.end}; });
   std::uint64_t covered = 0;
   for (const Item* item : order) {
-    require<FormatError>(item->second.begin >= covered, file, ": tensor ",
-                         io::in_quotes(item->first), ": begins at byte ", item->second.begin,
+    require<FormatError>(item->second.begin >= covered, file, ": tensor ", io::in_quotes(item->first),
+                         ": begins at byte ", item->second.begin,
                          " inside the tensor before it, which ends at ", covered);
-    require<FormatError>(item->second.begin == covered, file, ": tensor ",
-                         io::in_quotes(item->first), ": begins at byte ", item->second.begin,
-                         ", expected ", covered, ": bytes between tensors belong to none");
+    require<FormatError>(item->second.begin == covered, file, ": tensor ", io::in_quotes(item->first),
+                         ": begins at byte ", item->second.begin, ", expected ", covered,
+                         ": bytes between tensors belong to none");
     covered = item->second.end;
   }
   require<FormatError>(covered == data_bytes, file, ": tensors cover ", covered, " of ", data_bytes,
                        " bytes of data; the rest belongs to none");
 }
 
-SafetensorsHeader parse_header(std::string_view text, std::uint64_t data_bytes,
-                               std::string_view file) {
+SafetensorsHeader parse_header(std::string_view text, std::uint64_t data_bytes, std::string_view file) {
   // The format requires the brace, so that no other encoding or padding can precede the header.
   require<FormatError>(text.starts_with('{'), file, ": header does not begin with '{'");
   const io::Json json = io::parse_json(text, file, {.deepest = 4});
@@ -178,13 +173,9 @@ SafetensorsHeader parse_header(std::string_view text, std::uint64_t data_bytes,
 
 }  // namespace
 
-std::size_t bytes_of(TensorType type) noexcept {
-  return types[static_cast<std::size_t>(type)].bytes;
-}
+std::size_t bytes_of(TensorType type) noexcept { return types[static_cast<std::size_t>(type)].bytes; }
 
-std::string_view name_of(TensorType type) noexcept {
-  return types[static_cast<std::size_t>(type)].name;
-}
+std::string_view name_of(TensorType type) noexcept { return types[static_cast<std::size_t>(type)].name; }
 
 std::string text_of(std::span<const std::size_t> shape) {
   std::string text = "[";
@@ -202,8 +193,7 @@ SafetensorsHeader parse_safetensors(std::span<const std::byte> bytes, std::strin
 }
 
 [[noreturn]] static void refuse_type(TensorType type) {
-  fail<FormatError>("elements of type ", name_of(type),
-                    " cannot be read: expected F32, F16 or BF16");
+  fail<FormatError>("elements of type ", name_of(type), " cannot be read: expected F32, F16 or BF16");
 }
 
 std::vector<float> to_floats(TensorType type, std::span<const std::byte> bytes) {
@@ -220,14 +210,9 @@ std::vector<float> to_floats(TensorType type, std::span<const std::byte> bytes) 
     case TensorType::f32:
       if (!values.empty()) std::memcpy(values.data(), bytes.data(), values.size() * size);
       break;
-    case TensorType::f16:
-      short_values.template operator()<half>();
-      break;
-    case TensorType::bf16:
-      short_values.template operator()<bfloat16>();
-      break;
-    default:
-      refuse_type(type);
+    case TensorType::f16: short_values.template operator()<half>(); break;
+    case TensorType::bf16: short_values.template operator()<bfloat16>(); break;
+    default: refuse_type(type);
   }
   return values;
 }
@@ -282,15 +267,13 @@ SafetensorsFile::SafetensorsFile(std::string path)
 
 const TensorEntry& SafetensorsFile::entry(std::string_view name) const {
   const auto found = header_.tensors.find(name);
-  require<FormatError>(found != header_.tensors.end(), path_, ": has no tensor ",
-                       io::in_quotes(name));
+  require<FormatError>(found != header_.tensors.end(), path_, ": has no tensor ", io::in_quotes(name));
   return found->second;
 }
 
 std::span<const std::byte> SafetensorsFile::bytes(std::string_view name) const {
   const TensorEntry& tensor = entry(name);
-  return file_->bytes(header_.data_begin + tensor.begin,
-                      static_cast<std::size_t>(tensor.end - tensor.begin));
+  return file_->bytes(header_.data_begin + tensor.begin, static_cast<std::size_t>(tensor.end - tensor.begin));
 }
 
 std::vector<std::byte> SafetensorsFile::read_bytes(std::string_view name) const {
@@ -300,10 +283,9 @@ std::vector<std::byte> SafetensorsFile::read_bytes(std::string_view name) const 
 
 void SafetensorsFile::require_floats(std::string_view name) const {
   const TensorType type = entry(name).type;
-  require<FormatError>(
-      type == TensorType::f32 || type == TensorType::f16 || type == TensorType::bf16, path_,
-      ": tensor ", io::in_quotes(name), ": dtype is ", name_of(type),
-      ", expected F32, F16 or BF16");
+  require<FormatError>(type == TensorType::f32 || type == TensorType::f16 || type == TensorType::bf16, path_,
+                       ": tensor ", io::in_quotes(name), ": dtype is ", name_of(type),
+                       ", expected F32, F16 or BF16");
 }
 
 std::vector<float> SafetensorsFile::read_floats(std::string_view name) const {
@@ -318,11 +300,11 @@ std::vector<std::byte> serialize_safetensors(std::span<const TensorToWrite> tens
   std::uint64_t end = 0;
   for (const TensorToWrite& tensor : tensors) {
     const auto expected = expected_bytes(tensor.type, tensor.shape);
-    require<FormatError>(expected == tensor.bytes.size(), "tensor ", io::in_quotes(tensor.name),
-                         ": shape ", text_of(tensor.shape), " of ", name_of(tensor.type),
-                         " does not fit ", tensor.bytes.size(), " bytes");
-    require<FormatError>(!header.contains(tensor.name) && tensor.name != "__metadata__",
-                         "tensor name ", io::in_quotes(tensor.name), " is taken");
+    require<FormatError>(expected == tensor.bytes.size(), "tensor ", io::in_quotes(tensor.name), ": shape ",
+                         text_of(tensor.shape), " of ", name_of(tensor.type), " does not fit ",
+                         tensor.bytes.size(), " bytes");
+    require<FormatError>(!header.contains(tensor.name) && tensor.name != "__metadata__", "tensor name ",
+                         io::in_quotes(tensor.name), " is taken");
     header[tensor.name] = {{"dtype", name_of(tensor.type)},
                            {"shape", tensor.shape},
                            {"data_offsets", {end, end + tensor.bytes.size()}}};

@@ -74,16 +74,14 @@ inline constexpr std::uint64_t max_safetensors_header_bytes = 100'000'000;
 
 /// Checks a whole file in memory. `file` is named in errors.
 /// @throws FormatError as described at the top of this file
-[[nodiscard]] SafetensorsHeader parse_safetensors(std::span<const std::byte> bytes,
-                                                  std::string_view file);
+[[nodiscard]] SafetensorsHeader parse_safetensors(std::span<const std::byte> bytes, std::string_view file);
 
 /// The values of `bytes`, whose type is f32, f16 or bf16. @throws FormatError for another type.
 [[nodiscard]] std::vector<float> to_floats(TensorType type, std::span<const std::byte> bytes);
 
 /// The index of the first value that is NaN or infinite, of `bytes` of type f32, f16 or bf16.
 /// @throws FormatError for another type
-[[nodiscard]] std::optional<std::size_t> first_not_finite(TensorType type,
-                                                          std::span<const std::byte> bytes);
+[[nodiscard]] std::optional<std::size_t> first_not_finite(TensorType type, std::span<const std::byte> bytes);
 
 /// An open file. Its tensors stay in the file until they are read (mapped_file.hpp).
 class SafetensorsFile {
@@ -93,9 +91,7 @@ class SafetensorsFile {
 
   [[nodiscard]] const std::string& path() const noexcept { return path_; }
   [[nodiscard]] const SafetensorsHeader& header() const noexcept { return header_; }
-  [[nodiscard]] bool contains(std::string_view name) const {
-    return header_.tensors.contains(name);
-  }
+  [[nodiscard]] bool contains(std::string_view name) const { return header_.tensors.contains(name); }
   /// @throws FormatError, naming the file, if there is no such tensor.
   [[nodiscard]] const TensorEntry& entry(std::string_view name) const;
 
@@ -133,8 +129,7 @@ struct TensorToWrite {
 /// Returns a whole file in memory. @throws FormatError if bytes and shape disagree, a name repeats,
 /// or a name or the metadata is not UTF-8
 [[nodiscard]] std::vector<std::byte> serialize_safetensors(
-    std::span<const TensorToWrite> tensors,
-    const std::map<std::string, std::string>& metadata = {});
+    std::span<const TensorToWrite> tensors, const std::map<std::string, std::string>& metadata = {});
 
 /// Writes a file; an existing file is replaced as a whole. @throws FormatError as
 /// serialize_safetensors, StorageError if it cannot be written

@@ -23,8 +23,8 @@ int likeliest(std::span<const float> logits) {
 }
 
 Sampler::Sampler(const SamplerConfig& config) : config_{config}, bits_{config.seed} {
-  require(config.temperature >= 0.0F && std::isfinite(config.temperature),
-          "SamplerConfig: temperature is ", config.temperature, ", must be 0 or more");
+  require(config.temperature >= 0.0F && std::isfinite(config.temperature), "SamplerConfig: temperature is ",
+          config.temperature, ", must be 0 or more");
   require(config.top_p > 0.0F && config.top_p <= 1.0F, "SamplerConfig: top_p is ", config.top_p,
           ", must be above 0 and at most 1");
 }

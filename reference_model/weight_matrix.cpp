@@ -57,19 +57,15 @@ float quantize_row(std::span<const float> row, std::int8_t* codes) {
 WeightMatrix::WeightMatrix(std::size_t rows, std::size_t columns, std::vector<float> numbers,
                            WeightFormat format)
     : rows_{rows}, columns_{columns}, format_{WeightFormat::float32} {
-  require<ShapeError>(numbers.size() == rows * columns, "WeightMatrix: ", numbers.size(),
-                      " numbers for [", rows, ", ", columns, "], expected ", rows * columns);
+  require<ShapeError>(numbers.size() == rows * columns, "WeightMatrix: ", numbers.size(), " numbers for [",
+                      rows, ", ", columns, "], expected ", rows * columns);
   owner_ = shared(std::move(numbers), numbers_);
   if (format != format_) *this = as(format);
 }
 
 WeightMatrix::WeightMatrix(std::size_t rows, std::size_t columns, WeightFormat format,
                            std::span<const std::byte> numbers, std::shared_ptr<const void> owner)
-    : rows_{rows},
-      columns_{columns},
-      format_{format},
-      numbers_{numbers.data()},
-      owner_{std::move(owner)} {
+    : rows_{rows}, columns_{columns}, format_{format}, numbers_{numbers.data()}, owner_{std::move(owner)} {
   require<ShapeError>(format != WeightFormat::int8, "WeightMatrix: stored int8 has no scales");
   require<ShapeError>(numbers.size() == size() * bytes_of(format), "WeightMatrix: ", numbers.size(),
                       " bytes for [", rows, ", ", columns, "] of ", name_of(format), ", expected ",

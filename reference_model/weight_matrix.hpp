@@ -38,8 +38,8 @@ class WeightMatrix {
   /// Uses the memory of `owner`, where `numbers` [rows, columns] are stored in `format` (not int8).
   /// Numbers that are not aligned as their type needs are copied.
   /// @throws ShapeError if the count of bytes differs
-  WeightMatrix(std::size_t rows, std::size_t columns, WeightFormat format,
-               std::span<const std::byte> numbers, std::shared_ptr<const void> owner);
+  WeightMatrix(std::size_t rows, std::size_t columns, WeightFormat format, std::span<const std::byte> numbers,
+               std::shared_ptr<const void> owner);
 
   /// The matrix rounded to another format; itself if it has the format.
   [[nodiscard]] WeightMatrix as(WeightFormat format) const;
@@ -76,9 +76,7 @@ class WeightMatrix {
   }
 
   /// Whether shapes and weights are the same, in whatever format.
-  [[nodiscard]] friend bool operator==(const WeightMatrix& a, const WeightMatrix& b) {
-    return a.equals(b);
-  }
+  [[nodiscard]] friend bool operator==(const WeightMatrix& a, const WeightMatrix& b) { return a.equals(b); }
 
  private:
   [[nodiscard]] bool equals(const WeightMatrix& other) const;

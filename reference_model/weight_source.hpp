@@ -39,8 +39,7 @@ class WeightSource {
   /// A matrix in the format `wanted`. Without one its memory is the file's mapping where the file
   /// stores it as it is used; the mapping lives as long as the matrix.
   /// @throws FormatError as read
-  [[nodiscard]] virtual WeightMatrix matrix(std::string_view name, std::size_t rows,
-                                            std::size_t columns,
+  [[nodiscard]] virtual WeightMatrix matrix(std::string_view name, std::size_t rows, std::size_t columns,
                                             std::optional<WeightFormat> wanted) const = 0;
 };
 

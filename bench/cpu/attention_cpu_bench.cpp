@@ -84,10 +84,7 @@ class Cases {
   [[nodiscard]] std::size_t chunk() const { return run_.smoke ? 70 : portion_rows; }
   [[nodiscard]] std::size_t budget() const { return run_.smoke ? 128 : 4096; }
   [[nodiscard]] ModelShape shape(Heads heads, std::size_t layers = 1) const {
-    return {.layers = layers,
-            .q_heads = scaled(heads).q,
-            .kv_heads = scaled(heads).kv,
-            .head_dim = head_dim};
+    return {.layers = layers, .q_heads = scaled(heads).q, .kv_heads = scaled(heads).kv, .head_dim = head_dim};
   }
   [[nodiscard]] Streaming::Config window() const {
     return run_.smoke ? Streaming::Config{.sinks = 16, .recent = 40}
@@ -102,7 +99,7 @@ class Cases {
 
   template <class Config>
   [[nodiscard]] std::function<HeadPlan<bfloat16>(std::size_t)> uniform(Heads heads,
-                                                              const Config& config) const {
+                                                                       const Config& config) const {
     return [own = shape(heads), config](std::size_t layers) {
       ModelShape all = own;
       all.layers = layers;
@@ -125,7 +122,7 @@ class Cases {
   }
   // `capacity` rows on average over all heads of the layers that have scores.
   [[nodiscard]] std::function<HeadPlan<bfloat16>(std::size_t)> headkv(Heads heads,
-                                                             std::size_t capacity) const {
+                                                                      std::size_t capacity) const {
     const HeadScores scores = scores_for(scores_, scaled(heads).kv);
     const HeadBudgets budgets =
         headkv_budgets(scores, scaled(heads).kv, {.capacity = capacity, .observation_window = 8});
@@ -172,8 +169,8 @@ class Cases {
     // Filling writes about 1 GB/s, steps read 10 GB/s, and the reference takes a million rows a
     // second.
     const double times = what.flushed ? 1.0 : std::clamp(run_.cold_bytes() / bytes, 1.0, 64.0);
-    const double filled = static_cast<double>(what.layers * few.shape().kv_heads * what.tokens) *
-                          4.0 * head_dim * times;
+    const double filled =
+        static_cast<double>(what.layers * few.shape().kv_heads * what.tokens) * 4.0 * head_dim * times;
     const double steps = static_cast<double>(run_.patience().least) * bytes;
     const std::size_t rows = what.flushed ? 0 : what.tokens;
     auto kept = std::make_shared<const DecodeCase<E>>(std::move(what));
@@ -187,8 +184,7 @@ class Cases {
   template <Element E>
   using Attend = void (*)(benchmark::State&, Run&, const PrefillCase<E>&, std::size_t);
   template <Element E>
-  void add_prefill(PrefillCase<E> what, std::type_identity_t<Attend<E>> attend,
-                   double share_of_calls) {
+  void add_prefill(PrefillCase<E> what, std::type_identity_t<Attend<E>> attend, double share_of_calls) {
     what.chunk = chunk();
     if (what.rows_of.empty()) what.rows_of = what.name;
     const double flops = layer_flops(what.plan(), 0, what.tokens - what.chunk, what.chunk);
@@ -213,13 +209,12 @@ class Cases {
   template <Element E>
   void full(const std::string& type, Heads heads, std::size_t tokens, const std::string& baseline) {
     add_decode<E>({.name = decode_name(type, heads, tokens),
-                             .baseline = baseline,
-                             .rows_of = {},
-                             .plan = dense<E>(heads),
-                             .tokens = scaled(tokens)});
+                   .baseline = baseline,
+                   .rows_of = {},
+                   .plan = dense<E>(heads),
+                   .tokens = scaled(tokens)});
   }
-  [[nodiscard]] static std::string decode_name(const std::string& policy, Heads heads,
-                                               std::size_t tokens) {
+  [[nodiscard]] static std::string decode_name(const std::string& policy, Heads heads, std::size_t tokens) {
     return "decode/" + policy + "/" + heads.name() + "/" + tokens_name(tokens);
   }
 
@@ -227,10 +222,10 @@ class Cases {
     const std::string baseline = decode_name("bf16", heads, tokens);
     const auto mixed = [&](const std::string& policy, auto plan) {
       return DecodeCase<bfloat16>{.name = decode_name(policy, heads, tokens),
-                                   .baseline = policy == "bf16" ? std::string{} : baseline,
-                                   .rows_of = {},
-                                   .plan = std::move(plan),
-                                   .tokens = scaled(tokens)};
+                                  .baseline = policy == "bf16" ? std::string{} : baseline,
+                                  .rows_of = {},
+                                  .plan = std::move(plan),
+                                  .tokens = scaled(tokens)};
     };
     add_decode(mixed("bf16", uniform(heads, Full::Config{})));
     full<half>("f16", heads, tokens, baseline);
@@ -265,12 +260,12 @@ class Cases {
     const std::string first = decode_name("streaming", heads, 1000);
     for (const std::size_t tokens : {1000U, 1000000U}) {
       add_decode<bfloat16>({.name = decode_name("streaming", heads, tokens),
-                             .baseline = tokens == 1000 ? std::string{} : first,
-                             .rows_of = {},
-                             .plan = uniform(heads, window()),
-                             .tokens = scaled(tokens),
-                             .flushed = true,
-                             .samples = 100});
+                            .baseline = tokens == 1000 ? std::string{} : first,
+                            .rows_of = {},
+                            .plan = uniform(heads, window()),
+                            .tokens = scaled(tokens),
+                            .flushed = true,
+                            .samples = 100});
     }
   }
 
@@ -281,14 +276,14 @@ class Cases {
       return "prefill/" + policy + "/" + heads.name() + "/" + tokens_name(tokens);
     };
     const auto of_policy = [&]<Element E>(const std::string& policy,
-                                           std::function<HeadPlan<E>(std::size_t)> plan,
-                                           std::type_identity_t<Attend<E>> attend) {
+                                          std::function<HeadPlan<E>(std::size_t)> plan,
+                                          std::type_identity_t<Attend<E>> attend) {
       add_prefill<E>({.name = name(policy),
-                         .baseline = policy == "bf16" ? std::string{} : name("bf16"),
-                         .rows_of = {},
-                         .plan = [plan] { return plan(1); },
-                         .tokens = scaled(tokens)},
-                        attend, 1.0);
+                      .baseline = policy == "bf16" ? std::string{} : name("bf16"),
+                      .rows_of = {},
+                      .plan = [plan] { return plan(1); },
+                      .tokens = scaled(tokens)},
+                     attend, 1.0);
     };
     const Attend<bfloat16> attend = run_prefill<bfloat16, bfloat16>;
     of_policy("bf16", uniform(heads, Full::Config{}), attend);
@@ -302,8 +297,7 @@ class Cases {
     }
     of_policy("kivi4", uniform(heads, quantized<PerChannel>(4)), attend);
     of_policy("duo", duo(heads), attend);
-    of_policy("retrieval", uniform(heads, MinMaxChunks::Config{.chunk = 16, .budget = budget()}),
-              attend);
+    of_policy("retrieval", uniform(heads, MinMaxChunks::Config{.chunk = 16, .budget = budget()}), attend);
   }
 
   void compress() {
@@ -312,11 +306,11 @@ class Cases {
       if ((run_.quick || run_.smoke) && tokens != 16 * Ki) continue;
       const auto plan = uniform(heads, Budget::Config{.budget = run_.smoke ? 20 : tokens / 16 - 8});
       add_prefill<bfloat16>({.name = "compress/headkv/" + heads.name() + "/" + tokens_name(tokens),
-                              .baseline = {},
-                              .rows_of = {},
-                              .plan = [plan] { return plan(1); },
-                              .tokens = scaled(tokens)},
-                             run_compress<bfloat16, bfloat16>, 1.0);
+                             .baseline = {},
+                             .rows_of = {},
+                             .plan = [plan] { return plan(1); },
+                             .tokens = scaled(tokens)},
+                            run_compress<bfloat16, bfloat16>, 1.0);
     }
   }
 
@@ -327,11 +321,11 @@ class Cases {
       const std::string tail = "/" + heads.name() + "/" + tokens_name(tokens);
       const auto of_policy = [&](const std::string& policy, auto plan) {
         add_prefill<bfloat16>({.name = "prompt/" + policy + tail,
-                                .baseline = policy == "bf16" ? std::string{} : "prompt/bf16" + tail,
-                                .rows_of = {},
-                                .plan = [plan] { return plan(1); },
-                                .tokens = scaled(tokens)},
-                               run_prompt<bfloat16, bfloat16>, 4.0);
+                               .baseline = policy == "bf16" ? std::string{} : "prompt/bf16" + tail,
+                               .rows_of = {},
+                               .plan = [plan] { return plan(1); },
+                               .tokens = scaled(tokens)},
+                              run_prompt<bfloat16, bfloat16>, 4.0);
       };
       of_policy("bf16", uniform(heads, Full::Config{}));
       of_policy("duo", duo(heads));
@@ -366,7 +360,6 @@ medians of single calls.
 }  // namespace
 
 int main(int argc, char** argv) {
-  return run_program(argc, argv, usage, [](Run& run, CaseList& list, const Options& options) {
-    Cases{run, list, options};
-  });
+  return run_program(argc, argv, usage,
+                     [](Run& run, CaseList& list, const Options& options) { Cases{run, list, options}; });
 }

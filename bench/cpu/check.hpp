@@ -21,13 +21,11 @@ namespace kvpolicy::bench {
 
 class Check {
  public:
-  Check(const ModelShape& shape, const TensorView<const float>& queries)
-      : shape_{shape}, queries_{queries} {}
+  Check(const ModelShape& shape, const TensorView<const float>& queries) : shape_{shape}, queries_{queries} {}
 
   /// Expects the attention of query token `token`, in all query heads of KV head `head`, over these
   /// segments.
-  void expect(std::size_t token, std::size_t head, std::span<const Segment> segments,
-              const Sight& sight) {
+  void expect(std::size_t token, std::size_t head, std::span<const Segment> segments, const Sight& sight) {
     const std::size_t group = shape_.queries_per_kv();
     const std::span<const float> q{queries_.row(token, head * group), group * shape_.head_dim};
     const auto found = attention(q, shape_.head_dim, segments, sight);
@@ -38,17 +36,16 @@ class Check {
 
   /// Checks that the segments of head `head` have as many rows as `reads` counts. Returns the
   /// error, if any.
-  [[nodiscard]] std::optional<std::string> count(std::size_t head, HeadReads reads,
-                                                 const Run& run) const {
+  [[nodiscard]] std::optional<std::string> count(std::size_t head, HeadReads reads, const Run& run) const {
     if (run.spoil == Spoil::rows) ++reads.keys.exact;
     for (const Expected& one : expected_) {
       const Reference& found = one.reference;
       if (one.q_head / shape_.queries_per_kv() != head) continue;
       if (found.keys == reads.keys && found.values == reads.values) continue;
-      return message("KV head ", head, " reads ", found.keys.exact, " exact and ",
-                     found.keys.packed, " quantised keys, ", found.values.exact, " and ",
-                     found.values.packed, " values; counted were ", reads.keys.exact, ", ",
-                     reads.keys.packed, ", ", reads.values.exact, " and ", reads.values.packed);
+      return message("KV head ", head, " reads ", found.keys.exact, " exact and ", found.keys.packed,
+                     " quantised keys, ", found.values.exact, " and ", found.values.packed,
+                     " values; counted were ", reads.keys.exact, ", ", reads.keys.packed, ", ",
+                     reads.values.exact, " and ", reads.values.packed);
     }
     return std::nullopt;
   }

@@ -138,23 +138,17 @@ class DecodeRig {
     return bytes / static_cast<double>(shape().layers);
   }
   /// The next layer to sample, in turn.
-  [[nodiscard]] std::size_t next_layer() {
-    return std::exchange(next_, (next_ + 1) % shape().layers);
-  }
+  [[nodiscard]] std::size_t next_layer() { return std::exchange(next_, (next_ + 1) % shape().layers); }
 
  private:
   // Steps after the prompt before budgets are enforced: as many as SnapKV's observation window.
   static constexpr std::size_t last_rows = 8;
 
-  [[nodiscard]] TensorView<const E> row() {
-    return numbers_.tensor(1, shape().kv_heads, shape().head_dim);
-  }
+  [[nodiscard]] TensorView<const E> row() { return numbers_.tensor(1, shape().kv_heads, shape().head_dim); }
   [[nodiscard]] TensorView<const float> query() {
     return query_numbers_.tensor(1, shape().q_heads, shape().head_dim);
   }
-  [[nodiscard]] TensorView<float> out_view() {
-    return {out_.data(), 1, shape().q_heads, shape().head_dim};
-  }
+  [[nodiscard]] TensorView<float> out_view() { return {out_.data(), 1, shape().q_heads, shape().head_dim}; }
   [[nodiscard]] History history(const DecodeCase<E>& what, std::size_t layer) const {
     return {.compressed_at = prompt_,
             .chosen_at = chosen_at_[layer],
@@ -214,8 +208,7 @@ template <Element E>
 }
 
 template <Element E>
-void run_decode(benchmark::State& state, Run& run, const DecodeCase<E>& what,
-                std::size_t threads) {
+void run_decode(benchmark::State& state, Run& run, const DecodeCase<E>& what, std::size_t threads) {
   const std::string tail = "/threads:" + std::to_string(threads);
   guarded(state, run, what.name + tail, [&] {
     using Rig = DecodeRig<E>;
@@ -262,8 +255,7 @@ void run_decode(benchmark::State& state, Run& run, const DecodeCase<E>& what,
       report_ratio(state, run, what.baseline.empty() ? "" : what.baseline + tail, seconds);
       state.counters["append_percent"] = 100 * appends / samples.sum();
       if (what.refresh) {
-        state.counters["select_percent"] =
-            100 * seconds_to_select(rig.plan(), what.tokens) / seconds;
+        state.counters["select_percent"] = 100 * seconds_to_select(rig.plan(), what.tokens) / seconds;
       }
       state.counters["rows"] = static_cast<double>(what.tokens);
       state.counters["layers"] = static_cast<double>(rig.shape().layers);

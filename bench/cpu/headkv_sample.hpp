@@ -14,11 +14,10 @@
 namespace kvpolicy::bench {
 
 [[nodiscard]] inline HeadScores sample_scores() {
-  return {4, 8, std::vector<double>{0.00000, 0.00000, 0.00000, 0.00000, 0.00000, 0.00001, 0.00001,
-                                    0.00001, 0.22076, 0.21486, 0.23437, 0.23016, 0.21725, 0.21583,
-                                    0.00525, 0.00279, 0.05779, 0.06325, 0.02492, 0.01910, 0.00247,
-                                    0.00365, 0.00348, 0.00131, 0.01329, 0.00654, 0.00630, 0.00654,
-                                    0.00636, 0.00439, 0.00583, 0.01562}};
+  return {4, 8, std::vector<double>{0.00000, 0.00000, 0.00000, 0.00000, 0.00000, 0.00001, 0.00001, 0.00001,
+                                    0.22076, 0.21486, 0.23437, 0.23016, 0.21725, 0.21583, 0.00525, 0.00279,
+                                    0.05779, 0.06325, 0.02492, 0.01910, 0.00247, 0.00365, 0.00348, 0.00131,
+                                    0.01329, 0.00654, 0.00630, 0.00654, 0.00636, 0.00439, 0.00583, 0.01562}};
 }
 
 /// The same scores distributed over layers of at least `heads` heads.
@@ -27,8 +26,7 @@ namespace kvpolicy::bench {
   const std::size_t layers = scores.values().size() / heads;
   require(layers > 0, "scores of ", scores.values().size(), " heads, must be at least ", heads);
   const auto first = scores.values().begin();
-  return {layers, heads,
-          std::vector<double>(first, first + static_cast<std::ptrdiff_t>(layers * heads))};
+  return {layers, heads, std::vector<double>(first, first + static_cast<std::ptrdiff_t>(layers * heads))};
 }
 
 }  // namespace kvpolicy::bench

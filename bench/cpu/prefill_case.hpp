@@ -26,10 +26,10 @@ namespace kvpolicy::bench {
 template <Element E>
 struct PrefillCase {
   std::string name;
-  std::string baseline;        ///< the case to compute a ratio to; empty: none
-  std::string rows_of;         ///< cases with the same value share their rows
+  std::string baseline;               ///< the case to compute a ratio to; empty: none
+  std::string rows_of;                ///< cases with the same value share their rows
   std::function<HeadPlan<E>()> plan;  ///< for one layer
-  std::size_t tokens = 0;      ///< with the chunk
+  std::size_t tokens = 0;             ///< with the chunk
   std::size_t chunk = portion_rows;
 };
 
@@ -87,8 +87,7 @@ class PrefillRig {
     std::ranges::fill(out_, Q{std::numeric_limits<float>::quiet_NaN()});
     attend();
     std::vector<float> written(out_.size());
-    std::ranges::transform(out_, written.begin(),
-                           [](Q number) { return static_cast<float>(number); });
+    std::ranges::transform(out_, written.begin(), [](Q number) { return static_cast<float>(number); });
     spoil_output(run, written);
     auto wrong = check_.compare(written);
     error_ = std::max(error_, check_.error());
@@ -151,8 +150,7 @@ PrefillRig<E, Q>& last_chunk_rig(Run& run, const PrefillCase<E>& what, std::size
 }
 
 template <Element Q, Element E>
-void run_prefill(benchmark::State& state, Run& run, const PrefillCase<E>& what,
-                 std::size_t threads) {
+void run_prefill(benchmark::State& state, Run& run, const PrefillCase<E>& what, std::size_t threads) {
   const std::string tail = "/threads:" + std::to_string(threads);
   guarded(state, run, what.name + tail, [&] {
     PrefillRig<E, Q>& rig = last_chunk_rig<Q>(run, what, threads);
@@ -176,8 +174,7 @@ void run_prefill(benchmark::State& state, Run& run, const PrefillCase<E>& what,
 }
 
 template <Element Q, Element E>
-void run_compress(benchmark::State& state, Run& run, const PrefillCase<E>& what,
-                  std::size_t threads) {
+void run_compress(benchmark::State& state, Run& run, const PrefillCase<E>& what, std::size_t threads) {
   const std::string tail = "/threads:" + std::to_string(threads);
   guarded(state, run, what.name + tail, [&] {
     PrefillRig<E, Q>& rig = last_chunk_rig<Q>(run, what, threads);
@@ -199,8 +196,7 @@ void run_compress(benchmark::State& state, Run& run, const PrefillCase<E>& what,
 }
 
 template <Element Q, Element E>
-void run_prompt(benchmark::State& state, Run& run, const PrefillCase<E>& what,
-                std::size_t threads) {
+void run_prompt(benchmark::State& state, Run& run, const PrefillCase<E>& what, std::size_t threads) {
   const std::string tail = "/threads:" + std::to_string(threads);
   guarded(state, run, what.name + tail, [&] {
     run.drop_rig();

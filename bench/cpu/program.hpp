@@ -68,8 +68,8 @@ struct Options {
       options.filter = name.substr(name.find('=') + 1);
       continue;
     }
-    const bool ours = flag("--filter") || flag("--json") || flag("--seconds") ||
-                      flag("--threads") || flag("--memory") || flag("--scores") || flag("--spoil");
+    const bool ours = flag("--filter") || flag("--json") || flag("--seconds") || flag("--threads") ||
+                      flag("--memory") || flag("--scores") || flag("--spoil");
     if (!ours) {
       options.rest.push_back(argv[i]);
       continue;
@@ -99,9 +99,8 @@ struct Options {
   Run& run = options.run;
   run.machine = machine();
   run.machine.cores = most;
-  run.memory_bytes = memory_gib > 0.0
-                         ? static_cast<std::size_t>(memory_gib * 0x1p30)
-                         : std::min(run.machine.memory_bytes / 3, std::size_t{6} << 30);
+  run.memory_bytes = memory_gib > 0.0 ? static_cast<std::size_t>(memory_gib * 0x1p30)
+                                      : std::min(run.machine.memory_bytes / 3, std::size_t{6} << 30);
   options.threads = most == 1 || run.quick ? std::vector{most} : std::vector{std::size_t{1}, most};
   return std::nullopt;
 }
@@ -177,9 +176,8 @@ int run_program(int argc, char** argv, std::string_view usage, AddCases add_case
   try {
     CaseList list{options.filter};
     add_cases(run, list, options);
-    const bool lists = std::ranges::any_of(options.rest, [](std::string_view option) {
-      return option.starts_with("--benchmark_list_tests");
-    });
+    const bool lists = std::ranges::any_of(
+        options.rest, [](std::string_view option) { return option.starts_with("--benchmark_list_tests"); });
     auto count = static_cast<int>(options.rest.size());
     benchmark::Initialize(&count, options.rest.data());
     if (benchmark::ReportUnrecognizedArguments(count, options.rest.data())) return 2;

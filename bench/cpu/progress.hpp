@@ -46,8 +46,7 @@ class Progress : public benchmark::BenchmarkReporter {
 
   bool ReportContext(const Context&) override {
     start_ = Clock::now();
-    std::printf("%zu cases, about %s where nothing else runs\n", weights_.size(),
-                duration(total_).c_str());
+    std::printf("%zu cases, about %s where nothing else runs\n", weights_.size(), duration(total_).c_str());
     return true;
   }
 
@@ -55,8 +54,8 @@ class Progress : public benchmark::BenchmarkReporter {
     for (const Run& run : runs) {
       if (done_ < weights_.size()) left_ -= weights_[done_];
       ++done_;
-      std::printf("[%3zu/%zu] %-44s %s%s\n", done_, weights_.size(),
-                  plain_name(run.benchmark_name()).c_str(), said(run).c_str(), time_left().c_str());
+      std::printf("[%3zu/%zu] %-44s %s%s\n", done_, weights_.size(), plain_name(run.benchmark_name()).c_str(),
+                  said(run).c_str(), time_left().c_str());
       std::fflush(stdout);
     }
   }
@@ -79,8 +78,8 @@ class Progress : public benchmark::BenchmarkReporter {
   [[nodiscard]] static std::string said(const Run& run) {
     if (const std::string why = skipped(run); !why.empty()) return "SKIPPED: " + why;
     char text[96];
-    std::snprintf(text, sizeof text, "%10.3f ms (%.3f to %.3f)", counter(run, "ms"),
-                  counter(run, "ms_p10"), counter(run, "ms_p90"));
+    std::snprintf(text, sizeof text, "%10.3f ms (%.3f to %.3f)", counter(run, "ms"), counter(run, "ms_p10"),
+                  counter(run, "ms_p90"));
     std::string line = text;
     const auto add = [&](const char* format, const char* name, double unit = 1.0) {
       if (counter(run, name) < 0) return;

@@ -76,8 +76,8 @@ struct History {
           .packed_value_bytes = codes + 4 * d / static_cast<double>(rule.value_group)};
 }
 
-[[nodiscard]] inline HeadReads head_reads(const HeadRule& rule, std::size_t tokens,
-                                          std::size_t head_dim, const History& history) {
+[[nodiscard]] inline HeadReads head_reads(const HeadRule& rule, std::size_t tokens, std::size_t head_dim,
+                                          const History& history) {
   if (rule.is_quantized()) return quantized_reads(rule, tokens, head_dim);
   if (rule.recent > 0) return exact_reads(std::min(tokens, rule.sinks + rule.recent));
   if (rule.chunk > 0) {
@@ -86,8 +86,7 @@ struct History {
     const std::size_t chunks = committed / rule.chunk;
     const std::size_t chosen = std::min(chunks * rule.chunk, rule.chosen_rows);
     const std::size_t vectors = rule.summary == MinMaxKey::name ? MinMaxKey::vectors : MeanKey::vectors;
-    return exact_reads(chosen + tokens - chunks * rule.chunk,
-                       history.refreshes ? chunks * vectors : 0);
+    return exact_reads(chosen + tokens - chunks * rule.chunk, history.refreshes ? chunks * vectors : 0);
   }
   if (rule.compresses) {
     const std::size_t kept = std::min(history.compressed_at, rule.budget + rule.kept_rows);
@@ -110,8 +109,7 @@ template <Element E>
                                  const History& history) {
   double bytes = 0.0;
   for (std::size_t head = 0; head < plan.shape().kv_heads; ++head) {
-    bytes += reads_of(plan, layer, head, tokens, history)
-                 .bytes(plan.shape().head_dim, sizeof(E));
+    bytes += reads_of(plan, layer, head, tokens, history).bytes(plan.shape().head_dim, sizeof(E));
   }
   return bytes;
 }
@@ -128,8 +126,7 @@ template <Element E>
 }
 
 /// Pairs of a query and a visible row in one head, for a chunk of `queries` after `cached` rows.
-[[nodiscard]] inline double visible_pairs(const Window& window, std::size_t cached,
-                                          std::size_t queries) {
+[[nodiscard]] inline double visible_pairs(const Window& window, std::size_t cached, std::size_t queries) {
   const auto triangle = [](double n) { return n * (n + 1) / 2; };
   const auto first = static_cast<double>(cached);
   const auto last = static_cast<double>(cached + queries);

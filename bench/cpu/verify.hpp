@@ -48,10 +48,8 @@ struct Reference {
 };
 
 /// Attention of `queries` [count, head_dim], all at one position, over the segments of their head.
-[[nodiscard]] inline std::vector<Reference> attention(std::span<const float> queries,
-                                                      std::size_t head_dim,
-                                                      std::span<const Segment> segments,
-                                                      const Sight& sight) {
+[[nodiscard]] inline std::vector<Reference> attention(std::span<const float> queries, std::size_t head_dim,
+                                                      std::span<const Segment> segments, const Sight& sight) {
   const std::size_t count = queries.size() / head_dim;
   const double scale = 1.0 / std::sqrt(static_cast<double>(head_dim));
   std::vector<Reference> found(count, Reference{std::vector<double>(head_dim), {}, {}});
@@ -106,8 +104,7 @@ struct Reference {
 }
 
 /// ||out - reference|| / ||reference||; NaN if `out` has a NaN, or if the reference has no row.
-[[nodiscard]] inline double relative_error(std::span<const float> out,
-                                           std::span<const double> reference) {
+[[nodiscard]] inline double relative_error(std::span<const float> out, std::span<const double> reference) {
   double difference = 0.0;
   double norm = 0.0;
   for (std::size_t c = 0; c < reference.size(); ++c) {

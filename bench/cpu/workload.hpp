@@ -68,7 +68,7 @@ struct Run {
   Machine machine;
   bool smoke = false;  ///< small shapes, verified and hardly timed
   bool quick = false;
-  bool cached = false;         ///< decode always reads the same rows, which are then cached
+  bool cached = false;        ///< decode always reads the same rows, which are then cached
   double case_seconds = 1.0;  ///< for the samples of each case
   Spoil spoil = Spoil::nothing;
   bool failed = false;  ///< set if any result was wrong
@@ -151,8 +151,7 @@ class Numbers {
       number = E{(even - 0.5F) * 3.4641016F};
     }
   }
-  [[nodiscard]] TensorView<const E> tensor(std::size_t tokens, std::size_t heads,
-                                           std::size_t head_dim) {
+  [[nodiscard]] TensorView<const E> tensor(std::size_t tokens, std::size_t heads, std::size_t head_dim) {
     const std::size_t first = random_() % spare;
     return {pool_.data() + first, tokens, heads, head_dim};
   }
@@ -168,8 +167,7 @@ inline constexpr std::size_t portion_rows = 512;
 
 /// Appends rows until the layer has `tokens`, and commits all of them.
 template <Element E>
-void fill(cpu::KvCache<E, Engine>& cache, Numbers<E>& numbers, std::size_t layer,
-          std::size_t tokens) {
+void fill(cpu::KvCache<E, Engine>& cache, Numbers<E>& numbers, std::size_t layer, std::size_t tokens) {
   const ModelShape& shape = cache.plan().shape();
   const std::size_t portion = cache.options().max_append;
   while (cache.tokens(layer) < tokens) {
@@ -193,8 +191,7 @@ inline void spoil_output(const Run& run, std::vector<float>& out) {
 /// The heads of a layer that are checked: the first, the last, and the first head of every other
 /// kind.
 template <Element E>
-[[nodiscard]] std::vector<std::size_t> checked_heads(const HeadPlan<E>& plan, std::size_t layer,
-                                                     bool all) {
+[[nodiscard]] std::vector<std::size_t> checked_heads(const HeadPlan<E>& plan, std::size_t layer, bool all) {
   const std::size_t count = plan.shape().kv_heads;
   std::vector<std::size_t> heads{0};
   for (std::size_t head = 1; head < count; ++head) {
@@ -207,8 +204,8 @@ template <Element E>
 
 /// The call's own rows as a segment, for the reference.
 template <Element E>
-[[nodiscard]] Segment own_rows(const TensorView<const E>& k, const TensorView<const E>& v,
-                               std::size_t head, std::size_t position) {
+[[nodiscard]] Segment own_rows(const TensorView<const E>& k, const TensorView<const E>& v, std::size_t head,
+                               std::size_t position) {
   const auto plane = [&](const TensorView<const E>& side) {
     return Plane{.format = {.encoding = encoding_of<E>},
                  .base = reinterpret_cast<const std::byte*>(side.row(0, head)),
@@ -222,8 +219,8 @@ template <Element E>
 
 // ---- the counters of a result; `units`: layers in one sample
 
-inline void report_times(benchmark::State& state, Run& run, const std::string& name,
-                         const Samples& samples, const Neighbours& neighbours, double units = 1.0) {
+inline void report_times(benchmark::State& state, Run& run, const std::string& name, const Samples& samples,
+                         const Neighbours& neighbours, double units = 1.0) {
   const double median = samples.median() / units;
   run.seconds[name] = median;
   state.counters["ms"] = median * 1e3;
@@ -241,8 +238,8 @@ inline void report_bytes(benchmark::State& state, double ceiling, double seconds
   state.counters["ceiling_GB_per_s"] = ceiling * 1e-9;
   state.counters["percent_of_ceiling"] = 100 * bytes / seconds / ceiling;
 }
-inline void report_flops(benchmark::State& state, const Run& run, std::size_t threads,
-                         double seconds, double flops) {
+inline void report_flops(benchmark::State& state, const Run& run, std::size_t threads, double seconds,
+                         double flops) {
   state.counters["flops"] = flops;
   state.counters["GFLOP_per_s"] = flops / seconds * 1e-9;
   state.counters["percent_of_fma"] = 100 * flops / seconds / run.fma_ceiling.at(threads);

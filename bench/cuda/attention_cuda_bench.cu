@@ -111,10 +111,7 @@ class Cases {
 
   void dense(Heads heads, std::size_t tokens) {
     const auto make = [=, this](std::size_t layers) { return Plan{shape(scaled(heads), layers)}; };
-    add_decode({.name = dense_name(heads, tokens),
-                .baseline = {},
-                .plan = make(1),
-                .tokens = scaled(tokens)},
+    add_decode({.name = dense_name(heads, tokens), .baseline = {}, .plan = make(1), .tokens = scaled(tokens)},
                make);
   }
   [[nodiscard]] static std::string dense_name(Heads heads, std::size_t tokens) {
@@ -154,16 +151,15 @@ class Cases {
     const std::size_t tokens = 128 * Ki;
     for (const std::size_t bits : {8, 4, 2}) {
       const auto make = [=, this](std::size_t layers) {
-        return Plan{
-            shape(scaled(heads), layers),
-            Quantized::Config{.storage = {.bits = bits, .residual = run_.smoke ? 64U : 128U}}};
+        return Plan{shape(scaled(heads), layers),
+                    Quantized::Config{.storage = {.bits = bits, .residual = run_.smoke ? 64U : 128U}}};
       };
-      add_decode({.name = "decode/int" + std::to_string(bits) + "/" + heads.name() + "/" +
-                          tokens_name(tokens),
-                  .baseline = dense_name(heads, tokens),
-                  .plan = make(1),
-                  .tokens = scaled(tokens)},
-                 make);
+      add_decode(
+          {.name = "decode/int" + std::to_string(bits) + "/" + heads.name() + "/" + tokens_name(tokens),
+           .baseline = dense_name(heads, tokens),
+           .plan = make(1),
+           .tokens = scaled(tokens)},
+          make);
     }
   }
 
@@ -209,8 +205,8 @@ class Cases {
   void prefill_of(Heads heads, std::size_t tokens, std::size_t chunk, double retrieval,
                   const std::string& duo_name, std::size_t samples) {
     const bool whole = chunk == tokens;
-    const std::string tail = "/" + heads.name() + "/" + tokens_name(tokens) +
-                             (whole ? "" : "/chunk_" + tokens_name(chunk));
+    const std::string tail =
+        "/" + heads.name() + "/" + tokens_name(tokens) + (whole ? "" : "/chunk_" + tokens_name(chunk));
     const std::size_t small_chunk = whole ? scaled(tokens) : 130;
     Plan plan{shape(scaled(heads))};
     add_prefill({.name = "prefill/dense" + tail,
@@ -252,10 +248,8 @@ class Cases {
                   .plan = plan,
                   .tokens = scaled(tokens),
                   .launches = cuda::Launches::separate});
-      add_decode({.name = name + "/joint",
-                  .baseline = name + "/separate",
-                  .plan = plan,
-                  .tokens = scaled(tokens)});
+      add_decode(
+          {.name = name + "/joint", .baseline = name + "/separate", .plan = plan, .tokens = scaled(tokens)});
       if (run_.smoke) break;
     }
   }
@@ -284,9 +278,8 @@ Verifies the attention kernels on this machine's GPU, then times them with a col
 int main(int argc, char** argv) {
   std::vector<std::string> files;
   double sparsity = 0.5;
-  const std::vector<Option> options{
-      {"--pattern", [&](const char* value) { files.emplace_back(value); }},
-      {"--sparsity", [&](const char* value) { sparsity = std::atof(value); }}};
+  const std::vector<Option> options{{"--pattern", [&](const char* value) { files.emplace_back(value); }},
+                                    {"--sparsity", [&](const char* value) { sparsity = std::atof(value); }}};
   return run_program(argc, argv, usage, /*flushes=*/true, options, [&](Run& run) {
     std::vector<DuoLayers> patterns;
     for (const std::string& file : files) patterns.push_back(read_duo_layers(file, sparsity));

@@ -32,25 +32,23 @@ class BatchRig {
         values_{keys_.count(), run.stream},
         out_{queries_.count(), run.stream},
         heads_{cuda::allocate(cuda::default_memory(),
-                              what.sequences * shape_.kv_heads * sizeof(cuda::HeadView),
-                              run.stream)},
-        states_{cuda::allocate(cuda::default_memory(), what.sequences * sizeof(cuda::LayerState),
-                               run.stream)} {
+                              what.sequences * shape_.kv_heads * sizeof(cuda::HeadView), run.stream)},
+        states_{
+            cuda::allocate(cuda::default_memory(), what.sequences * sizeof(cuda::LayerState), run.stream)} {
     queries_.randomize(1U << 20, run.stream);
     keys_.randomize((1U << 20) + 1, run.stream);
     values_.randomize((1U << 20) + 2, run.stream);
     const std::size_t portion = std::min(portion_rows, what.tokens);
     Filler filler{shape_, portion, run.stream};
     for (std::size_t s = 0; s < what.sequences; ++s) {
-      Cache& cache = caches_.emplace_back(what.plan, cuda::CacheOptions{.max_append = portion},
-                                          run.stream, engine_);
+      Cache& cache =
+          caches_.emplace_back(what.plan, cuda::CacheOptions{.max_append = portion}, run.stream, engine_);
       cache.reserve(what.tokens, run.stream);
       filler.fill(cache, 0, what.tokens - 1);
       cache.commit(run.stream);
       const auto gather = [&](auto* to, const auto* from, std::size_t count) {
-        cuda::check(
-            cudaMemcpyAsync(to, from, count * sizeof *from, cudaMemcpyDeviceToDevice, run.stream),
-            "cudaMemcpyAsync");
+        cuda::check(cudaMemcpyAsync(to, from, count * sizeof *from, cudaMemcpyDeviceToDevice, run.stream),
+                    "cudaMemcpyAsync");
       };
       gather(heads() + s * shape_.kv_heads, cache.device_heads(0), shape_.kv_heads);
       gather(states() + s, cache.device_state(0), 1);
@@ -95,13 +93,13 @@ class BatchRig {
     for (const std::size_t s : {std::size_t{0}, what_.sequences / 2, what_.sequences - 1}) {
       const std::size_t head = s == 0 ? 0 : shape_.kv_heads - 1;
       cuda::CachedRows rows = caches_[s].rows(0, head, Read::all, 0, run_.stream);
-      add_rows(rows, std::span{k}.subspan(s * row, row), std::span{v}.subspan(s * row, row),
-               shape_.kv_heads, head, dim, 1, what_.tokens - 1);
-      const std::size_t q_head = s * shape_.q_heads + head * shape_.queries_per_kv() + shape_.queries_per_kv() / 2;
+      add_rows(rows, std::span{k}.subspan(s * row, row), std::span{v}.subspan(s * row, row), shape_.kv_heads,
+               head, dim, 1, what_.tokens - 1);
+      const std::size_t q_head =
+          s * shape_.q_heads + head * shape_.queries_per_kv() + shape_.queries_per_kv() / 2;
       const Sight sight{.position = static_cast<std::int64_t>(what_.tokens) - 1};
-      const double error =
-          relative_error(std::span{out}.subspan(q_head * dim, dim),
-                         attention(std::span{q}.subspan(q_head * dim, dim), rows, sight));
+      const double error = relative_error(std::span{out}.subspan(q_head * dim, dim),
+                                          attention(std::span{q}.subspan(q_head * dim, dim), rows, sight));
       if (!(error <= most_error_exact)) {
         return message(what_.name, ": sequence ", s, ", KV head ", head, " is off by ", error,
                        ", allowed are ", most_error_exact);
@@ -118,9 +116,7 @@ class BatchRig {
   }
 
  private:
-  [[nodiscard]] cuda::HeadView* heads() const {
-    return reinterpret_cast<cuda::HeadView*>(heads_.get());
-  }
+  [[nodiscard]] cuda::HeadView* heads() const { return reinterpret_cast<cuda::HeadView*>(heads_.get()); }
   [[nodiscard]] cuda::LayerState* states() const {
     return reinterpret_cast<cuda::LayerState*>(states_.get());
   }
@@ -147,9 +143,8 @@ inline void run_batch(benchmark::State& state, Run& run, const BatchCase& what) 
     for (int i = 0; i < 3; ++i) rig.seconds();
     const Samples samples = sample(state, [&] { return rig.seconds(); });
     report_times(state, run, what.name, samples, 1.0);
-    const double bytes =
-        static_cast<double>(what.sequences) *
-        bytes_of({.name = {}, .baseline = {}, .plan = what.plan, .tokens = what.tokens});
+    const double bytes = static_cast<double>(what.sequences) *
+                         bytes_of({.name = {}, .baseline = {}, .plan = what.plan, .tokens = what.tokens});
     report_bytes(state, run, run.seconds[what.name], bytes);
     state.counters["error"] = rig.error();
   });

@@ -37,16 +37,14 @@ class Cases {
       guarded(state, run_, name, [&] {
         const auto window = run_.smoke ? Streaming::Config{.sinks = 8, .recent = 24}
                                        : Streaming::Config{.sinks = 128, .recent = 256};
-        rig_.use(
-            "Llama-3-8B", config_, reference::WeightFormat::int8, "duo_int4",
-            bench::duo_plan(config_.shape(), 0.5,
-                            Quantized::Config{.storage = {.bits = 4, .residual = 128}}, window),
-            run_.smoke ? 64 : filling_rows);
+        rig_.use("Llama-3-8B", config_, reference::WeightFormat::int8, "duo_int4",
+                 bench::duo_plan(config_.shape(), 0.5,
+                                 Quantized::Config{.storage = {.bits = 4, .residual = 128}}, window),
+                 run_.smoke ? 64 : filling_rows);
         const std::size_t more = run_.samples + 16;
         std::size_t context = tokens > 0 ? tokens : rig_.longest() - more;
         if (const std::size_t missing = rig_.missing(context + more)) {
-          return skip_unfitting(state, run_,
-                                page_bytes(rig_.cache().plan(), rig_.cache().options(), context),
+          return skip_unfitting(state, run_, page_bytes(rig_.cache().plan(), rig_.cache().options(), context),
                                 missing);
         }
         for (int tries = tokens > 0 ? 1 : 5; tries > 0; --tries) {

@@ -107,8 +107,8 @@ class DecodeRig {
   /// Attends in all layers once.
   void attend(bool refresh) {
     for (std::size_t layer = 0; layer < shape_.layers; ++layer) {
-      cache_.attend(layer, TensorView<const bfloat16>{of_layer(queries_, layer)},
-                    of_layer(out_, layer), {.read = what_.read, .refresh_selection = refresh}, run_.stream);
+      cache_.attend(layer, TensorView<const bfloat16>{of_layer(queries_, layer)}, of_layer(out_, layer),
+                    {.read = what_.read, .refresh_selection = refresh}, run_.stream);
     }
   }
 
@@ -122,16 +122,14 @@ class DecodeRig {
     const std::vector<bfloat16> out = download(of_layer(out_, layer_).data, q.size(), run_.stream);
     for (const std::size_t head : checked_heads(what_.plan, layer_)) {
       const HeadRule settings = cuda::served_rule(what_.plan, layer_, head);
-      const cuda::CachedRows rows =
-          cache_.rows(layer_, head, what_.read, /*appended=*/1, run_.stream);
+      const cuda::CachedRows rows = cache_.rows(layer_, head, what_.read, /*appended=*/1, run_.stream);
       const HeadReads reads =
           decode_reads(settings, what_.tokens, what_.read == Read::selected, what_.refresh);
       const auto packed = static_cast<std::size_t>(std::ranges::count(rows.quantized, true));
-      if (rows.positions.size() != reads.exact_rows + reads.packed_rows ||
-          packed != reads.packed_rows) {
-        return message(what_.name, ": KV head ", head, " reads ", rows.positions.size(), " rows, ",
-                       packed, " of them quantised; counted were ",
-                       reads.exact_rows + reads.packed_rows, " and ", reads.packed_rows);
+      if (rows.positions.size() != reads.exact_rows + reads.packed_rows || packed != reads.packed_rows) {
+        return message(what_.name, ": KV head ", head, " reads ", rows.positions.size(), " rows, ", packed,
+                       " of them quantised; counted were ", reads.exact_rows + reads.packed_rows, " and ",
+                       reads.packed_rows);
       }
       const Sight sight{.position = static_cast<std::int64_t>(what_.tokens) - 1};
       const double most = packed > 0 ? most_error_packed : most_error_exact;
@@ -158,8 +156,7 @@ class DecodeRig {
 
  private:
   [[nodiscard]] TensorView<bfloat16> of_layer(const Tensor16& rows, std::size_t layer) const {
-    return {rows.data() + layer * shape_.q_heads * shape_.head_dim, 1, shape_.q_heads,
-            shape_.head_dim};
+    return {rows.data() + layer * shape_.q_heads * shape_.head_dim, 1, shape_.q_heads, shape_.head_dim};
   }
 
   const DecodeCase& what_;

@@ -61,8 +61,7 @@ inline constexpr std::array nominal_limits{
   info.name = properties.name;
   int version = 0;
   cuda::check(cudaDriverGetVersion(&version), "cudaDriverGetVersion");
-  info.driver =
-      "CUDA " + std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+  info.driver = "CUDA " + std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
   info.target = "sm_" + std::to_string(properties.major) + std::to_string(properties.minor) +
                 ", compiled by nvcc " + std::to_string(__CUDACC_VER_MAJOR__) + "." +
                 std::to_string(__CUDACC_VER_MINOR__);
@@ -76,8 +75,8 @@ inline constexpr std::array nominal_limits{
   } else {
     // Each bit of the bus makes two transfers per clock (kHz). The runtime does not report the rate
     // of products.
-    info.bytes_per_second = 2e3 * attribute(cudaDevAttrMemoryClockRate) *
-                            attribute(cudaDevAttrGlobalMemoryBusWidth) / 8;
+    info.bytes_per_second =
+        2e3 * attribute(cudaDevAttrMemoryClockRate) * attribute(cudaDevAttrGlobalMemoryBusWidth) / 8;
     info.flops_per_second = 0.0;
     info.limits = "memory clock and bus width of the device";
   }

@@ -49,10 +49,9 @@ struct DuoLayers {
     for (double gate = 0.0; fields >> gate;) gates.push_back(gate);
     ++layers;
   }
-  require<FormatError>(
-      layers > 0 && gates.size() % layers == 0 && 32 % (gates.size() / layers) == 0, path, ": has ",
-      gates.size(), " numbers in ", layers,
-      " lines; must have a line for each layer, of gates for 32 or fewer KV heads");
+  require<FormatError>(layers > 0 && gates.size() % layers == 0 && 32 % (gates.size() / layers) == 0, path,
+                       ": has ", gates.size(), " numbers in ", layers,
+                       " lines; must have a line for each layer, of gates for 32 or fewer KV heads");
   const std::size_t heads = gates.size() / layers;
   const HeadKinds kinds = head_kinds({layers, heads, gates}, sparsity);
   DuoLayers found{path, heads, std::vector<std::size_t>(layers)};

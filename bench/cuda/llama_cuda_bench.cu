@@ -32,12 +32,7 @@ struct Model {
 
 std::vector<Model> models(bool smoke) {
   std::vector<Model> all{
-      {"Llama-3-8B",
-       llama_3_8b(),
-       0.5,
-       {100000, 200000, 300000, 400000, 517000, 1000000},
-       320000,
-       32000},
+      {"Llama-3-8B", llama_3_8b(), 0.5, {100000, 200000, 300000, 400000, 517000, 1000000}, 320000, 32000},
       {"Llama-2-7B", llama_2_7b(), 0.25, {20000, 60000, 100000, 134000, 200000}, 100000, 10000},
   };
   if (!smoke) return all;
@@ -72,8 +67,7 @@ class Cases {
   [[nodiscard]] Plan plan_of(const Model& model, bool duo) const {
     const auto window = run_.smoke ? Streaming::Config{.sinks = 8, .recent = 24}
                                    : Streaming::Config{.sinks = 128, .recent = 256};
-    return bench::duo_plan(model.config.shape(), duo ? model.retrieval : 1.0, Full::Config{},
-                           window);
+    return bench::duo_plan(model.config.shape(), duo ? model.retrieval : 1.0, Full::Config{}, window);
   }
   [[nodiscard]] static std::string name_of(const Model& model, bool duo) {
     return model.name + (duo ? "/duo" : "/full");
@@ -87,23 +81,21 @@ class Cases {
     const std::string tail = "/" + std::to_string(context) + (graph ? "/graph" : "/eager");
     const std::string name = name_of(model, duo) + "/decode" + tail;
     const std::string baseline = duo ? name_of(model, false) + "/decode" + tail : "";
-    add_case(name, run_.samples, benchmark::kMillisecond,
-             [=, this, &model](benchmark::State& state) {
-               guarded(state, run_, name, [&] {
-                 // Steps in the graph and steps without it follow each other in one text.
-                 const std::size_t more = 2 * run_.samples + 32;
-                 use(model, duo);
-                 if (rig_.cache().tokens() > context + more) rig_.drop_cache();
-                 use(model, duo);
-                 if (const std::size_t missing = rig_.missing(context + more)) {
-                   return skip_unfitting(
-                       state, run_,
-                       page_bytes(rig_.cache().plan(), rig_.cache().options(), context), missing);
-                 }
-                 rig_.fill(context, more);
-                 rig_.time_steps(state, name, baseline, graph);
-               });
-             });
+    add_case(name, run_.samples, benchmark::kMillisecond, [=, this, &model](benchmark::State& state) {
+      guarded(state, run_, name, [&] {
+        // Steps in the graph and steps without it follow each other in one text.
+        const std::size_t more = 2 * run_.samples + 32;
+        use(model, duo);
+        if (rig_.cache().tokens() > context + more) rig_.drop_cache();
+        use(model, duo);
+        if (const std::size_t missing = rig_.missing(context + more)) {
+          return skip_unfitting(state, run_, page_bytes(rig_.cache().plan(), rig_.cache().options(), context),
+                                missing);
+        }
+        rig_.fill(context, more);
+        rig_.time_steps(state, name, baseline, graph);
+      });
+    });
   }
 
   // Makes one pass; the curve over the text length comes from its chunks.
@@ -118,8 +110,7 @@ class Cases {
         rig_.model().reserve(model.chunk, 1, run_.stream);
         if (const std::size_t missing = rig_.missing(model.prompt)) {
           return skip_unfitting(
-              state, run_, page_bytes(rig_.cache().plan(), rig_.cache().options(), model.prompt),
-              missing);
+              state, run_, page_bytes(rig_.cache().plan(), rig_.cache().options(), model.prompt), missing);
         }
         std::vector<int> tokens(model.prompt);
         for (std::size_t i = 0; i < tokens.size(); ++i) {
@@ -127,9 +118,8 @@ class Cases {
         }
         // Libraries choose and load their kernels in the first chunk, so another text is read
         // first.
-        static_cast<void>(reference::prefill(rig_.model(), rig_.cache(),
-                                             std::span{tokens}.first(model.chunk), model.chunk, {},
-                                             {}, run_.stream));
+        static_cast<void>(reference::prefill(rig_.model(), rig_.cache(), std::span{tokens}.first(model.chunk),
+                                             model.chunk, {}, {}, run_.stream));
         rig_.drop_cache();
         use(model, duo);
         rig_.cache().reserve(model.prompt, run_.stream);
@@ -172,8 +162,8 @@ class Cases {
     const double attention =
         pairs * static_cast<double>(shape.queries_per_kv() * shape.layers) * flops_of_pair(shape.head_dim);
     const std::size_t qkv = (shape.q_heads + 2 * shape.kv_heads) * shape.head_dim;
-    const std::size_t weights = shape.layers * config.hidden *
-                                (qkv + shape.q_heads * shape.head_dim + 3 * config.intermediate);
+    const std::size_t weights =
+        shape.layers * config.hidden * (qkv + shape.q_heads * shape.head_dim + 3 * config.intermediate);
     const double linear = 2.0 * static_cast<double>(weights) * static_cast<double>(model.prompt);
     state.counters["attention_flops"] = attention;
     state.counters["linear_flops"] = linear;

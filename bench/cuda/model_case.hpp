@@ -19,10 +19,8 @@
 
 namespace kvpolicy::bench {
 
-[[nodiscard]] inline reference::LlamaConfig model_config(std::size_t hidden,
-                                                         std::size_t intermediate,
-                                                         std::size_t kv_heads,
-                                                         std::size_t vocabulary) {
+[[nodiscard]] inline reference::LlamaConfig model_config(std::size_t hidden, std::size_t intermediate,
+                                                         std::size_t kv_heads, std::size_t vocabulary) {
   reference::LlamaConfig config;
   config.vocabulary = vocabulary;
   config.hidden = hidden;
@@ -35,12 +33,8 @@ namespace kvpolicy::bench {
   config.windows.assign(config.layers, 0);
   return config;
 }
-[[nodiscard]] inline reference::LlamaConfig llama_3_8b() {
-  return model_config(4096, 14336, 8, 128256);
-}
-[[nodiscard]] inline reference::LlamaConfig llama_2_7b() {
-  return model_config(4096, 11008, 32, 32000);
-}
+[[nodiscard]] inline reference::LlamaConfig llama_3_8b() { return model_config(4096, 14336, 8, 128256); }
+[[nodiscard]] inline reference::LlamaConfig llama_2_7b() { return model_config(4096, 11008, 32, 32000); }
 /// The same kind of model in a size for the emulation.
 [[nodiscard]] inline reference::LlamaConfig smoke_model(reference::LlamaConfig config) {
   config.hidden = 32;
@@ -72,11 +66,10 @@ template <class Retrieval>
   std::size_t bytes = 0;
   for (std::size_t layer = 0; layer < shape.layers; ++layer) {
     for (std::size_t head = 0; head < shape.kv_heads; ++head) {
-      const cuda::HeadGeometry geometry{cuda::served_rule(plan, layer, head),
-                                        {.head_dim = shape.head_dim,
-                                         .page_rows = options.page_rows,
-                                         .tail_rows = options.tail_rows()},
-                                        false};
+      const cuda::HeadGeometry geometry{
+          cuda::served_rule(plan, layer, head),
+          {.head_dim = shape.head_dim, .page_rows = options.page_rows, .tail_rows = options.tail_rows()},
+          false};
       bytes += geometry.bytes(tokens);
     }
   }
@@ -94,13 +87,9 @@ template <class Retrieval>
 }
 /// Memory that is kept free for page tables, descriptions, and the driver's needs for launches and
 /// graphs.
-[[nodiscard]] inline std::size_t spare_bytes(const Run& run) {
-  return run.smoke ? 0 : std::size_t{3} << 28;
-}
+[[nodiscard]] inline std::size_t spare_bytes(const Run& run) { return run.smoke ? 0 : std::size_t{3} << 28; }
 
-[[nodiscard]] inline double gibibytes(std::size_t bytes) {
-  return static_cast<double>(bytes) / 0x1p30;
-}
+[[nodiscard]] inline double gibibytes(std::size_t bytes) { return static_cast<double>(bytes) / 0x1p30; }
 [[nodiscard]] inline std::string one_decimal(double number) {
   char text[32];
   std::snprintf(text, sizeof text, "%.1f", number);
@@ -113,9 +102,8 @@ class ModelRig {
   explicit ModelRig(Run& run) : run_{run} {}
 
   /// `max_append`: rows of one append while filling; large ones make the rings of windows larger.
-  void use(const std::string& name, const reference::LlamaConfig& config,
-           reference::WeightFormat weights, const std::string& policy, const Plan& plan,
-           std::size_t max_append) {
+  void use(const std::string& name, const reference::LlamaConfig& config, reference::WeightFormat weights,
+           const std::string& policy, const Plan& plan, std::size_t max_append) {
     if (name != model_name_) {
       drop_cache();
       model_.reset();
@@ -141,8 +129,7 @@ class ModelRig {
 
   /// Bytes that are missing for a text of `tokens`; 0 if it fits.
   [[nodiscard]] std::size_t missing(std::size_t tokens) const {
-    const std::size_t wanted =
-        page_bytes(cache_->plan(), cache_->options(), tokens) + spare_bytes(run_);
+    const std::size_t wanted = page_bytes(cache_->plan(), cache_->options(), tokens) + spare_bytes(run_);
     const std::size_t there = cache_->bytes() + free_bytes(run_.stream);
     return wanted - std::min(wanted, there);
   }
@@ -167,25 +154,21 @@ class ModelRig {
 
   /// Bytes of device memory that this step needs.
   [[nodiscard]] std::size_t held_bytes() const {
-    return model_->weight_bytes() + model_->activation_bytes() + cache_->bytes() +
-           cache_->overhead_bytes() + cache_->engine()->workspace_bytes();
+    return model_->weight_bytes() + model_->activation_bytes() + cache_->bytes() + cache_->overhead_bytes() +
+           cache_->engine()->workspace_bytes();
   }
   /// Bytes that a decode step must read: cached rows, and all weights except the embedding, of
   /// which it reads one row.
   [[nodiscard]] double step_bytes() const {
     const reference::LlamaConfig& config = model_->config();
-    const double weights =
-        static_cast<double>(model_->weight_bytes()) -
-        static_cast<double>(config.vocabulary * config.hidden * sizeof(bfloat16));
-    return weights + bytes_of({.name = {},
-                               .baseline = {},
-                               .plan = cache_->plan(),
-                               .tokens = cache_->tokens() + 1});
+    const double weights = static_cast<double>(model_->weight_bytes()) -
+                           static_cast<double>(config.vocabulary * config.hidden * sizeof(bfloat16));
+    return weights +
+           bytes_of({.name = {}, .baseline = {}, .plan = cache_->plan(), .tokens = cache_->tokens() + 1});
   }
 
   /// Times decode steps; each adds one token to the text.
-  void time_steps(benchmark::State& state, const std::string& name, const std::string& baseline,
-                  bool graph) {
+  void time_steps(benchmark::State& state, const std::string& name, const std::string& baseline, bool graph) {
     model_->set_tokens(std::array{1}, cache_->tokens(), run_.stream);
     reference::Decoder<Cache> decoder{*model_, *cache_, {.graph = graph}, run_.stream};
     const double bytes = step_bytes();
@@ -219,11 +202,9 @@ class ModelRig {
 };
 
 /// Reports which case does not fit, and how much memory is missing.
-inline void skip_unfitting(benchmark::State& state, const Run& run, std::size_t wanted,
-                           std::size_t missing) {
-  const std::string why = "does not fit (needs " + one_decimal(gibibytes(wanted)) +
-                          " GiB for the cache, " + one_decimal(gibibytes(missing)) +
-                          " GiB more than there are of " +
+inline void skip_unfitting(benchmark::State& state, const Run& run, std::size_t wanted, std::size_t missing) {
+  const std::string why = "does not fit (needs " + one_decimal(gibibytes(wanted)) + " GiB for the cache, " +
+                          one_decimal(gibibytes(missing)) + " GiB more than there are of " +
                           one_decimal(gibibytes(run.device.memory_bytes)) + " GiB)";
   state.SkipWithError(why.c_str());
 }

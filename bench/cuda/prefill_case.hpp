@@ -38,8 +38,7 @@ class PrefillRig {
 
   /// Seconds of a pass. With `checked` the first and the last chunk are also verified.
   double pass(bool checked) {
-    Cache cache{
-        what_.plan, {.max_append = std::min(portion_rows, what_.chunk)}, run_.stream, engine_};
+    Cache cache{what_.plan, {.max_append = std::min(portion_rows, what_.chunk)}, run_.stream, engine_};
     cache.reserve(what_.tokens, run_.stream);
     double seconds = 0.0;
     for (std::size_t done = 0; done < what_.tokens; done += what_.chunk) {
@@ -102,8 +101,7 @@ class PrefillRig {
     for (std::size_t done = 0; done < count; done += portion) {
       const std::size_t rows = std::min(portion, count - done);
       const auto part = [&](const Tensor16& all) {
-        return TensorView<const bfloat16>{
-            all.view(shape_.kv_heads, shape_.head_dim).slice(done, rows)};
+        return TensorView<const bfloat16>{all.view(shape_.kv_heads, shape_.head_dim).slice(done, rows)};
       };
       cache.append(0, part(keys_), part(values_), run_.stream);
     }
@@ -130,8 +128,8 @@ class PrefillRig {
         const double error = relative_error(std::span{out}.subspan(at, dim),
                                             attention(std::span{q}.subspan(at, dim), rows, sight));
         if (!(error <= most_error_exact) && !wrong_) {
-          wrong_ = message(what_.name, ": token ", cached + token, ", query head ", q_head,
-                           " is off by ", error, ", allowed are ", most_error_exact);
+          wrong_ = message(what_.name, ": token ", cached + token, ", query head ", q_head, " is off by ",
+                           error, ", allowed are ", most_error_exact);
         }
         error_ = std::max(error_, error);
       }

@@ -60,11 +60,10 @@ int run_program(int argc, char** argv, std::string_view usage, bool flushes,
   try {
     run.device = device_info();
     cuda::check(cudaStreamCreate(&run.stream), "cudaStreamCreate");
-    run.timer =
-        std::make_unique<Timer>(run.smoke || !flushes ? 4096 : 4 * run.device.l2_bytes, run.stream);
-    const std::size_t copied =
-        run.smoke ? std::size_t{1} << 20
-                  : std::min<std::size_t>(std::size_t{4} << 30, run.device.memory_bytes / 8);
+    run.timer = std::make_unique<Timer>(run.smoke || !flushes ? 4096 : 4 * run.device.l2_bytes, run.stream);
+    const std::size_t copied = run.smoke
+                                   ? std::size_t{1} << 20
+                                   : std::min<std::size_t>(std::size_t{4} << 30, run.device.memory_bytes / 8);
     run.copy_bytes_per_second = copy_bandwidth(*run.timer, copied, run.stream);
     const auto say = [](const char* key, const std::string& value) {
       benchmark::AddCustomContext(key, value);

@@ -16,8 +16,8 @@
 #include <algorithm>
 #include <cstddef>
 
-#include <kvpolicy/cuda/served_rule.hpp>
 #include <kvpolicy/cuda/kernels/packing.cuh>
+#include <kvpolicy/cuda/served_rule.hpp>
 
 namespace kvpolicy::bench {
 
@@ -44,8 +44,8 @@ struct HeadReads {
 
 /// Counts for a head whose text has `tokens` rows, all committed except the query's own.
 /// `refreshes`: the call chooses new chunks; `selected`: it reads selected chunks.
-[[nodiscard]] inline HeadReads decode_reads(const HeadRule& head, std::size_t tokens,
-                                            bool selected, bool refreshes) {
+[[nodiscard]] inline HeadReads decode_reads(const HeadRule& head, std::size_t tokens, bool selected,
+                                            bool refreshes) {
   if (head.recent > 0) return {.exact_rows = std::min(tokens, head.sinks + head.recent)};
   const std::size_t committed = tokens - 1;
   if (head.chunk > 0 && selected) {
@@ -64,8 +64,7 @@ struct HeadReads {
 }
 
 /// Pairs of a query and a visible row in one head, for a chunk of `queries` after `cached` rows.
-[[nodiscard]] inline double visible_pairs(const HeadRule& head, std::size_t cached,
-                                          std::size_t queries) {
+[[nodiscard]] inline double visible_pairs(const HeadRule& head, std::size_t cached, std::size_t queries) {
   const auto triangle = [](double n) { return n * (n + 1) / 2; };
   const auto first = static_cast<double>(cached);
   const auto last = static_cast<double>(cached + queries);
@@ -79,9 +78,8 @@ struct HeadReads {
 /// The same pairs counted in whole tiles, which a tile kernel must compute: `query_rows` rows
 /// (pairs of a token and a query head of a group) by `key_rows` keys, with key tiles aligned to
 /// position 0.
-[[nodiscard]] inline double live_tile_pairs(const HeadRule& head, std::size_t cached,
-                                            std::size_t queries, std::size_t group,
-                                            std::size_t query_rows, std::size_t key_rows) {
+[[nodiscard]] inline double live_tile_pairs(const HeadRule& head, std::size_t cached, std::size_t queries,
+                                            std::size_t group, std::size_t query_rows, std::size_t key_rows) {
   std::size_t tiles = 0;
   const std::size_t rows = queries * group;
   for (std::size_t row = 0; row < rows; row += query_rows) {

@@ -60,14 +60,11 @@ class Timer {
 /// The samples of one benchmark.
 class Samples {
  public:
-  void add(double seconds) {
-    seconds_.insert(std::ranges::upper_bound(seconds_, seconds), seconds);
-  }
+  void add(double seconds) { seconds_.insert(std::ranges::upper_bound(seconds_, seconds), seconds); }
   [[nodiscard]] std::size_t count() const { return seconds_.size(); }
   /// The sample below which a `share` of all samples lie.
   [[nodiscard]] double at(double share) const {
-    return seconds_[static_cast<std::size_t>(share * static_cast<double>(seconds_.size() - 1) +
-                                             0.5)];
+    return seconds_[static_cast<std::size_t>(share * static_cast<double>(seconds_.size() - 1) + 0.5)];
   }
   [[nodiscard]] double median() const { return at(0.5); }
 

@@ -59,7 +59,8 @@ struct Setting {
 class World {
  public:
   World(Run& run, const Setting& setting)
-      : run_{run}, setting_{setting},
+      : run_{run},
+        setting_{setting},
         config_{run.smoke ? smoke_model(llama_2_7b()) : llama_2_7b()},
         target_{reference::CudaLlama::random(config_, {}, 1, run.stream)},
         small_{reference::CudaLlama::random(draft_config(config_, run.smoke), {}, 2, run.stream)} {
@@ -78,8 +79,8 @@ class World {
     cuda::CacheOptions window = options_;
     window.slow_memory = nullptr;
     small_cache_.emplace(
-        filled(Cache{Plan{small_.config().shape(), Streaming::Config{.sinks = 16, .recent = 240}},
-                     window, run.stream},
+        filled(Cache{Plan{small_.config().shape(), Streaming::Config{.sinks = 16, .recent = 240}}, window,
+                     run.stream},
                portion));
     text_.assign(setting.context + 1, 1);
   }
@@ -107,12 +108,15 @@ class World {
     OnStream on_stream{cache, run_.stream};
     OnStream small_on_stream{small_cache, run_.stream};
     const auto read = std::span<const int>{text_}.first(setting_.context);
-    return decode(SpeculativeDecoder<Reader, OnStream, Draft, Scripted<Target>>{
-                      reader_, on_stream,
-                      Draft{reader_, on_stream, Small{small_reader_, small_on_stream, {}, read},
-                            {.length = 1, .adapt = false}},
-                      fixed(setting_.length)},
-                  tokens, statistics);
+    return decode(
+        SpeculativeDecoder<Reader, OnStream, Draft, Scripted<Target>>{
+            reader_, on_stream,
+            Draft{reader_,
+                  on_stream,
+                  Small{small_reader_, small_on_stream, {}, read},
+                  {.length = 1, .adapt = false}},
+            fixed(setting_.length)},
+        tokens, statistics);
   }
 
  private:
@@ -135,8 +139,7 @@ class World {
     return options;
   }
   template <class Decoder>
-  [[nodiscard]] double decode(Decoder decoder, std::size_t tokens,
-                              LevelStatistics* statistics = nullptr) {
+  [[nodiscard]] double decode(Decoder decoder, std::size_t tokens, LevelStatistics* statistics = nullptr) {
     decoder.continue_text(text_);
     static_cast<void>(decoder.step());  // chooses the chunks, and makes libraries load their
                                         // kernels

@@ -32,17 +32,16 @@ inline constexpr double most_error_packed = 1e-2;
 [[nodiscard]] inline std::vector<bfloat16> download(const bfloat16* from, std::size_t count,
                                                     cudaStream_t stream) {
   std::vector<bfloat16> numbers(count);
-  cuda::check(cudaMemcpyAsync(numbers.data(), from, count * sizeof(bfloat16),
-                              cudaMemcpyDeviceToHost, stream),
+  cuda::check(cudaMemcpyAsync(numbers.data(), from, count * sizeof(bfloat16), cudaMemcpyDeviceToHost, stream),
               "cudaMemcpyAsync");
   cuda::check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
   return numbers;
 }
 
 /// Adds the rows of a call, [tokens, heads, head_dim], after those that a cache holds of one head.
-inline void add_rows(cuda::CachedRows& rows, std::span<const bfloat16> keys,
-                     std::span<const bfloat16> values, std::size_t heads, std::size_t head,
-                     std::size_t head_dim, std::size_t tokens, std::size_t first_position) {
+inline void add_rows(cuda::CachedRows& rows, std::span<const bfloat16> keys, std::span<const bfloat16> values,
+                     std::size_t heads, std::size_t head, std::size_t head_dim, std::size_t tokens,
+                     std::size_t first_position) {
   for (std::size_t token = 0; token < tokens; ++token) {
     rows.positions.push_back(static_cast<std::int64_t>(first_position + token));
     rows.quantized.push_back(false);
@@ -68,13 +67,11 @@ struct Sight {
 
 /// Attention of the query [head_dim] over the rows that it sees.
 [[nodiscard]] inline std::vector<double> attention(std::span<const bfloat16> query,
-                                                   const cuda::CachedRows& rows,
-                                                   const Sight& sight) {
+                                                   const cuda::CachedRows& rows, const Sight& sight) {
   const std::size_t dim = query.size();
   const double scale = 1.0 / std::sqrt(static_cast<double>(dim));
   std::vector<double> q(dim);
-  for (std::size_t c = 0; c < dim; ++c)
-    q[c] = scale * static_cast<double>(static_cast<float>(query[c]));
+  for (std::size_t c = 0; c < dim; ++c) q[c] = scale * static_cast<double>(static_cast<float>(query[c]));
   const std::size_t count = rows.positions.size();
   std::vector<double> logits(count, -std::numeric_limits<double>::infinity());
   double max = -std::numeric_limits<double>::infinity();
@@ -100,8 +97,7 @@ struct Sight {
 }
 
 /// ||out - reference|| / ||reference||; NaN if `out` has a NaN.
-[[nodiscard]] inline double relative_error(std::span<const bfloat16> out,
-                                           std::span<const double> reference) {
+[[nodiscard]] inline double relative_error(std::span<const bfloat16> out, std::span<const double> reference) {
   double difference = 0.0;
   double norm = 0.0;
   for (std::size_t c = 0; c < reference.size(); ++c) {

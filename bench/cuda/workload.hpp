@@ -63,8 +63,7 @@ struct Run {
 class Tensor16 {
  public:
   Tensor16(std::size_t count, cudaStream_t stream)
-      : count_{count},
-        memory_{cuda::allocate(cuda::default_memory(), count * sizeof(bfloat16), stream)} {}
+      : count_{count}, memory_{cuda::allocate(cuda::default_memory(), count * sizeof(bfloat16), stream)} {}
 
   [[nodiscard]] bfloat16* data() const { return reinterpret_cast<bfloat16*>(memory_.get()); }
   [[nodiscard]] std::size_t count() const { return count_; }
@@ -73,21 +72,18 @@ class Tensor16 {
   /// in a trained model.
   void randomize(std::uint64_t seed, cudaStream_t stream) const {
     constexpr int threads = cuda::llama::random_threads;
-    const cuda::llama::RandomParams params{
-        .numbers = reinterpret_cast<std::uint16_t*>(memory_.get()),
-        .count = static_cast<long long>(count_),
-        .amplitude = 1.7320508F,
-        .seed = seed << 32};
+    const cuda::llama::RandomParams params{.numbers = reinterpret_cast<std::uint16_t*>(memory_.get()),
+                                           .count = static_cast<long long>(count_),
+                                           .amplitude = 1.7320508F,
+                                           .seed = seed << 32};
     const std::size_t blocks = (count_ + threads - 1) / threads;
-    cuda::launch(
-        cuda::llama::random_kernel<>,
-        {.grid_x = static_cast<int>(std::min<std::size_t>(blocks, 4096)), .threads = threads},
-        stream, params, "random_kernel");
+    cuda::launch(cuda::llama::random_kernel<>,
+                 {.grid_x = static_cast<int>(std::min<std::size_t>(blocks, 4096)), .threads = threads},
+                 stream, params, "random_kernel");
   }
   /// Fills it with NaN, so that an element that is never written is found.
   void poison(cudaStream_t stream) const {
-    cuda::check(cudaMemsetAsync(memory_.get(), 0xff, count_ * sizeof(bfloat16), stream),
-                "cudaMemsetAsync");
+    cuda::check(cudaMemsetAsync(memory_.get(), 0xff, count_ * sizeof(bfloat16), stream), "cudaMemsetAsync");
   }
 
   [[nodiscard]] TensorView<bfloat16> view(std::size_t heads, std::size_t head_dim) const {
@@ -150,8 +146,8 @@ template <class Measure>
 }
 
 /// Reports times (median, 10th and 90th percentile) and rates. `seconds` is one layer's share.
-inline void report_times(benchmark::State& state, Run& run, const std::string& name,
-                         const Samples& samples, double layers) {
+inline void report_times(benchmark::State& state, Run& run, const std::string& name, const Samples& samples,
+                         double layers) {
   const double median = samples.median() / layers;
   run.seconds[name] = median;
   state.counters["us"] = median * 1e6;

@@ -29,6 +29,7 @@
 #include <kvpolicy/cache/kv_cache.hpp>
 #include <kvpolicy/cpu.hpp>
 #include <kvpolicy/policy/full_cache.hpp>
+#include <reference_model/language_model.hpp>
 #include <reference_model/run.hpp>
 
 #include "bench/cpu/ceiling.hpp"
@@ -150,6 +151,44 @@ void decode(benchmark::State& state, WeightFormat format) {
   }
 }
 
+/// Eight texts, a token each: together, with one read of the weights and one call of attention a layer, and one
+/// after another; in turn, on the same caches.
+void decode_many(benchmark::State& state, WeightFormat format) {
+  constexpr std::size_t texts = 8;
+  const Llama model = in_format(*bfloat16_model, format);
+  const reference::LlamaReader reader{model};
+  std::vector<Cache> caches;
+  const std::size_t prompt = std::max<std::size_t>(1, size.prompt / 4);
+  caches.push_back(full_cache(model));
+  (void)reference::prefill(model, caches.front(), some_tokens(model, prompt), size.chunk);
+  while (caches.size() < texts) caches.push_back(caches.front().fork());
+  const std::vector<int> tokens = some_tokens(model, texts);
+  std::vector<BatchCall<Cache>> calls;
+  for (std::size_t i = 0; i < texts; ++i) {
+    calls.push_back({&caches[i], {.tokens = std::span{tokens}.subspan(i, 1)}});
+  }
+  for ([[maybe_unused]] auto _ : state) {
+    Samples together, each, ratios;
+    for (std::size_t step = 0; step < size.steps + 3; ++step) {
+      const double all =
+          seconds_of([&] { (void)reader.read_batch(std::span<const BatchCall<Cache>>{calls}); });
+      const double one = seconds_of([&] {
+        for (const auto& [cache, call] : calls) (void)reader.read(*cache, call);
+      });
+      if (step < 3) continue;  // warms up
+      together.add(all);
+      each.add(one);
+      ratios.add(one / all);
+    }
+    report(state, model, together);
+    state.counters["ms_one_by_one"] = each.median() * 1e3;
+    state.counters["speedup"] = ratios.median();
+    state.counters["speedup_p10"] = ratios.at(0.1);
+    state.counters["speedup_p90"] = ratios.at(0.9);
+    state.counters["tokens_per_s"] = static_cast<double>(texts) / together.median();
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -170,7 +209,8 @@ int main(int argc, char** argv) {
   }
   argc = static_cast<int>(rest.size());
   for (const WeightFormat format : {WeightFormat::bfloat16, WeightFormat::int8, WeightFormat::float32}) {
-    for (const auto& [what, body] : {std::pair{"prefill", &prefill}, std::pair{"decode", &decode}}) {
+    for (const auto& [what, body] : {std::pair{"prefill", &prefill}, std::pair{"decode", &decode},
+                                     std::pair{"decode_8_texts", &decode_many}}) {
       const std::string name = std::string{"model/"}.append(what).append("/").append(name_of(format));
       benchmark::RegisterBenchmark(name.c_str(), body, format)
           ->Iterations(1)
@@ -181,11 +221,12 @@ int main(int argc, char** argv) {
   benchmark::Initialize(&argc, rest.data());
   if (benchmark::ReportUnrecognizedArguments(argc, rest.data())) return 1;
   benchmark::AddCustomContext("cpu", machine().cpu);
-  benchmark::AddCustomContext("model", folder.empty() ? "random weights" : std::filesystem::path{folder}.filename().string());
+  benchmark::AddCustomContext(
+      "model", folder.empty() ? "random weights" : std::filesystem::path{folder}.filename().string());
   benchmark::AddCustomContext("prompt", std::to_string(size.prompt));
   try {
-    bfloat16_model = in_format(folder.empty() ? random_llama(size.model, 1) : Llama::load(folder),
-                               WeightFormat::bfloat16);
+    bfloat16_model =
+        in_format(folder.empty() ? random_llama(size.model, 1) : Llama::load(folder), WeightFormat::bfloat16);
   } catch (const Error& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return 1;

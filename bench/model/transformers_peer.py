@@ -66,6 +66,7 @@ def main():
     import transformers  # pylint: disable=import-outside-toplevel
 
     torch.set_num_threads(arguments.threads)
+    transformers.utils.logging.disable_progress_bar()
     context = {"cpu": cpu_name(), "num_cpus": os.cpu_count(), "threads": arguments.threads,
                "date": datetime.datetime.now(datetime.timezone.utc).isoformat("T", "seconds"),
                "model": Path(arguments.model).name, "prompt": str(arguments.prompt), "load_avg": list(os.getloadavg()),

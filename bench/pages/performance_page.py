@@ -93,25 +93,48 @@ def model(*paths):
         cases = fastest(entries)
         for case in (name for name in cases if "prefill" in name):
             prefill, decode = cases[case], cases[case.replace("prefill", "decode")]
+            many = cases.get(case.replace("prefill", "decode_8_texts"))
             rows.append([title, case.rpartition("/")[2], f"{number(prefill['weights_mb'])} MB"]
                         + [f"{number(entry['ms'])} ms ({number(entry['min_ms'])} to {number(entry['p90_ms'])})"
-                           for entry in (prefill, decode)])
+                           for entry in (prefill, decode)]
+                        + [f"{number(many['ms'])} ms, alone {number(many['ms_one_by_one'])} ms: {many['speedup']:.2f} "
+                           f"({many['speedup_p10']:.2f} to {many['speedup_p90']:.2f})" if many else ""])
     context, entries = read(paths[0])
     weights = {entry["name"].split("/")[2]: entry["read_weights_ms"] for entry in entries if "read_weights_ms" in entry}
     peer, _ = read(paths[1])
     for entry in read(paths[2])[1]:
         if entry["rows"] > 0 and entry["name"] == "original":
             rows.append(["llama2.c", "float32", "", "",
-                         f"{number(entry['ms'])} ms ({number(entry['ms_p10'])} to {number(entry['ms_p90'])})"])
+                         f"{number(entry['ms'])} ms ({number(entry['ms_p10'])} to {number(entry['ms_p90'])})", ""])
             break
     limit = " and ".join(f"{number(ms)} ms in {kind}" for kind, ms in weights.items())
     return (f"{context['model']} on {context['cpu']}, {context['num_cpus']} threads, {context['date'][:10]}; {peer['versions']}. "
             f"Reading all weights once, without computing anything, takes {limit}.\n\n"
             + table(["engine", "weights", "their size", f"reading {int(context['prompt']):,} tokens: median (fastest to 90th percentile)",
-                     "a token after them"], rows, left=3))
+                     "a token after them", "a token of each of 8 texts: together, one after another, times as fast"], rows, left=3))
+
+
+def batch(path):
+    """A step of many sequences: one call beside one call for each."""
+    context, entries = read(path)
+    cases = fastest(entries)
+    rows = []
+    for name, entry in cases.items():
+        _, plan, size, threads = name.split("/")
+        if threads != f"threads:{context['cores']}":
+            continue
+        sequences, tokens = size.split("x")
+        rows.append([f"`{plan}`", sequences, f"{int(tokens):,}", f"{number(entry['ms'])} ms", f"{number(entry['ms_one_by_one'])} ms",
+                     f"{entry['speedup']:.2f} ({entry['speedup_p10']:.2f} to {entry['speedup_p90']:.2f})",
+                     f"{number(entry['percent_of_ceiling'])} %"])
+    return (f"One layer of Llama-3-8B's shape on {context['cpu']}, {context['cores']} threads, {context['date'][:10]}.\n\n"
+            + table(["plans", "sequences", "tokens of each", "one call", "one call each", "times as fast: median (10th to 90th percentile)",
+                     "of the memory's best rate"], rows, left=1))
 
 
 CPU_FILES = [file for _, file in CPU_RUNS]
 TABLES = {"cpu_speed": ([INTEL, INTEL_TORCH], cpu_speed), "cuda_goals": (["attention_*.json"], cuda_goals),
           "cpu_machines": (CPU_FILES, cpu_machines),
-          "cpu_goals": (CPU_FILES, cpu_goals), "cpu_torch": ([INTEL, INTEL_TORCH], cpu_torch)}
+          "cpu_goals": (CPU_FILES, cpu_goals), "cpu_torch": ([INTEL, INTEL_TORCH], cpu_torch),
+          "model": ([f"model_smollm2_{who}.json" for who in ("ours", "transformers", "llama2c")], model),
+          "batch": (["batch_amd_epyc_2core.json"], batch)}

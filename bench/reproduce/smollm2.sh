@@ -199,5 +199,5 @@ identify() {
   find_file headkv/retrieval_heads.json headkv --model "$folder" --kind retrieval --lengths 512 1024 2048
   find_file headkv/enhanced_heads.json headkv --model "$folder" --kind enhanced --lengths 512 1024 2048
   find_file headkv/retrieval_reasoning_heads.json headkv --model "$folder" --kind reasoning --lengths 512 1024 2048 --depths 5
-  find_file damage.json damage --model "$folder" --length 2048 --texts 2 --questions 4
+  find_file damage.json damage --model "$folder" --length 1024 --texts 1 --questions 4
 }

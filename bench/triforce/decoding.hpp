@@ -16,8 +16,8 @@
 
 #include <kvpolicy/speculation/cost_model.hpp>
 
-#include "generate/speculation_run.hpp"
 #include "common/speculative_text.hpp"
+#include "generate/speculation_run.hpp"
 
 namespace kvpolicy::bench {
 
@@ -50,8 +50,7 @@ struct DecodingTotal {
 };
 
 /// A fixed number of draft tokens, or one that adapts.
-[[nodiscard]] inline tools::SpeculationSetup decoding_setup(tools::Structure structure,
-                                                            double temperature,
+[[nodiscard]] inline tools::SpeculationSetup decoding_setup(tools::Structure structure, double temperature,
                                                             std::optional<std::size_t> length) {
   tools::SpeculationSetup setup;
   setup.structure = structure;
@@ -97,8 +96,7 @@ inline void report_decoding(benchmark::State& state, const std::vector<DecodingT
   state.counters["speedup_min"] = speedups.front();
   state.counters["speedup_max"] = speedups.back();
   // The time of the passes, and the tokens that they would give with independent acceptance.
-  state.counters["predicted"] =
-      sum.plain_seconds / sum.plain_tokens / (sum.seconds / sum.expected_tokens);
+  state.counters["predicted"] = sum.plain_seconds / sum.plain_tokens / (sum.seconds / sum.expected_tokens);
   state.counters["ms"] = sum.seconds / sum.tokens * 1e3;
   state.counters["plain_ms"] = sum.plain_seconds / sum.plain_tokens * 1e3;
 }

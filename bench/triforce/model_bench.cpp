@@ -37,11 +37,11 @@
 #include "common/head_files.hpp"
 #include "common/run_tool.hpp"
 #include "common/sequence.hpp"
-#include "generate/speculation_run.hpp"
 #include "common/speculative_text.hpp"
 #include "common/text_model.hpp"
 #include "common/texts.hpp"
 #include "decoding.hpp"
+#include "generate/speculation_run.hpp"
 #include "tool_plan.hpp"
 #include "visualize/attended_rows.hpp"
 
@@ -87,8 +87,8 @@ Piece piece_of(const std::string& name, std::size_t context, std::size_t number)
   std::size_t at = (text.size() - bytes) / size.texts * number;
   while (!is_unit_start(text, at)) ++at;
   Piece piece{.tokens = model().encode(std::string_view{text}.substr(at, bytes)), .next = {}};
-  require(piece.tokens.size() >= context + size.followed, "the text ", name, " has ",
-          piece.tokens.size(), " tokens in ", bytes, " bytes, too few for ", context);
+  require(piece.tokens.size() >= context + size.followed, "the text ", name, " has ", piece.tokens.size(),
+          " tokens in ", bytes, " bytes, too few for ", context);
   const auto end = piece.tokens.begin() + static_cast<std::ptrdiff_t>(context);
   piece.next.assign(end, end + static_cast<std::ptrdiff_t>(size.followed));
   piece.tokens.resize(context);
@@ -175,9 +175,8 @@ DecodingTotal decode(Reading& reading, SpeculationSetup setup, Kind kind, bool b
   }
   const SpeculationResult result = run(setup, beside_plain);
   total.add(result);
-  const bool same = beside_plain
-                        ? total.same
-                        : std::ranges::equal(tokens_of(result, turns.size()), plain, same_tokens);
+  const bool same =
+      beside_plain ? total.same : std::ranges::equal(tokens_of(result, turns.size()), plain, same_tokens);
   require(!greedy || same, "the tokens differ from those of plain decoding");
   return total;
 }
@@ -196,8 +195,8 @@ void for_each_piece(benchmark::State& state, const std::string& name, std::size_
   }
 }
 
-void decoding(benchmark::State& state, const std::string& name, std::size_t context,
-              SpeculationSetup setup, Kind kind, bool beside_plain) {
+void decoding(benchmark::State& state, const std::string& name, std::size_t context, SpeculationSetup setup,
+              Kind kind, bool beside_plain) {
   std::vector<DecodingTotal> totals;
   for_each_piece(state, name, context, [&](Reading& reading, std::size_t number) {
     setup.options.seed = number;
@@ -241,8 +240,7 @@ void attention(benchmark::State& state, const std::string& name, std::size_t con
     for (std::size_t query = 0; query < queries.size(); ++query) {
       for (std::size_t head = 0; head < heads; ++head) {
         const AttendedShares& shares = queries[query][head];
-        require(std::max(shares.chosen, shares.latest) <= shares.best + 1e-4 &&
-                    shares.best <= 1.0 + 1e-3,
+        require(std::max(shares.chosen, shares.latest) <= shares.best + 1e-4 && shares.best <= 1.0 + 1e-3,
                 "rows of a head got ", shares.best, " of its attention at most, ", shares.chosen,
                 " if chosen and ", shares.latest, " if latest");
         best[head].push_back(shares.best);
@@ -305,8 +303,7 @@ std::vector<NamedSetup> drafts(std::size_t context) {
 
 void add_cases(const std::string& name, std::size_t context) {
   const std::string at = "/" + name + "/" + std::to_string(context);
-  const auto add = [&](const std::string& what, const SpeculationSetup& setup, Kind kind,
-                       bool beside_plain) {
+  const auto add = [&](const std::string& what, const SpeculationSetup& setup, Kind kind, bool beside_plain) {
     add_case(what, size.texts, decoding, name, context, setup, kind, beside_plain);
   };
   for (const Kind kind : kinds) {
@@ -338,8 +335,7 @@ void add_cases(const std::string& name, std::size_t context) {
   for (const bool min_max : {true, false}) {
     for (const std::size_t budget : budgets) {
       if (budget > context / 2) continue;
-      add_case(std::string{"attention/"} + (min_max ? "bounds" : "means") + at + "/" +
-                   std::to_string(budget),
+      add_case(std::string{"attention/"} + (min_max ? "bounds" : "means") + at + "/" + std::to_string(budget),
                size.texts, attention, name, context, selecting(min_max, min_max ? 16 : 8, budget));
     }
   }
@@ -351,12 +347,10 @@ int main(int argc, char** argv) {
   bool smoke = false;
   std::size_t threads = 0;
   model_folder = repository_path(shipped_model);
-  CLI::App app{
-      "Measures speculative decoding of a model by itself, and how its attention is spread.",
-      "triforce_model_bench"};
+  CLI::App app{"Measures speculative decoding of a model by itself, and how its attention is spread.",
+               "triforce_model_bench"};
   app.footer("Options of Google Benchmark are passed on: --benchmark_filter=structure/self");
-  app.add_option("--model", model_folder, "Hugging Face folder or GGUF file of the model")
-      ->type_name("DIR");
+  app.add_option("--model", model_folder, "Hugging Face folder or GGUF file of the model")->type_name("DIR");
   app.add_option("--text", size.names, "Texts: kjv, novels, lexicon, manual, code")->delimiter(',');
   app.add_option("--contexts", size.contexts, "Tokens read before decoding")->delimiter(',');
   app.add_option("--texts", size.texts, "Pieces of each text")->check(whole_number(1, 100));

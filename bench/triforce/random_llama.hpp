@@ -59,8 +59,6 @@ inline reference::Llama random_llama(const LlamaSize& size, unsigned seed) {
   return {config, std::move(weights)};
 }
 
-inline std::size_t weight_bytes(const reference::Llama& model) {
-  return model.weight_bytes();
-}
+inline std::size_t weight_bytes(const reference::Llama& model) { return model.weight_bytes(); }
 
 }  // namespace kvpolicy::bench

@@ -33,9 +33,7 @@ struct Scripted {
   [[nodiscard]] static bool accepts(const Distribution&, const Distribution&, int, Random& random) {
     return random.uniform() < rate;
   }
-  [[nodiscard]] static Distribution after_refusal(const Distribution& p, const Distribution&) {
-    return p;
-  }
+  [[nodiscard]] static Distribution after_refusal(const Distribution& p, const Distribution&) { return p; }
 };
 
 }  // namespace kvpolicy::bench

@@ -84,8 +84,8 @@ struct World {
   Reader reader{target};
   Reader small_reader{small};
   std::vector<int> text = std::vector<int>(size.context + 1, 1);
-  Cache cache = filled(Cache{
-      triforce_plan<bfloat16>(target.config().shape(), {.budget = size.budget}), cache_options});
+  Cache cache =
+      filled(Cache{triforce_plan<bfloat16>(target.config().shape(), {.budget = size.budget}), cache_options});
   SmallCache small_cache =
       filled(SmallCache{triforce_draft_plan<bfloat16>(small.config().shape()), cache_options});
 
@@ -97,8 +97,7 @@ struct World {
     std::vector<float> rows(2 * cache_options.max_append * shape.kv_heads * shape.head_dim);
     for (float& number : rows) number = static_cast<float>(random()) * 0x1p-31F - 1.0F;
     while (cache.tokens() < size.context) {
-      const TensorView<const float> k{rows.data(), cache_options.max_append, shape.kv_heads,
-                                      shape.head_dim};
+      const TensorView<const float> k{rows.data(), cache_options.max_append, shape.kv_heads, shape.head_dim};
       const TensorView<const float> v{rows.data() + rows.size() / 2, k.tokens, k.heads, k.head_dim};
       for (std::size_t layer = 0; layer < shape.layers; ++layer) cache.append(layer, k, v);
     }
@@ -180,8 +179,8 @@ void hierarchy(benchmark::State& state, std::size_t length) {
   for (auto _ : state) {
     Cache cache = w.cache.fork();
     LevelStatistics ignored;
-    plain.push_back(decode(SpeculativeDecoder{w.reader, cache, NoDraft{}, fixed(0)},
-                           size.plain_tokens, &ignored));
+    plain.push_back(
+        decode(SpeculativeDecoder{w.reader, cache, NoDraft{}, fixed(0)}, size.plain_tokens, &ignored));
     cache = w.cache.fork();
     SmallCache small_cache = w.small_cache.fork();
     const auto run = [&]<class Inner>(Inner inner) {
@@ -208,8 +207,7 @@ void hierarchy(benchmark::State& state, std::size_t length) {
   const double one = pass_seconds(w.reader, cache, 1, Read::all);
   const double all = pass_seconds(w.reader, cache, length + 1, Read::all);
   const double selected = pass_seconds(w.reader, cache, Middle == 0 ? 1 : 2, Read::selected);
-  const double drafted =
-      Middle == 0 ? 0.0 : pass_seconds(w.small_reader, small_cache, 1, Read::all);
+  const double drafted = Middle == 0 ? 0.0 : pass_seconds(w.small_reader, small_cache, 1, Read::all);
   const double per_pass = Middle == 0 ? 1.0 : 1.0 + Scripted<Middle>::rate;
   const double guesses = static_cast<double>(length) / per_pass * (selected + drafted);
   const double predicted = one * expected_tokens(Scripted<Target>::rate, length) / (all + guesses);
@@ -232,8 +230,7 @@ void hierarchy(benchmark::State& state, std::size_t length) {
 template <unsigned Target, unsigned Middle>
 void add() {
   for (const std::size_t length : {4, 6, 8, 11}) {
-    const std::string name = "shapes/target:" + std::to_string(Target) +
-                             "/middle:" + std::to_string(Middle) +
+    const std::string name = "shapes/target:" + std::to_string(Target) + "/middle:" + std::to_string(Middle) +
                              "/length:" + std::to_string(length);
     benchmark::RegisterBenchmark(name.c_str(), hierarchy<Target, Middle>, length)
         ->Iterations(size.iterations)

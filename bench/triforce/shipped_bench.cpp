@@ -27,10 +27,10 @@
 #include "bench/cpu/machine.hpp"
 #include "common/files.hpp"
 #include "common/retrieval_text.hpp"
-#include "generate/speculation_run.hpp"
 #include "common/speculative_text.hpp"
 #include "common/text_model.hpp"
 #include "decoding.hpp"
+#include "generate/speculation_run.hpp"
 
 namespace {
 using namespace kvpolicy;
@@ -82,8 +82,8 @@ DecodingTotal run(const SpeculationSetup& setup, Kind kind, bool beside_plain) {
     SpeculationSetup own = setup;
     own.options.stop_tokens = {'.'};
     own.options.seed = text;
-    SpeculativeText speculative{target().llama(),
-                                needs_small_model(setup.structure) ? &small() : nullptr, own};
+    SpeculativeText speculative{target().llama(), needs_small_model(setup.structure) ? &small() : nullptr,
+                                own};
     total.add(run_speculation(speculative, turns_of(kind, text), beside_plain));
   }
   return total;
@@ -101,8 +101,7 @@ void structure(benchmark::State& state, Structure named, Kind kind, double tempe
   report_decoding(state, totals);
 }
 
-void selection(benchmark::State& state, Kind kind, bool min_max, std::size_t chunk,
-               std::size_t budget) {
+void selection(benchmark::State& state, Kind kind, bool min_max, std::size_t chunk, std::size_t budget) {
   std::vector<DecodingTotal> totals;
   for (auto _ : state) {
     SpeculationSetup setup = decoding_setup(Structure::self, 0.0, 6);
@@ -120,21 +119,20 @@ void add_all() {
   for (const Kind kind : {Kind::prose, Kind::needles}) {
     for (const NamedStructure& s : structures()) {
       if (s.structure == Structure::plain) continue;
-      add_case(std::string{"structure/"} + s.name + "/" + kind_name(kind) + "/t0", size.iterations,
-               structure, s.structure, kind, 0.0);
+      add_case(std::string{"structure/"} + s.name + "/" + kind_name(kind) + "/t0", size.iterations, structure,
+               s.structure, kind, 0.0);
     }
   }
-  add_case("structure/triforce/prose/t0.6", size.iterations, structure, Structure::triforce,
-           Kind::prose, 0.6);
-  add_case("structure/triforce/prose/t1", size.iterations, structure, Structure::triforce,
-           Kind::prose, 1.0);
+  add_case("structure/triforce/prose/t0.6", size.iterations, structure, Structure::triforce, Kind::prose,
+           0.6);
+  add_case("structure/triforce/prose/t1", size.iterations, structure, Structure::triforce, Kind::prose, 1.0);
   // Selection by mean keys, as in the paper, and by Quest's bounds.
   for (const bool min_max : {false, true}) {
     for (const Kind kind : {Kind::prose, Kind::needles}) {
       const std::string text = std::string{kind_name(kind)} + (min_max ? "-bounds/" : "-means/");
       for (const std::size_t budget : {32, 64, 128, 256, 512, 1024, 2048, 4096}) {
-        add_case("budget/" + text + std::to_string(budget), 1, selection, kind, min_max,
-                 std::size_t{8}, budget);
+        add_case("budget/" + text + std::to_string(budget), 1, selection, kind, min_max, std::size_t{8},
+                 budget);
       }
       for (const std::size_t chunk : {1, 2, 4, 8, 16, 32, 64}) {
         add_case("chunk/" + text + std::to_string(chunk), 1, selection, kind, min_max, chunk,

@@ -28,13 +28,12 @@ struct DraftWork {
 class AnyDraft {
  public:
   template <Draft D>
-  explicit AnyDraft(std::shared_ptr<D> draft)
-      : held_{std::make_shared<Held<D>>(std::move(draft))} {}
+  explicit AnyDraft(std::shared_ptr<D> draft) : held_{std::make_shared<Held<D>>(std::move(draft))} {}
 
   [[nodiscard]] std::size_t vocabulary() const { return held_->vocabulary(); }
   void refresh_selection() { held_->refresh_selection(); }
-  void propose(std::span<const int> text, std::size_t most, const SamplingOptions& sampling,
-               Random& random, DraftTokens& guesses) {
+  void propose(std::span<const int> text, std::size_t most, const SamplingOptions& sampling, Random& random,
+               DraftTokens& guesses) {
     const Stopwatch watch;
     held_->propose(text, most, sampling, random, guesses);
     held_->work.seconds += watch.seconds();
@@ -52,8 +51,8 @@ class AnyDraft {
     virtual ~Base() = default;
     [[nodiscard]] virtual std::size_t vocabulary() const = 0;
     virtual void refresh_selection() = 0;
-    virtual void propose(std::span<const int> text, std::size_t most,
-                         const SamplingOptions& sampling, Random& random, DraftTokens& guesses) = 0;
+    virtual void propose(std::span<const int> text, std::size_t most, const SamplingOptions& sampling,
+                         Random& random, DraftTokens& guesses) = 0;
     DraftWork work;
   };
   template <class D>
@@ -61,8 +60,8 @@ class AnyDraft {
     explicit Held(std::shared_ptr<D> held) : draft{std::move(held)} {}
     [[nodiscard]] std::size_t vocabulary() const override { return draft->vocabulary(); }
     void refresh_selection() override { kvpolicy::refresh_selection(*draft); }
-    void propose(std::span<const int> text, std::size_t most, const SamplingOptions& sampling,
-                 Random& random, DraftTokens& guesses) override {
+    void propose(std::span<const int> text, std::size_t most, const SamplingOptions& sampling, Random& random,
+                 DraftTokens& guesses) override {
       draft->propose(text, most, sampling, random, guesses);
     }
     std::shared_ptr<D> draft;

@@ -20,8 +20,7 @@ std::size_t bytes_of(double tokens, double bytes_per_token) {
 
 }  // namespace
 
-AskedQuestion::AskedQuestion(const TextModel& model, std::string_view body,
-                             const Question& question)
+AskedQuestion::AskedQuestion(const TextModel& model, std::string_view body, const Question& question)
     : model_{&model} {
   const std::vector<int> both = model.encode_after(body, question.text + question.answer);
   question_ = model.encode_after(body, question.text);
@@ -66,15 +65,14 @@ std::vector<int> AskedQuestion::decode(Sequence& cache, std::span<const float> l
   return said;
 }
 
-EncodedText::EncodedText(const TextModel& model, const RetrievalText& text)
-    : body{model.encode(text.body)} {
+EncodedText::EncodedText(const TextModel& model, const RetrievalText& text) : body{model.encode(text.body)} {
   for (const Question& question : text.questions) {
     questions.emplace_back(model, text.body, question);
   }
 }
 
-RetrievalText draw_text_in_tokens(const TextModel& model, std::string_view plain,
-                                  std::size_t length, RetrievalTextConfig config) {
+RetrievalText draw_text_in_tokens(const TextModel& model, std::string_view plain, std::size_t length,
+                                  RetrievalTextConfig config) {
   constexpr double least_share = 0.97;
   constexpr double aim = 0.985;
   constexpr int draws = 32;
@@ -97,8 +95,8 @@ RetrievalText draw_text_in_tokens(const TextModel& model, std::string_view plain
   }
 }
 
-std::vector<int> draw_plain_tokens(const TextModel& model, std::string_view plain,
-                                   std::size_t length, RetrievalTextConfig config) {
+std::vector<int> draw_plain_tokens(const TextModel& model, std::string_view plain, std::size_t length,
+                                   RetrievalTextConfig config) {
   config.length = bytes_of(static_cast<double>(length), model.bytes_per_token(plain));
   for (;;) {
     std::vector<int> tokens = model.encode(draw_plain_text(plain, config).body);

@@ -17,8 +17,8 @@ void ContextLimit::add_to(CLI::App& app) {
 void ContextLimit::check(const reference::LlamaConfig& config, std::size_t tokens) const {
   const std::size_t most = config.max_positions;
   require(beyond || most == 0 || tokens <= most, "the text has ", thousands(tokens),
-          " tokens, and the model was trained on texts of at most ", thousands(most),
-          ": shorten it by ", thousands(tokens - std::min(tokens, most)),
+          " tokens, and the model was trained on texts of at most ", thousands(most), ": shorten it by ",
+          thousands(tokens - std::min(tokens, most)),
           " tokens, or run the model beyond its context with --beyond-context");
 }
 

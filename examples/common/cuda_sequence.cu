@@ -30,8 +30,8 @@ struct Shared {
   explicit Shared(const reference::Llama& llama)
       : device{cuda::Device::current()},
         model{llama, {}, stream},
-        engine{std::make_shared<cuda::Engine<bfloat16>>(llama.config().shape(),
-                                                        cuda::default_memory(), stream)} {}
+        engine{std::make_shared<cuda::Engine<bfloat16>>(llama.config().shape(), cuda::default_memory(),
+                                                        stream)} {}
 
   cuda::Device device;
   reference::Stream stream;
@@ -56,8 +56,7 @@ class CudaSequence final : public Sequence {
     return std::make_unique<CudaSequence>(shared_, cache_.fork(shared_->stream));
   }
 
-  std::vector<float> prefill(std::span<const int> tokens, std::size_t chunk,
-                             const Report& report) override {
+  std::vector<float> prefill(std::span<const int> tokens, std::size_t chunk, const Report& report) override {
     return reference::prefill(shared_->model, cache_, tokens, chunk, report, {}, shared_->stream);
   }
 
@@ -76,8 +75,7 @@ class CudaSequence final : public Sequence {
   }
 
   std::vector<float> score(std::span<const int> tokens) override {
-    return reference::step(shared_->model, cache_, tokens, reference::LogitsOf::all, {},
-                           shared_->stream);
+    return reference::step(shared_->model, cache_, tokens, reference::LogitsOf::all, {}, shared_->stream);
   }
 
   void compress() override {
@@ -93,8 +91,7 @@ class CudaSequence final : public Sequence {
     std::vector<std::size_t> bytes;
     for (std::size_t layer = 0; layer < cache_.plan().shape().layers; ++layer) {
       for (std::size_t head = 0; head < cache_.plan().shape().kv_heads; ++head) {
-        bytes.push_back(
-            row_bytes(cuda::served_rule(cache_.plan(), layer, head), layer, head, Read::all));
+        bytes.push_back(row_bytes(cuda::served_rule(cache_.plan(), layer, head), layer, head, Read::all));
       }
     }
     return bytes;
@@ -118,8 +115,8 @@ class CudaSequence final : public Sequence {
 
  private:
   // Bytes of the rows of one head that `read` shows.
-  [[nodiscard]] std::size_t row_bytes(const HeadRule& settings, std::size_t layer,
-                                      std::size_t head, Read read) const {
+  [[nodiscard]] std::size_t row_bytes(const HeadRule& settings, std::size_t layer, std::size_t head,
+                                      Read read) const {
     const auto rows = cache_.rows(layer, head, read, 0, shared_->stream);
     const auto quantized = static_cast<std::size_t>(std::ranges::count(rows.quantized, true));
     const std::size_t dense = 2 * cache_.plan().shape().head_dim * sizeof(bfloat16);
@@ -148,8 +145,8 @@ Device open_cuda_device(const reference::Llama& model) {
   return {.about = properties.name,
           .make_sequence = [shared, &model](Plan plan) -> std::unique_ptr<Sequence> {
             reference::limit_windows(plan, model.config());
-            return std::make_unique<CudaSequence>(
-                shared, Cache{std::move(plan), {}, shared->stream, shared->engine});
+            return std::make_unique<CudaSequence>(shared,
+                                                  Cache{std::move(plan), {}, shared->stream, shared->engine});
           }};
 }
 

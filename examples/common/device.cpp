@@ -22,10 +22,9 @@ void add_device_option(CLI::App& app, std::string& device) {
 
 Device open_device(const std::string& device, const reference::Llama& model) {
   if (device == "cpu") {
-    return {.about = fmt::format("{} threads", threads()),
-            .make_sequence = [&model](HeadPlan<bfloat16> plan) {
-              return make_sequence(model, std::move(plan));
-            }};
+    return {
+        .about = fmt::format("{} threads", threads()),
+        .make_sequence = [&model](HeadPlan<bfloat16> plan) { return make_sequence(model, std::move(plan)); }};
   }
 #ifdef KVPOLICY_TOOLS_WITH_CUDA
   return open_cuda_device(model);

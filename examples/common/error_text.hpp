@@ -22,12 +22,11 @@ namespace detail {
 
 // Drops the first word and its colon if that word is a C++ name.
 [[nodiscard]] inline std::string without_first_word(std::string_view text, bool of_types_alone) {
-  constexpr std::string_view letters =
-      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_:";
+  constexpr std::string_view letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_:";
   const std::size_t end = text.find(": ");
   const std::string_view name = text.substr(0, end);
-  const bool word = end != std::string_view::npos && end > 0 &&
-                    name.find_first_not_of(letters) == std::string_view::npos;
+  const bool word =
+      end != std::string_view::npos && end > 0 && name.find_first_not_of(letters) == std::string_view::npos;
   const bool type = word && name.front() >= 'A' && name.front() <= 'Z';
   const bool function = word && !of_types_alone && name.find('_') != std::string_view::npos;
   return std::string{type || function ? text.substr(end + 2) : text};

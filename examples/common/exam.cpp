@@ -135,8 +135,7 @@ ExamResult joined(const std::string& name, std::span<const ExamResult> parts) {
     whole.prefill_ms += part.prefill_ms;
     whole.compress_ms += part.compress_ms;
     whole.decode_ms += part.decode_ms;
-    for (const std::vector<int>& answer : part.answers)
-      decoded += static_cast<double>(answer.size()) - 1;
+    for (const std::vector<int>& answer : part.answers) decoded += static_cast<double>(answer.size()) - 1;
     whole.answers.insert(whole.answers.end(), part.answers.begin(), part.answers.end());
     whole.right.insert(whole.right.end(), part.right.begin(), part.right.end());
   }
@@ -153,9 +152,8 @@ ExamResult joined(const std::string& name, std::span<const ExamResult> parts) {
 
 }  // namespace
 
-ExamResult examine(const TextModel& model, const ExamPlan& plan,
-                   std::span<const RetrievalText> drawn, const ExamReport& report, Threads share,
-                   const MakeSequence& make) {
+ExamResult examine(const TextModel& model, const ExamPlan& plan, std::span<const RetrievalText> drawn,
+                   const ExamReport& report, Threads share, const MakeSequence& make) {
   std::vector<EncodedText> texts;
   for (const RetrievalText& text : drawn) texts.emplace_back(model, text);
   const MakeSequence on_cpu = [&](HeadPlan<bfloat16> own) {

@@ -22,13 +22,13 @@ struct ExamResult {
   std::string plan;
   /// Tokens, decoded greedily, one answer for each question, text after text.
   std::vector<std::vector<int>> answers;
-  std::vector<bool> right;           ///< whether it begins with the expected answer
-  double bytes = 0;                  ///< of the cache that answers; mean over the questions
-  double peak_bytes = 0;             ///< of a cache at the end of a text; mean over the texts
-  double bytes_read = 0;             ///< by attention for a token; mean over the questions
-  double prefill_ms = 0;             ///< for a text, mean
-  double compress_ms = 0;            ///< mean over the questions; 0 without budgets
-  double decode_ms = 0;              ///< for a token, mean
+  std::vector<bool> right;  ///< whether it begins with the expected answer
+  double bytes = 0;         ///< of the cache that answers; mean over the questions
+  double peak_bytes = 0;    ///< of a cache at the end of a text; mean over the texts
+  double bytes_read = 0;    ///< by attention for a token; mean over the questions
+  double prefill_ms = 0;    ///< for a text, mean
+  double compress_ms = 0;   ///< mean over the questions; 0 without budgets
+  double decode_ms = 0;     ///< for a token, mean
 
   [[nodiscard]] std::size_t right_count() const;
 };
@@ -48,8 +48,7 @@ enum class Threads : std::uint8_t { one_text, texts };
 /// one thread at a time and needs Threads::one_text.
 /// @throws what the cache throws
 [[nodiscard]] ExamResult examine(const TextModel& model, const ExamPlan& plan,
-                                 std::span<const RetrievalText> texts,
-                                 const ExamReport& report = {}, Threads share = Threads::one_text,
-                                 const MakeSequence& make = {});
+                                 std::span<const RetrievalText> texts, const ExamReport& report = {},
+                                 Threads share = Threads::one_text, const MakeSequence& make = {});
 
 }  // namespace kvpolicy::tools

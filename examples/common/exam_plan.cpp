@@ -60,8 +60,8 @@ FastGenConfig fastgen_config(PlanName& name) {
 
 }  // namespace
 
-ExamPlan make_exam_plan(const std::string& name, const ModelShape& shape,
-                        const std::string& model_folder, Compress compress) {
+ExamPlan make_exam_plan(const std::string& name, const ModelShape& shape, const std::string& model_folder,
+                        Compress compress) {
   if (name == named(Structure::triforce).name) {
     const SpeculationSetup setup;
     const std::string folder = draft_folder_of(model_folder);
@@ -78,7 +78,7 @@ ExamPlan make_exam_plan(const std::string& name, const ModelShape& shape,
     // needs.
     constexpr std::size_t every_row = std::size_t{1} << 40;
     HeadPlan<bfloat16> plan{shape, HeadBudgetCache<DenseStorage<bfloat16>>::Config{
-                                      .budget = every_row, .scorer = config.scorer()}};
+                                       .budget = every_row, .scorer = config.scorer()}};
     ExamPlan exam{.name = name, .plan = std::move(plan), .compresses = true, .compress = compress};
     exam.settings = parts.settings();
     exam.fastgen = config;
@@ -119,15 +119,17 @@ std::string describe(const HeadPlan<bfloat16>& plan) {
     kind->budgeted = true;
   });
   // Heads that keep every row come first.
-  std::ranges::stable_partition(kinds,
-                                [](const Kind& kind) { return kind.text.starts_with("every"); });
+  std::ranges::stable_partition(kinds, [](const Kind& kind) { return kind.text.starts_with("every"); });
   std::string text;
   for (const Kind& kind : kinds) {
     if (!text.empty()) text += "; ";
-    if (kinds.size() > 1)
-      text += fmt::format("{} head{}: ", kind.heads, kind.heads == 1 ? "" : "s");
+    if (kinds.size() > 1) text += fmt::format("{} head{}: ", kind.heads, kind.heads == 1 ? "" : "s");
     text += kind.text;
-    if (kind.budgeted) text += fmt::format(", {} to {} for a head", kind.least, kind.most);
+    if (kind.budgeted && kind.least == kind.most) {
+      text += fmt::format(", {} for each head", kind.most);
+    } else if (kind.budgeted) {
+      text += fmt::format(", {} to {} for a head", kind.least, kind.most);
+    }
   }
   return text;
 }
@@ -147,11 +149,10 @@ std::string describe(const ExamPlan& plan) {
 
 HeadKinds kinds_of(const HeadPlan<bfloat16>& plan) {
   HeadKinds kinds{plan.shape().layers, plan.shape().kv_heads, HeadKind::retrieval};
-  plan.for_each_head(
-      [&](std::size_t layer, std::size_t head, const HeadSettings<bfloat16>& settings) {
-        const bool is_window = settings.rule(plan.shape().head_dim).recent > 0;
-        if (is_window) kinds(layer, head) = HeadKind::streaming;
-      });
+  plan.for_each_head([&](std::size_t layer, std::size_t head, const HeadSettings<bfloat16>& settings) {
+    const bool is_window = settings.rule(plan.shape().head_dim).recent > 0;
+    if (is_window) kinds(layer, head) = HeadKind::streaming;
+  });
   return kinds;
 }
 

@@ -11,8 +11,8 @@
 #include <kvpolicy/core/model_shape.hpp>
 #include <kvpolicy/fastgen.hpp>
 #include <kvpolicy/io/policy_json.hpp>
-#include <kvpolicy/plan/head_plan.hpp>
 #include <kvpolicy/plan/duo_gates.hpp>
+#include <kvpolicy/plan/head_plan.hpp>
 
 #include "sequence.hpp"
 #include "speculative_text.hpp"

@@ -34,15 +34,14 @@ void write_result(const std::string& path, const std::string& text) {
   const fs::path target{path};
   std::error_code failed;
   if (target.has_parent_path()) fs::create_directories(target.parent_path(), failed);
-  require<StorageError>(!failed, target.parent_path().string(),
-                        ": cannot be made: ", failed.message());
+  require<StorageError>(!failed, target.parent_path().string(), ": cannot be made: ", failed.message());
   io::write_text_file(target, text);
 }
 
 void require_model_folder(const std::string& folder) {
   std::error_code ignored;
-  const bool found = fs::is_regular_file(folder, ignored) ||
-                     fs::exists(fs::path{folder} / "config.json", ignored);
+  const bool found =
+      fs::is_regular_file(folder, ignored) || fs::exists(fs::path{folder} / "config.json", ignored);
   require<FormatError>(found, folder,
                        ": no model here; --model takes a Hugging Face folder with config.json and "
                        "model.safetensors, or a GGUF file");

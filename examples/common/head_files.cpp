@@ -35,10 +35,10 @@ fs::path require_head_file(const fs::path& model, const fs::path& name) {
   std::error_code ignored;
   const bool gates = name == "duo";
   require<FormatError>(
-      fs::exists(found, ignored), "nothing is known about the heads of ", model.string(),
-      ": neither ", found.string(), " nor ", in_repository(model, name).string(),
-      " is there. `identify_heads ", gates ? "duo" : "headkv", " --model ", model.string(),
-      " --out ", found.string(), "` makes it. Plans that need nothing of the kind: full, int8, int4, "
+      fs::exists(found, ignored), "nothing is known about the heads of ", model.string(), ": neither ",
+      found.string(), " nor ", in_repository(model, name).string(), " is there. `identify_heads ",
+      gates ? "duo" : "headkv", " --model ", model.string(), " --out ", found.string(),
+      "` makes it. Plans that need nothing of the kind: full, int8, int4, "
       "int2, kivi4, kivi2, sink_recent, streaming_llm, chunk, quest, snapkv, adakv, pyramid, h2o, "
       "tova, keynorm");
   return found;

@@ -35,9 +35,7 @@ std::string key_fact(std::string_view name, std::string_view key) {
 std::string key_older(std::string_view elder, std::string_view younger) {
   return fmt::format("{} is older than {}. ", elder, younger);
 }
-std::string ask_key(std::string_view name) {
-  return fmt::format("\nWhat is the key of {}? ", name);
-}
+std::string ask_key(std::string_view name) { return fmt::format("\nWhat is the key of {}? ", name); }
 std::string ask_key_of_older(std::string_view first, std::string_view second) {
   return fmt::format("\nWhat is the key of the older of {} and {}? ", first, second);
 }

@@ -64,17 +64,9 @@ constexpr KnownModel models[]{
     {"phi-4", 40, {40, 10, 128}},
     {"smollm2-135m", 30, {9, 3, 64}},
     // sliding_window 1024, sliding_window_pattern 6
-    {"gemma-3-12b",
-     48,
-     {16, 8, 256},
-     6,
-     {.q_heads = 16, .kv_heads = 8, .head_dim = 256, .window = 1024}},
+    {"gemma-3-12b", 48, {16, 8, 256}, 6, {.q_heads = 16, .kv_heads = 8, .head_dim = 256, .window = 1024}},
     // sliding_window 128, layer_types: even layers slide
-    {"gpt-oss-20b",
-     24,
-     {64, 8, 64},
-     2,
-     {.q_heads = 64, .kv_heads = 8, .head_dim = 64, .window = 128}},
+    {"gpt-oss-20b", 24, {64, 8, 64}, 2, {.q_heads = 64, .kv_heads = 8, .head_dim = 64, .window = 128}},
     // full_attention_interval 4; the other layers are linear attention
     {"qwen3-next-80b-a3b", 48, {16, 2, 256}, 4},
     // One latent row for all heads: kv_lora_rank 512 + qk_rope_head_dim 64 channels are keys, the
@@ -100,7 +92,8 @@ void limit_layers(ModelShape& shape, const io::Json& config, std::size_t window,
         shape.change(l) = {};
       } else {
         require<FormatError>(type == "full_attention", file, ": layer_types, layer ", l, ": is ",
-                             io::shown((*types)[l]), ", must be full_attention, sliding_attention or "
+                             io::shown((*types)[l]),
+                             ", must be full_attention, sliding_attention or "
                              "linear_attention");
       }
     }
@@ -132,16 +125,14 @@ ModelShape shape_in(const std::filesystem::path& folder) {
   // Models with other parts have one config for each.
   const bool nested = json.is_object() && json.contains("text_config");
   const io::Json& config = nested ? json["text_config"] : json;
-  require<FormatError>(config.is_object(), file.string(), ": must be an object, is ",
-                       io::shown(config));
+  require<FormatError>(config.is_object(), file.string(), ": must be an object, is ", io::shown(config));
   const auto number = [&](const char* key, std::size_t otherwise) {
     const auto found = config.find(key);
     if (found == config.end() || found->is_null()) {
       require<FormatError>(otherwise > 0, file.string(), ": ", key, " is missing");
       return otherwise;
     }
-    return io::JsonObject::as_count(*found, message(file.string(), ", ", key),
-                                    std::size_t{1} << 20);
+    return io::JsonObject::as_count(*found, message(file.string(), ", ", key), std::size_t{1} << 20);
   };
   const auto number_or_0 = [&](const char* key) -> std::size_t {
     return config.contains(key) && !config[key].is_null() ? number(key, 0) : 0;
@@ -204,12 +195,11 @@ std::string known_shapes() {
   std::string text;
   for (const KnownModel& model : models) {
     const LayerShape& layer = model.layer;
-    text += fmt::format("  {:<20}{},{},{},{}", model.name, model.layers, layer.q_heads,
-                        layer.kv_heads, layer.head_dim);
+    text += fmt::format("  {:<20}{},{},{},{}", model.name, model.layers, layer.q_heads, layer.kv_heads,
+                        layer.head_dim);
     if (layer.value_dim != 0) text += fmt::format("; values of {}", layer.value_dim);
     if (model.others.window != 0) {
-      text +=
-          fmt::format("; {} layers with a window of {}", model.count_others(), model.others.window);
+      text += fmt::format("; {} layers with a window of {}", model.count_others(), model.others.window);
     } else if (model.every > 1) {
       text += fmt::format("; {} layers without a cache", model.count_others());
     }

@@ -29,8 +29,7 @@ fs::path pattern_folder(const fs::path& path) {
   if (fs::exists(path / io::duo_gates_file, ignored)) return path;
   std::vector<std::string> found;
   for (const auto& entry : fs::directory_iterator{path, ignored}) {
-    if (fs::exists(entry.path() / io::duo_gates_file, ignored))
-      found.push_back(entry.path().string());
+    if (fs::exists(entry.path() / io::duo_gates_file, ignored)) found.push_back(entry.path().string());
   }
   if (found.empty()) return path;
   std::ranges::sort(found);

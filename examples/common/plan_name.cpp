@@ -22,8 +22,8 @@ bool read_number(std::string_view digits, T& value) {
 
 PlanName::PlanName(std::string_view all) : text{all} {
   const std::size_t at = all.find('@');
-  const bool sourced = at != std::string_view::npos &&
-                       all.substr(0, at).find_first_of(":/") == std::string_view::npos;
+  const bool sourced =
+      at != std::string_view::npos && all.substr(0, at).find_first_of(":/") == std::string_view::npos;
   const std::size_t slash = all.rfind('/');
   if (!sourced && slash != std::string_view::npos) {
     name = head_ = text;
@@ -43,8 +43,8 @@ PlanName::PlanName(std::string_view all) : text{all} {
     }
   }
   if (const std::size_t plus = name.find('+'); plus != std::string::npos) {
-    require(storage.empty(), "--plan ", text, ": gives the bits twice, ", name.substr(plus + 1),
-            " and ", storage);
+    require(storage.empty(), "--plan ", text, ": gives the bits twice, ", name.substr(plus + 1), " and ",
+            storage);
     storage = name.substr(plus + 1);
     name.resize(plus);
   }
@@ -57,8 +57,8 @@ PlanName::PlanName(std::string_view all) : text{all} {
       given_.push_back({"", std::string{value}});
     } else {
       const std::string setting{value.substr(0, equals)};
-      require(std::ranges::count(given_, setting, &Given::setting) == 0 || setting.empty(),
-              "--plan ", text, ": gives ", setting, " twice");
+      require(std::ranges::count(given_, setting, &Given::setting) == 0 || setting.empty(), "--plan ", text,
+              ": gives ", setting, " twice");
       given_.push_back({setting, std::string{value.substr(equals + 1)}, false, true});
     }
     if (comma == std::string_view::npos) break;
@@ -72,8 +72,8 @@ void PlanName::place(std::initializer_list<std::string_view> settings) {
     if (one.named) continue;
     require(next != settings.end(), "--plan ", text, ": ", name, " takes at most ", settings.size(),
             " numbers, has ", std::ranges::count(given_, false, &Given::named));
-    require(std::ranges::count(given_, *next, &Given::setting) == 0, "--plan ", text, ": gives ",
-            *next, " twice");
+    require(std::ranges::count(given_, *next, &Given::setting) == 0, "--plan ", text, ": gives ", *next,
+            " twice");
     one.setting = *next++;
   }
 }
@@ -100,8 +100,8 @@ std::size_t PlanName::count(std::string_view setting, std::size_t otherwise) {
 double PlanName::number(std::string_view setting, double otherwise) {
   double value = otherwise;
   if (const std::string* digits = find(setting)) {
-    require(read_number(*digits, value) && std::isfinite(value), "--plan ", text, ": ", setting,
-            " is '", *digits, "', which is not a number");
+    require(read_number(*digits, value) && std::isfinite(value), "--plan ", text, ": ", setting, " is '",
+            *digits, "', which is not a number");
   }
   settings_[std::string{setting}] = value;
   return value;
@@ -112,8 +112,8 @@ std::size_t PlanName::choice(std::string_view setting, std::size_t otherwise,
   std::size_t index = otherwise;
   if (const std::string* word = find(setting)) {
     const auto found = std::ranges::find(names, std::string_view{*word});
-    require(found != names.end(), "--plan ", text, ": ", setting, " is '", *word,
-            "', must be one of ", fmt::format("{}", fmt::join(names, ", ")));
+    require(found != names.end(), "--plan ", text, ": ", setting, " is '", *word, "', must be one of ",
+            fmt::format("{}", fmt::join(names, ", ")));
     index = static_cast<std::size_t>(found - names.begin());
   }
   settings_[std::string{setting}] = names[index];
@@ -124,8 +124,7 @@ void PlanName::refuse_others() const {
   for (const Given& one : given_) {
     if (one.taken) continue;
     std::string list;
-    for (const auto& [setting, value] : settings_.items())
-      list += (list.empty() ? "" : ", ") + setting;
+    for (const auto& [setting, value] : settings_.items()) list += (list.empty() ? "" : ", ") + setting;
     require(one.named, "--plan ", text, ": ", name, " takes no number");
     fail<ConfigError>("--plan ", text, ": ", name, " has no setting '", one.setting, "', ",
                       list.empty() ? "nor any other" : "only " + list);

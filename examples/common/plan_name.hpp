@@ -28,9 +28,9 @@ class PlanName {
   /// @throws ConfigError for bits or a setting given twice
   explicit PlanName(std::string_view text);
 
-  std::string text;  ///< all of it
-  std::string name;  ///< "headkv"; a text with a / and no source is a path, and is the name as a
-                     ///< whole
+  std::string text;     ///< all of it
+  std::string name;     ///< "headkv"; a text with a / and no source is a path, and is the name as a
+                        ///< whole
   std::string source;   ///< "scores.json"; empty: the file beside the model's weights
   std::string storage;  ///< "int4"; empty: exact rows
 

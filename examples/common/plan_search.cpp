@@ -28,11 +28,11 @@ using Plan = HeadPlan<bfloat16>;
 SearchChoices measured(const fs::path& file, const ModelShape& shape) {
   io::DamageTable<bfloat16> table = io::load_damage<bfloat16>(file);
   require(table.shape == shape, file.string(), ": was measured on a model of ", table.shape.layers,
-          " layers, ", table.shape.q_heads, " query heads, ", table.shape.kv_heads,
-          " KV heads, head_dim ", table.shape.head_dim, "; this one has ", shape.layers, ", ",
-          shape.q_heads, ", ", shape.kv_heads, ", ", shape.head_dim);
-  return {std::move(table.choices), fmt::format("damages measured at {} tokens ({})",
-                                                thousands(table.context), file.string())};
+          " layers, ", table.shape.q_heads, " query heads, ", table.shape.kv_heads, " KV heads, head_dim ",
+          table.shape.head_dim, "; this one has ", shape.layers, ", ", shape.q_heads, ", ", shape.kv_heads,
+          ", ", shape.head_dim);
+  return {std::move(table.choices),
+          fmt::format("damages measured at {} tokens ({})", thousands(table.context), file.string())};
 }
 
 SearchChoices guessed(const HeadGates& importance, const ModelShape& shape, std::size_t context,
@@ -40,15 +40,15 @@ SearchChoices guessed(const HeadGates& importance, const ModelShape& shape, std:
   // 32 channels share a scale, or fewer where 32 does not divide a row.
   SearchMenuConfig config;
   if (shape.head_dim % config.group != 0) config.group = 16;
-  return {choices_by_importance<bfloat16>(shape, importance, context, config), "a rule of thumb over " + from};
+  return {choices_by_importance<bfloat16>(shape, importance, context, config),
+          "a rule of thumb over " + from};
 }
 
 SearchChoices from_gates(const fs::path& path, const ModelShape& shape, std::size_t context) {
   const fs::path folder = pattern_folder(path);
   const HeadGates gates = io::load_duo_pattern(folder).gates;
-  return named_by(folder.string(), [&] {
-    return guessed(gates, shape, context, "gates (" + folder.string() + ")");
-  });
+  return named_by(folder.string(),
+                  [&] { return guessed(gates, shape, context, "gates (" + folder.string() + ")"); });
 }
 
 SearchChoices from_scores(const fs::path& file, const ModelShape& shape, std::size_t context) {
@@ -60,8 +60,7 @@ SearchChoices from_scores(const fs::path& file, const ModelShape& shape, std::si
 
 }  // namespace
 
-SearchChoices search_choices(const HeadKnowledge& known, const ModelShape& shape,
-                             std::size_t context) {
+SearchChoices search_choices(const HeadKnowledge& known, const ModelShape& shape, std::size_t context) {
   require(known.given() <= 1, "--damage, --gates and --scores: give one of them");
   if (!known.damage.empty()) return measured(known.damage, shape);
   if (!known.gates.empty()) return from_gates(known.gates, shape, context);
@@ -85,8 +84,7 @@ std::size_t parse_budget(const std::string& text, const ModelShape& shape, std::
   const auto number = [&](const std::string& digits) {
     double value = 0;
     const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
-    require(error == std::errc{} && end == digits.data() + digits.size() && value > 0 &&
-                std::isfinite(value),
+    require(error == std::errc{} && end == digits.data() + digits.size() && value > 0 && std::isfinite(value),
             "'", text, "' is no share such as 1/8");
     return value;
   };

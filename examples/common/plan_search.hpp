@@ -39,7 +39,7 @@ struct SearchChoices {
 
 /// Parses "1/8" as a share of what a full cache takes at `context`, or bytes as parse_bytes does.
 /// @throws ConfigError
-[[nodiscard]] std::size_t parse_budget(const std::string& text, const ModelShape& shape,
-                                       std::size_t context, const CacheOptions& options = {});
+[[nodiscard]] std::size_t parse_budget(const std::string& text, const ModelShape& shape, std::size_t context,
+                                       const CacheOptions& options = {});
 
 }  // namespace kvpolicy::tools

@@ -28,8 +28,7 @@ class PlanSequence final : public Sequence {
  public:
   using Cache = cpu::KvCache<E>;
 
-  PlanSequence(const reference::Llama& model, Cache cache)
-      : model_{&model}, cache_{std::move(cache)} {}
+  PlanSequence(const reference::Llama& model, Cache cache) : model_{&model}, cache_{std::move(cache)} {}
 
   [[nodiscard]] std::unique_ptr<Sequence> fork() const override {
     auto fork = std::make_unique<PlanSequence>(*model_, cache_.fork());
@@ -46,8 +45,7 @@ class PlanSequence final : public Sequence {
     }
   }
 
-  std::vector<float> prefill(std::span<const int> tokens, std::size_t chunk,
-                             const Report& report) override {
+  std::vector<float> prefill(std::span<const int> tokens, std::size_t chunk, const Report& report) override {
     return reference::prefill(*model_, cache_, tokens, chunk, report);
   }
 
@@ -88,8 +86,7 @@ class PlanSequence final : public Sequence {
     const ModelShape& shape = cache_.plan().shape();
     std::vector<std::size_t> bytes;
     for (std::size_t head = 0; head < shape.kv_head_count(); ++head) {
-      bytes.push_back(
-          bytes_shown(cache_, head / shape.kv_heads, head % shape.kv_heads, Read::all));
+      bytes.push_back(bytes_shown(cache_, head / shape.kv_heads, head % shape.kv_heads, Read::all));
     }
     return bytes;
   }

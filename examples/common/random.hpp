@@ -16,8 +16,7 @@ class Random {
  public:
   /// Different numbers give independent streams.
   Random(std::uint64_t seed, std::uint64_t length, std::uint64_t number) {
-    std::seed_seq sequence{low(seed),    high(seed),  low(length),
-                           high(length), low(number), high(number)};
+    std::seed_seq sequence{low(seed), high(seed), low(length), high(length), low(number), high(number)};
     bits_.seed(sequence);
   }
 

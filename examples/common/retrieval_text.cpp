@@ -33,9 +33,8 @@ struct Hidden {
 
 // The element of the ascending `positions` that is closest to `wanted`.
 std::size_t nearest(const std::vector<std::size_t>& positions, double wanted) {
-  return *std::ranges::min_element(positions, {}, [&](std::size_t position) {
-    return std::abs(static_cast<double>(position) - wanted);
-  });
+  return *std::ranges::min_element(
+      positions, {}, [&](std::size_t position) { return std::abs(static_cast<double>(position) - wanted); });
 }
 
 // Returns the slice with the sentences inserted.
@@ -45,9 +44,8 @@ std::string hide(std::string_view slice, std::vector<Hidden>& hidden, Random& ra
     if (is_sentence_start(slice, at)) positions.push_back(at);
   }
   for (Hidden& one : hidden) {
-    one.position = one.depth < 0
-                       ? positions[random.below(positions.size())]
-                       : nearest(positions, one.depth * static_cast<double>(slice.size()));
+    one.position = one.depth < 0 ? positions[random.below(positions.size())]
+                                 : nearest(positions, one.depth * static_cast<double>(slice.size()));
   }
   std::vector<std::size_t> order(hidden.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
@@ -85,8 +83,7 @@ std::string_view slice_of(std::string_view plain, std::size_t bytes, Random& ran
 void require_depths(const RetrievalTextConfig& config) {
   require(config.depths.empty() || !config.two_step,
           "depths are for facts that are asked for by themselves, not for two-step questions");
-  require(config.depths.size() <= 32, "a text takes at most 32 depths, there are ",
-          config.depths.size());
+  require(config.depths.size() <= 32, "a text takes at most 32 depths, there are ", config.depths.size());
   for (const double depth : config.depths) {
     require(depth >= 0 && depth <= 1, "a depth is ", depth, ", must be a share from 0 to 1");
   }
@@ -98,9 +95,7 @@ std::size_t questions_per_text(std::size_t length, bool two_step) {
   return two_step ? facts_in(length) / 4 : facts_in(length);
 }
 
-std::size_t longest_text(std::string_view plain) {
-  return plain.size() - std::min(plain.size(), slack);
-}
+std::size_t longest_text(std::string_view plain) { return plain.size() - std::min(plain.size(), slack); }
 
 RetrievalText draw_text(std::string_view plain, const RetrievalTextConfig& config) {
   require_depths(config);

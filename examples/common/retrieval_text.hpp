@@ -64,8 +64,7 @@ struct RetrievalTextConfig {
 
 /// A slice of `plain` that begins at a sentence, without facts. Only length, seed and number of the
 /// config are used. @throws ConfigError for an impossible length.
-[[nodiscard]] RetrievalText draw_plain_text(std::string_view plain,
-                                            const RetrievalTextConfig& config);
+[[nodiscard]] RetrievalText draw_plain_text(std::string_view plain, const RetrievalTextConfig& config);
 
 /// The part of the King James text that the shipped model was not trained on, on one line.
 /// @throws FormatError if the file does not exist

@@ -76,11 +76,9 @@ class Sequence {
 /// Makes an empty sequence. Layers with a sliding window in the model get one whatever the plan
 /// says. The model must outlive the sequence and its forks. `kept_queries` is that of CacheOptions.
 /// @throws ConfigError, ShapeError if the plan does not fit the model
-[[nodiscard]] std::unique_ptr<Sequence> make_sequence(const reference::Llama& model,
-                                                      HeadPlan<bfloat16> plan,
+[[nodiscard]] std::unique_ptr<Sequence> make_sequence(const reference::Llama& model, HeadPlan<bfloat16> plan,
                                                       std::size_t kept_queries = 0);
-[[nodiscard]] std::unique_ptr<Sequence> make_sequence(const reference::Llama& model,
-                                                      HeadPlan<float> plan);
+[[nodiscard]] std::unique_ptr<Sequence> make_sequence(const reference::Llama& model, HeadPlan<float> plan);
 
 /// Makes an empty sequence under a plan on the device where the model runs (device.hpp); on the CPU
 /// it is `make_sequence`.

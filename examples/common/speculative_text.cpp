@@ -26,8 +26,7 @@ using Selected = SelectedDraft<Reader, Cache, AnyDraft>;
 using Decoder = SpeculativeDecoder<Reader, Cache, AnyDraft>;
 
 constexpr std::array<NamedStructure, 7> all_structures{{
-    {"triforce", Structure::triforce,
-     "a small model guesses, the target over selected rows verifies"},
+    {"triforce", Structure::triforce, "a small model guesses, the target over selected rows verifies"},
     {"self", Structure::self, "the target over selected rows guesses"},
     {"draft", Structure::draft, "a small model guesses, over sinks and latest rows"},
     {"streaming", Structure::streaming, "the target itself guesses, over sinks and latest rows"},
@@ -40,16 +39,13 @@ template <class Summary>
 HeadPlan<bfloat16> plan_with(const ModelShape& shape, const SpeculationSetup& setup) {
   if (setup.bits == 0) {
     using Policy = ChunkRetrievalCache<DenseStorage<bfloat16>, Summary>;
-    return HeadPlan<bfloat16>{shape,
-                             typename Policy::Config{.chunk = setup.chunk, .budget = setup.budget}};
+    return HeadPlan<bfloat16>{shape, typename Policy::Config{.chunk = setup.chunk, .budget = setup.budget}};
   }
   using Policy = ChunkRetrievalCache<PerTokenStorage<bfloat16>, Summary>;
   const std::size_t group = shape.head_dim % 32 == 0 ? 32 : 16;
-  const ResidualConfig storage{
-      .bits = setup.bits, .key_group = group, .value_group = group, .residual = 128};
+  const ResidualConfig storage{.bits = setup.bits, .key_group = group, .value_group = group, .residual = 128};
   return HeadPlan<bfloat16>{
-      shape,
-      typename Policy::Config{.chunk = setup.chunk, .budget = setup.budget, .storage = storage}};
+      shape, typename Policy::Config{.chunk = setup.chunk, .budget = setup.budget, .storage = storage}};
 }
 
 HeadPlan<bfloat16> limited(HeadPlan<bfloat16> plan, const reference::Llama& model) {
@@ -65,9 +61,9 @@ bool drafts_itself(const SpeculationSetup& setup) { return setup.structure == St
 
 HeadPlan<bfloat16> plan_of_draft(const reference::Llama& model, const SpeculationSetup& setup) {
   if (drafts_itself(setup) && setup.draft_plan) return limited(*setup.draft_plan, model);
-  return limited(triforce_draft_plan<bfloat16>(model.config().shape(),
-                                               {.sinks = setup.sinks, .recent = setup.recent}),
-                 model);
+  return limited(
+      triforce_draft_plan<bfloat16>(model.config().shape(), {.sinks = setup.sinks, .recent = setup.recent}),
+      model);
 }
 
 // Whether the target's cache holds every row exactly, so that a cache of another plan can take them over.
@@ -123,15 +119,13 @@ Structure structure_named(const std::string& name) {
   const auto found =
       std::ranges::find_if(all_structures, [&](const NamedStructure& s) { return name == s.name; });
   std::string names;
-  for (const NamedStructure& s : all_structures)
-    names += (names.empty() ? "" : ", ") + std::string{s.name};
+  for (const NamedStructure& s : all_structures) names += (names.empty() ? "" : ", ") + std::string{s.name};
   require(found != all_structures.end(), "'", name, "' is no way to decode; there are ", names);
   return found->structure;
 }
 
 bool needs_small_model(Structure structure) {
-  return structure == Structure::triforce || structure == Structure::draft ||
-         structure == Structure::tree;
+  return structure == Structure::triforce || structure == Structure::draft || structure == Structure::tree;
 }
 
 HeadPlan<bfloat16> target_plan(const ModelShape& shape, const SpeculationSetup& setup) {
@@ -143,9 +137,8 @@ double LevelReport::tokens_per_pass() const { return share(tokens, passes); }
 
 // The decoder keeps pointers to other members, so this object must not move.
 struct SpeculativeText::Parts {
-  Parts(const reference::Llama& target, const reference::Llama* small,
-        const SpeculationSetup& chosen, Cache own, std::optional<Cache> drafts,
-        std::span<const int> has_read)
+  Parts(const reference::Llama& target, const reference::Llama* small, const SpeculationSetup& chosen,
+        Cache own, std::optional<Cache> drafts, std::span<const int> has_read)
       : model{&target},
         small_model{small},
         setup{chosen},
@@ -158,10 +151,9 @@ struct SpeculativeText::Parts {
   AnyDraft make_draft(std::span<const int> has_read) {
     switch (setup.structure) {
       case Structure::triforce:
-        return corrected(add(std::make_shared<ModelDraft<Reader, Cache>>(
-            draft_reader, *draft_cache, ModelDraftOptions{}, has_read)));
-      case Structure::self:
-        return corrected(AnyDraft{std::make_shared<NoDraft>()});
+        return corrected(add(std::make_shared<ModelDraft<Reader, Cache>>(draft_reader, *draft_cache,
+                                                                         ModelDraftOptions{}, has_read)));
+      case Structure::self: return corrected(AnyDraft{std::make_shared<NoDraft>()});
       case Structure::draft:
       case Structure::streaming:
         return add(std::make_shared<ModelDraft<Reader, Cache>>(draft_reader, *draft_cache,
@@ -174,11 +166,10 @@ struct SpeculativeText::Parts {
       case Structure::tree: {
         auto shape = best_tree(AcceptanceVectorConfig{}.prior, setup.tree_nodes);
         tree_levels = levels_of(shape);
-        return add(std::make_shared<TreeDraft<Reader, Cache>>(
-            draft_reader, *draft_cache, std::move(shape), ModelDraftOptions{}, has_read));
+        return add(std::make_shared<TreeDraft<Reader, Cache>>(draft_reader, *draft_cache, std::move(shape),
+                                                              ModelDraftOptions{}, has_read));
       }
-      case Structure::plain:
-        break;
+      case Structure::plain: break;
     }
     return AnyDraft{std::make_shared<NoDraft>()};
   }
@@ -293,10 +284,9 @@ std::vector<LevelReport> SpeculativeText::levels() const {
   if (parts.selected) levels.push_back(judging("selected", parts.selected->statistics()));
   if (parts.lowest) {
     const DraftWork& work = parts.lowest->work();
-    const std::size_t passes = parts.setup.structure == Structure::ngram ? work.calls
-                               : parts.setup.structure == Structure::tree
-                                   ? work.calls * parts.tree_levels
-                                   : work.guesses;
+    const std::size_t passes = parts.setup.structure == Structure::ngram  ? work.calls
+                               : parts.setup.structure == Structure::tree ? work.calls * parts.tree_levels
+                                                                          : work.guesses;
     levels.push_back({proposers().back(), passes, 0, 0, work.guesses, work.seconds});
   }
   return levels;
@@ -304,20 +294,13 @@ std::vector<LevelReport> SpeculativeText::levels() const {
 
 std::vector<std::string> SpeculativeText::proposers() const {
   switch (parts_->setup.structure) {
-    case Structure::triforce:
-      return {"target", "selected", "draft"};
-    case Structure::self:
-      return {"target", "selected"};
-    case Structure::draft:
-      return {"target", "draft"};
-    case Structure::streaming:
-      return {"target", "streaming"};
-    case Structure::ngram:
-      return {"target", "n-gram"};
-    case Structure::tree:
-      return {"target", "tree"};
-    case Structure::plain:
-      break;
+    case Structure::triforce: return {"target", "selected", "draft"};
+    case Structure::self: return {"target", "selected"};
+    case Structure::draft: return {"target", "draft"};
+    case Structure::streaming: return {"target", "streaming"};
+    case Structure::ngram: return {"target", "n-gram"};
+    case Structure::tree: return {"target", "tree"};
+    case Structure::plain: break;
   }
   return {"target"};
 }

@@ -46,9 +46,7 @@ std::string fixed(double number, int digits) {
   return std::isfinite(number) ? separated(fmt::format("{:.{}f}", number, digits)) : "-";
 }
 
-std::string percent(double share) {
-  return std::isfinite(share) ? fixed(100 * share, 1) + " %" : "-";
-}
+std::string percent(double share) { return std::isfinite(share) ? fixed(100 * share, 1) + " %" : "-"; }
 
 std::string duration(double seconds) {
   if (seconds < 60) return fixed(seconds, 1) + " s";

@@ -22,8 +22,7 @@ constexpr std::size_t context_bytes = 64;
 // Takes the part of a tokenizer where the model has none.
 class NoTexts final : public reference::TokenModel {
  public:
-  NoTexts(std::string folder, std::size_t vocabulary)
-      : folder_{std::move(folder)}, vocabulary_{vocabulary} {}
+  NoTexts(std::string folder, std::size_t vocabulary) : folder_{std::move(folder)}, vocabulary_{vocabulary} {}
 
   void encode(std::string_view, bool, std::vector<int>&) const override {
     throw ConfigError{message(folder_, ": the model has a vocabulary of ", vocabulary_,
@@ -63,9 +62,7 @@ TextModel TextModel::load(const std::string& folder, const reference::LoadOption
 }
 
 TextModel::TextModel(reference::Llama llama, reference::Tokenizer tokenizer)
-    : llama_{std::move(llama)},
-      tokenizer_{std::move(tokenizer)},
-      ends_{llama_.config().eos_tokens} {
+    : llama_{std::move(llama)}, tokenizer_{std::move(tokenizer)}, ends_{llama_.config().eos_tokens} {
   tokenizer_.require_fits(llama_.config().vocabulary);
   ends_.insert(ends_.end(), tokenizer_.ends().begin(), tokenizer_.ends().end());
   std::ranges::sort(ends_);

@@ -26,8 +26,7 @@ class TextModel {
   /// of 256 tokens, texts are refused, and tokens are shown by number: "12 7 ".
   /// @throws FormatError, ConfigError as Llama::load and Tokenizer::load, and for a tokenizer that
   /// is another model's
-  [[nodiscard]] static TextModel load(const std::string& folder,
-                                      const reference::LoadOptions& options = {});
+  [[nodiscard]] static TextModel load(const std::string& folder, const reference::LoadOptions& options = {});
 
   /// @throws FormatError for a tokenizer that is another model's
   TextModel(reference::Llama llama, reference::Tokenizer tokenizer);
@@ -55,9 +54,7 @@ class TextModel {
   [[nodiscard]] double bytes_per_token(std::string_view text) const;
 
   /// Valid UTF-8, as Tokenizer::decode.
-  [[nodiscard]] std::string decode(std::span<const int> tokens) const {
-    return tokenizer_.decode(tokens);
-  }
+  [[nodiscard]] std::string decode(std::span<const int> tokens) const { return tokenizer_.decode(tokens); }
 
   /// The tokens that end a text, by the tokenizer or by config.json; sorted.
   [[nodiscard]] const std::vector<int>& ends() const noexcept { return ends_; }

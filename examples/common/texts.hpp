@@ -13,8 +13,7 @@ namespace kvpolicy::tools {
 
 /// The first one ships; scripts/fetch-texts brings the others, which say there what they are: three
 /// kinds of prose and code.
-inline constexpr std::array<std::string_view, 5> text_names{"kjv", "novels", "lexicon", "manual",
-                                                            "code"};
+inline constexpr std::array<std::string_view, 5> text_names{"kjv", "novels", "lexicon", "manual", "code"};
 
 /// A text by its name. @throws ConfigError for another name, FormatError if its file does not exist
 [[nodiscard]] std::string text_named(std::string_view name);

@@ -70,8 +70,8 @@ class Maker {
     }
     if (spec_.name == "headkv") {
       spec_.place({"capacity", "window"});
-      return headkv(source_or(fs::path{"headkv"} / "retrieval_heads.json",
-                              "head scores, as headkv@FILE does"));
+      return headkv(
+          source_or(fs::path{"headkv"} / "retrieval_heads.json", "head scores, as headkv@FILE does"));
     }
     if (spec_.name == "snapkv") return budgets<SnapKvScorer>();
     if (spec_.name == "adakv") return budgets<SnapKvScorer>(/*share=*/true);
@@ -90,8 +90,7 @@ class Maker {
     spec_.place({"share", "context"});
     spec_.require_exact_rows();
     const double share = spec_.number("share", 0.125);
-    require(share > 0 && share <= 1, "the share of the bytes is ", share,
-            ", must be above 0 and at most 1");
+    require(share > 0 && share <= 1, "the share of the bytes is ", share, ", must be above 0 and at most 1");
     const std::size_t context = spec_.count("context", 4096);
     HeadKnowledge known{.weights = weights_.string()};
     if (!spec_.source.empty()) known.damage = spec_.source;
@@ -99,14 +98,12 @@ class Maker {
     const CacheOptions options{.page_rows = 32};
     std::size_t queries = 0;
     for (const auto& choice : menu.choices) {
-      queries =
-          std::max(queries, HeadPlan<bfloat16>{shape_, choice.settings}.memory(0, options).queries);
+      queries = std::max(queries, HeadPlan<bfloat16>{shape_, choice.settings}.memory(0, options).queries);
     }
     const MemoryEstimate all = HeadPlan<bfloat16>{shape_}.memory(context, options);
     const auto rows = static_cast<std::size_t>(share * static_cast<double>(all.heads));
-    return search_plan<bfloat16>(
-               shape_, menu.choices,
-               {.bytes = rows + all.tail + queries, .context = context, .options = options})
+    return search_plan<bfloat16>(shape_, menu.choices,
+                                 {.bytes = rows + all.tail + queries, .context = context, .options = options})
         .plan;
   }
 
@@ -119,19 +116,17 @@ class Maker {
   [[nodiscard]] Plan quantized() {
     spec_.place({"residual"});
     spec_.require_exact_rows();
-    return Plan{shape_,
-                typename QuantizedResidualCache<bfloat16>::Config{.storage = codes(spec_.name, 128)}};
+    return Plan{shape_, typename QuantizedResidualCache<bfloat16>::Config{.storage = codes(spec_.name, 128)}};
   }
 
   [[nodiscard]] Plan kivi() {
     spec_.place({"residual"});
     spec_.require_exact_rows();
     const KiviConfig published;
-    return kivi_plan<bfloat16>(shape_,
-                           {.bits = bits_named(spec_.name, "kivi"),
-                            .group = spec_.count("group", io::channel_group(shape_)),
-                            .residual = spec_.count("residual", published.residual),
-                            .flush = spec_.choice("flush", published.flush)});
+    return kivi_plan<bfloat16>(shape_, {.bits = bits_named(spec_.name, "kivi"),
+                                        .group = spec_.count("group", io::channel_group(shape_)),
+                                        .residual = spec_.count("residual", published.residual),
+                                        .flush = spec_.choice("flush", published.flush)});
   }
 
   [[nodiscard]] Plan sink_recent() {
@@ -140,13 +135,12 @@ class Maker {
     const std::size_t recent = spec_.count("recent", arguments_.recent.value_or(128));
     const Mask mask = spec_.choice("mask", Mask::exact);
     if (spec_.storage.empty()) {
-      return Plan{shape_, typename SinkRecentCache<Dense>::Config{
-                              .sinks = sinks, .recent = recent, .mask = mask}};
+      return Plan{shape_,
+                  typename SinkRecentCache<Dense>::Config{.sinks = sinks, .recent = recent, .mask = mask}};
     }
-    return Plan{
-        shape_,
-        typename SinkRecentCache<Codes>::Config{
-            .sinks = sinks, .recent = recent, .mask = mask, .storage = codes(spec_.storage, 32)}};
+    return Plan{shape_,
+                typename SinkRecentCache<Codes>::Config{
+                    .sinks = sinks, .recent = recent, .mask = mask, .storage = codes(spec_.storage, 32)}};
   }
 
   template <class Summary>
@@ -155,23 +149,21 @@ class Maker {
     const std::size_t chunk = spec_.count("chunk", 16);
     const std::size_t budget = spec_.count("budget", 1024);
     if (spec_.storage.empty()) {
-      return Plan{shape_, typename ChunkRetrievalCache<Dense, Summary>::Config{.chunk = chunk,
-                                                                               .budget = budget}};
+      return Plan{shape_,
+                  typename ChunkRetrievalCache<Dense, Summary>::Config{.chunk = chunk, .budget = budget}};
     }
-    return Plan{shape_,
-                typename ChunkRetrievalCache<Codes, Summary>::Config{
-                    .chunk = chunk, .budget = budget, .storage = codes(spec_.storage, 128)}};
+    return Plan{shape_, typename ChunkRetrievalCache<Codes, Summary>::Config{
+                            .chunk = chunk, .budget = budget, .storage = codes(spec_.storage, 128)}};
   }
 
   [[nodiscard]] Plan duo(const fs::path& path) {
     const fs::path folder = pattern_folder(path);
     const io::DuoPattern pattern = io::load_duo_pattern(folder);
-    const DuoConfig config{
-        .sparsity = spec_.number("sparsity", arguments_.sparsity),
-        .sinks = spec_.count("sinks", arguments_.sinks.value_or(pattern.sinks)),
-        .recent = spec_.count("recent", arguments_.recent.value_or(pattern.recent)),
-        .mask = spec_.choice("mask", Mask::exact),
-        .gate_cut = spec_.choice("rule", arguments_.gate_cut)};
+    const DuoConfig config{.sparsity = spec_.number("sparsity", arguments_.sparsity),
+                           .sinks = spec_.count("sinks", arguments_.sinks.value_or(pattern.sinks)),
+                           .recent = spec_.count("recent", arguments_.recent.value_or(pattern.recent)),
+                           .mask = spec_.choice("mask", Mask::exact),
+                           .gate_cut = spec_.choice("rule", arguments_.gate_cut)};
     require(config.sparsity >= 0 && config.sparsity <= 1, "the sparsity is ", config.sparsity,
             ", must be a share of the heads, 0 to 1");
     if (config.gate_cut == GateCut::exact_count) {
@@ -183,13 +175,11 @@ class Maker {
       }
     }
     if (spec_.storage.empty()) {
-      return named_by(folder.string(),
-                      [&] { return duo_plan<bfloat16>(shape_, pattern.gates, config); });
+      return named_by(folder.string(), [&] { return duo_plan<bfloat16>(shape_, pattern.gates, config); });
     }
     const ResidualConfig quantized = codes(spec_.storage, 128);
-    return named_by(folder.string(), [&] {
-      return quantized_duo_plan<bfloat16>(shape_, pattern.gates, config, quantized);
-    });
+    return named_by(folder.string(),
+                    [&] { return quantized_duo_plan<bfloat16>(shape_, pattern.gates, config, quantized); });
   }
 
   [[nodiscard]] Plan headkv(const fs::path& scores) {
@@ -198,8 +188,7 @@ class Maker {
     config.observation_window = spec_.count("window", config.observation_window);
     config.beta = spec_.number("beta", config.beta);
     config.score_power = spec_.number("score_power", config.score_power);
-    config.keep_short_prompts =
-        spec_.flag("keep_short_prompts", config.keep_short_prompts);
+    config.keep_short_prompts = spec_.flag("keep_short_prompts", config.keep_short_prompts);
     const SnapKvScorer::Config scorer = this->scorer(config.scorer());
     config.pooling = scorer.pooling;
     config.kernel = scorer.kernel;
@@ -237,8 +226,7 @@ class Maker {
       }
       const std::size_t kept = Scorer::kept_rows(config.scorer);
       require(capacity > 0 && capacity >= kept, "a capacity of ", capacity,
-              " rows, must be at least 1 and at least the ", kept,
-              " latest rows that are always kept");
+              " rows, must be at least 1 and at least the ", kept, " latest rows that are always kept");
       config.budget = capacity - kept;
       return Plan{shape_, config};
     };
@@ -259,8 +247,7 @@ class Maker {
     config.capacity = spec_.count("capacity", arguments_.headkv.capacity);
     config.observation_window = spec_.count("window", arguments_.headkv.observation_window);
     config.beta = spec_.number("beta", config.beta);
-    config.keep_short_prompts =
-        spec_.flag("keep_short_prompts", config.keep_short_prompts);
+    config.keep_short_prompts = spec_.flag("keep_short_prompts", config.keep_short_prompts);
     const SnapKvScorer::Config scorer = this->scorer(config.scorer());
     config.pooling = scorer.pooling;
     config.kernel = scorer.kernel;
@@ -294,16 +281,15 @@ class Maker {
     if (!json.is_object() || !json.contains("format")) return headkv(path);
     const Plan plan = io::parse_plan<bfloat16>(text, path.string());
     const ModelShape& own = plan.shape();
-    require(own == shape_, path.string(), ": is a plan for ", fmt::format("{}", own),
-            "; the model has ", fmt::format("{}", shape_));
+    require(own == shape_, path.string(), ": is a plan for ", fmt::format("{}", own), "; the model has ",
+            fmt::format("{}", shape_));
     return plan;
   }
 
   // The source that the name gives, or else what is known about the model's heads.
   [[nodiscard]] fs::path source_or(const fs::path& beside, const char* what) const {
     if (!spec_.source.empty()) return spec_.source;
-    require(!weights_.empty(), "needs a file beside a model's weights: give the model, or the ",
-            what);
+    require(!weights_.empty(), "needs a file beside a model's weights: give the model, or the ", what);
     return require_head_file(weights_, beside);
   }
 
@@ -336,8 +322,8 @@ void require_plan_source(const std::string& plan) {
   constexpr std::string_view names[]{"full",    "sink_recent", "chunk",         "quest", "duo",
                                      "headkv",  "snapkv",      "adakv",         "tova",  "h2o",
                                      "keynorm", "pyramid",     "streaming_llm", "search"};
-  const bool named = std::ranges::count(names, spec.name) > 0 ||
-                     bits_named(spec.name, "int") != 0 || bits_named(spec.name, "kivi") != 0;
+  const bool named = std::ranges::count(names, spec.name) > 0 || bits_named(spec.name, "int") != 0 ||
+                     bits_named(spec.name, "kivi") != 0;
   std::error_code ignored;
   require(named || fs::exists(plan, ignored), "--plan ", plan,
           ": is neither the name of a plan nor a file or folder. Known:\n", plan_help());
@@ -395,10 +381,10 @@ void add_plan_options(CLI::App& app, PlanArguments& arguments) {
   app.add_option("--sinks", arguments.sinks,
                  "DuoAttention: first rows of streaming heads (default: as the pattern says)")
       ->check(whole_number(0, most));
-  app.add_option("--recent", arguments.recent, "DuoAttention: latest rows of streaming heads (default: as the pattern says)")
+  app.add_option("--recent", arguments.recent,
+                 "DuoAttention: latest rows of streaming heads (default: as the pattern says)")
       ->check(whole_number(1, most));
-  app.add_option("--capacity", arguments.headkv.capacity,
-                 "HeadKV: rows per head on average, window included")
+  app.add_option("--capacity", arguments.headkv.capacity, "HeadKV: rows per head on average, window included")
       ->check(whole_number(1, most))
       ->capture_default_str();
   app.add_option("--window", arguments.headkv.observation_window, "HeadKV: latest rows, whose queries vote")
@@ -411,7 +397,7 @@ void add_plan_options(CLI::App& app, PlanArguments& arguments) {
 
 template <>
 HeadPlan<bfloat16> make_plan<bfloat16>(const PlanArguments& arguments, const ModelShape& shape,
-                     const fs::path& weights, io::OrderedJson* settings) {
+                                       const fs::path& weights, io::OrderedJson* settings) {
   shape.validate();
   try {
     Maker maker{arguments, shape, weights};

@@ -99,8 +99,8 @@ std::vector<std::string> draw_things(Random& random, std::size_t count) {
   const std::vector<std::string_view> looks = words_in(thing_looks);
   const std::vector<std::string_view> nouns = words_in(thing_nouns);
   std::vector<std::size_t> numbers(looks.size() * nouns.size());
-  require(count <= numbers.size(), "a task has ", count, " different things, at most ",
-          numbers.size(), " have names");
+  require(count <= numbers.size(), "a task has ", count, " different things, at most ", numbers.size(),
+          " have names");
   std::iota(numbers.begin(), numbers.end(), std::size_t{0});
   random.shuffle(numbers);
   std::vector<std::string> things;
@@ -131,8 +131,7 @@ std::string draw_uuid(Random& random) {
 
 std::string draw_letters(Random& random, std::size_t letters, char first) {
   std::string word;
-  while (word.size() < letters)
-    word += static_cast<char>(first + static_cast<char>(random.below(26)));
+  while (word.size() < letters) word += static_cast<char>(first + static_cast<char>(random.below(26)));
   return word;
 }
 

@@ -45,28 +45,23 @@ std::string duo(PlanName& plan, const Method& method, const ByteBudget& budget) 
   const ModelShape& shape = budget.shape;
   const double dense = row_bytes(shape, 16);
   const double coded = row_bytes(shape, method.bits, method.group);
-  const std::size_t exact = method.bits == 16
-                                ? budget.length
-                                : std::min(budget.length, plan.count("residual", exact_latest));
-  const std::size_t window =
-      plan.count("sinks", budget.sinks) + plan.count("recent", budget.recent);
+  const std::size_t exact =
+      method.bits == 16 ? budget.length : std::min(budget.length, plan.count("residual", exact_latest));
+  const std::size_t window = plan.count("sinks", budget.sinks) + plan.count("recent", budget.recent);
   const double retrieving =
       static_cast<double>(exact) * dense + static_cast<double>(budget.length - exact) * coded;
   const double streaming = static_cast<double>(std::min(budget.length, window)) * dense;
   const std::size_t heads = shape.kv_head_count();
-  const double allowed =
-      budget.share * static_cast<double>(heads * budget.length) * dense * (1 + 1e-9);
+  const double allowed = budget.share * static_cast<double>(heads * budget.length) * dense * (1 + 1e-9);
   for (std::size_t stream = 0; stream <= heads; ++stream) {
     const double bytes =
         static_cast<double>(stream) * streaming + static_cast<double>(heads - stream) * retrieving;
     if (bytes > allowed) continue;
-    return plan.with_numbers(
-        fmt::format("{}", static_cast<double>(stream) / static_cast<double>(heads)));
+    return plan.with_numbers(fmt::format("{}", static_cast<double>(stream) / static_cast<double>(heads)));
   }
   throw ConfigError{fmt::format(
-      "{} cannot keep as little as {:.4g} of {} rows: with every head streaming it is {:.4g}",
-      plan.text, budget.share, budget.length,
-      streaming / (static_cast<double>(budget.length) * dense))};
+      "{} cannot keep as little as {:.4g} of {} rows: with every head streaming it is {:.4g}", plan.text,
+      budget.share, budget.length, streaming / (static_cast<double>(budget.length) * dense))};
 }
 
 }  // namespace
@@ -74,8 +69,7 @@ std::string duo(PlanName& plan, const Method& method, const ByteBudget& budget) 
 double row_bytes(const ModelShape& shape, std::size_t bits, std::size_t group) {
   if (bits == 16) return static_cast<double>(2 * shape.head_dim * sizeof(bfloat16));
   if (group == 0) group = default_group(shape);
-  return static_cast<double>(
-      2 * (shape.head_dim * bits / 8 + shape.head_dim / group * 2 * sizeof(half)));
+  return static_cast<double>(2 * (shape.head_dim * bits / 8 + shape.head_dim / group * 2 * sizeof(half)));
 }
 
 std::string at_equal_bytes(const std::string& method, const ByteBudget& budget) {
@@ -98,8 +92,7 @@ std::string at_equal_bytes(const std::string& method, const ByteBudget& budget) 
     const std::size_t sinks = std::min(budget.sinks, rows / 2);
     return plan.with_numbers(fmt::format("{},{}", sinks, rows - sinks));
   }
-  constexpr std::string_view counted[]{"headkv", "snapkv", "pyramid", "adakv",
-                                       "h2o",    "tova",   "keynorm"};
+  constexpr std::string_view counted[]{"headkv", "snapkv", "pyramid", "adakv", "h2o", "tova", "keynorm"};
   require(std::ranges::count(counted, parsed.name) > 0, method,
           " has no setting that makes it keep a share of the bytes; those that have are duo, "
           "streaming_llm, sink_recent, headkv, snapkv, pyramid, adakv, h2o, tova, keynorm and "

@@ -22,9 +22,9 @@ namespace kvpolicy::tools {
 namespace {
 
 double mean(const std::vector<double>& values) {
-  return values.empty() ? 0
-                        : std::accumulate(values.begin(), values.end(), 0.0) /
-                              static_cast<double>(values.size());
+  return values.empty()
+             ? 0
+             : std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
 }
 
 // Rounds to six digits, which keeps committed files small and survives writing and reading.
@@ -58,14 +58,14 @@ nlohmann::ordered_json key_of(const Point& point) {
 
 nlohmann::json settings_of(const SuiteConfig& config, const std::string& model) {
   nlohmann::json settings{{"model", std::filesystem::path{model}.filename().string()},
-          {"questions", config.questions},
-          {"per_text", config.per_text},
-          {"depths", config.depths},
-          {"windows", config.windows},
-          {"scored_tokens", config.scored},
-          {"lead_in", config.lead_in},
-          {"prefill", config.prefill == Prefill::shared ? "shared" : "own"},
-          {"compress", config.compress == Compress::after_text ? "text" : "question"}};
+                          {"questions", config.questions},
+                          {"per_text", config.per_text},
+                          {"depths", config.depths},
+                          {"windows", config.windows},
+                          {"scored_tokens", config.scored},
+                          {"lead_in", config.lead_in},
+                          {"prefill", config.prefill == Prefill::shared ? "shared" : "own"},
+                          {"compress", config.compress == Compress::after_text ? "text" : "question"}};
   if (config.chat) settings["chat"] = true;
   return settings;
 }
@@ -100,9 +100,8 @@ std::string file_of(const std::string& command, const nlohmann::json& settings,
       "rows kept where the answer begins, by_head: of each KV head, layer after layer. settings: "
       "all "
       "that the plan was made with";
-  std::string text =
-      fmt::format("{{\n  \"what\": {},\n  \"command\": {},\n  \"settings\": {},\n", as_line(what),
-                  as_line(nlohmann::json(command)), as_line(settings));
+  std::string text = fmt::format("{{\n  \"what\": {},\n  \"command\": {},\n  \"settings\": {},\n",
+                                 as_line(what), as_line(nlohmann::json(command)), as_line(settings));
   text += "  \"points\": [";
   for (std::size_t i = 0; i < points.size(); ++i) {
     text += (i == 0 ? "\n    " : ",\n    ") + as_line(points[i]);
@@ -110,14 +109,13 @@ std::string file_of(const std::string& command, const nlohmann::json& settings,
   return text + "\n  ]\n}\n";
 }
 
-std::vector<nlohmann::ordered_json> points_of(const std::string& path,
-                                              const nlohmann::json& settings) {
+std::vector<nlohmann::ordered_json> points_of(const std::string& path, const nlohmann::json& settings) {
   std::error_code ignored;
   if (!std::filesystem::exists(path, ignored)) return {};
   const auto file = nlohmann::ordered_json::parse(io::read_text_file(path), nullptr, false);
-  require<FormatError>(file.is_object() && file.contains("settings") && file.contains("points") &&
-                           file["points"].is_array(),
-                       path, ": is not a file that evaluate has written; give another --out");
+  require<FormatError>(
+      file.is_object() && file.contains("settings") && file.contains("points") && file["points"].is_array(),
+      path, ": is not a file that evaluate has written; give another --out");
   require(as_line(nlohmann::json::parse(as_line(file["settings"]))) == as_line(settings), path,
           ": was measured with other settings: ", as_line(file["settings"]), ", these are ",
           as_line(settings), "; use those, or give another --out");
@@ -139,9 +137,8 @@ const nlohmann::ordered_json* find_point(const std::vector<nlohmann::ordered_jso
 }
 
 std::vector<Point> measure(const TextModel& model, Suite suite, const SuiteConfig& config,
-                           const std::vector<std::uint64_t>& seeds,
-                           const std::vector<Entry>& entries, const std::string& plain,
-                           const Advance& advance) {
+                           const std::vector<std::uint64_t>& seeds, const std::vector<Entry>& entries,
+                           const std::string& plain, const Advance& advance) {
   std::vector<const ExamPlan*> plans;
   for (const Entry& entry : entries) plans.push_back(&entry.plan);
   struct Job {

@@ -22,9 +22,9 @@ struct Point {
   Suite suite = Suite::keys;
   std::size_t length = 0;
   std::uint64_t seed = 0;
-  std::string plan;    ///< with its settings: "h2o:512"
-  std::string method;  ///< without its numbers: "h2o"
-  double share = 0;    ///< of the full cache's bytes, for which the settings were chosen; 0: none
+  std::string plan;               ///< with its settings: "h2o:512"
+  std::string method;             ///< without its numbers: "h2o"
+  double share = 0;               ///< of the full cache's bytes, for which the settings were chosen; 0: none
   io::OrderedJson settings = {};  ///< all settings of the plan, defaults included
   Outcome outcome;
 };
@@ -55,17 +55,16 @@ struct Entry {
                                                             const nlohmann::json& settings);
 
 /// The element of `points` that is the same measurement; null if there is none.
-[[nodiscard]] const nlohmann::ordered_json* find_point(
-    const std::vector<nlohmann::ordered_json>& points, const Point& point);
+[[nodiscard]] const nlohmann::ordered_json* find_point(const std::vector<nlohmann::ordered_json>& points,
+                                                       const Point& point);
 
 /// Measures all entries on the tasks of all seeds of one suite and length. Texts are distributed
 /// over threads; results do not depend on the number of threads. `advance` is called by one thread
 /// at a time.
 /// @throws what draw_tasks and perform throw
-[[nodiscard]] std::vector<Point> measure(const TextModel& model, Suite suite,
-                                         const SuiteConfig& config,
+[[nodiscard]] std::vector<Point> measure(const TextModel& model, Suite suite, const SuiteConfig& config,
                                          const std::vector<std::uint64_t>& seeds,
-                                         const std::vector<Entry>& entries,
-                                         const std::string& plain, const Advance& advance = {});
+                                         const std::vector<Entry>& entries, const std::string& plain,
+                                         const Advance& advance = {});
 
 }  // namespace kvpolicy::tools

@@ -18,8 +18,8 @@
 
 #include "../common/plan_name.hpp"
 #include "../common/table.hpp"
-#include "../tasks/language_task.hpp"
 #include "../common/terminal.hpp"
+#include "../tasks/language_task.hpp"
 
 namespace kvpolicy::tools {
 namespace {
@@ -33,8 +33,8 @@ double mean_of(const std::vector<double>& values) {
 
 double share_of_marks(const Json& point, std::string_view wanted) {
   const auto marks = point["marks"].get<std::string>();
-  const auto found = std::ranges::count_if(
-      marks, [&](char mark) { return wanted.find(mark) != std::string_view::npos; });
+  const auto found =
+      std::ranges::count_if(marks, [&](char mark) { return wanted.find(mark) != std::string_view::npos; });
   return static_cast<double>(found) / static_cast<double>(marks.size());
 }
 
@@ -74,8 +74,7 @@ std::vector<Measure> language_measures() {
 
 std::vector<Measure> measures() {
   const auto marks = [](std::string wanted) {
-    return
-        [wanted = std::move(wanted)](const Json& point) { return share_of_marks(point, wanted); };
+    return [wanted = std::move(wanted)](const Json& point) { return share_of_marks(point, wanted); };
   };
   const auto values = [](std::string name) {
     return [name = std::move(name)](const Json& point) {
@@ -94,7 +93,8 @@ std::vector<Measure> measures() {
        values("answer_same")},
       {"agreement", "answer_kl", "Answers: KL divergence from the full cache, nats per token", 1, 5,
        values("answer_kl")},
-      {"agreement", "text_same", "Text that goes on: the same likeliest token, %", 100, 2, values("text_same")},
+      {"agreement", "text_same", "Text that goes on: the same likeliest token, %", 100, 2,
+       values("text_same")},
       {"agreement", "text_kl", "Text that goes on: KL divergence, nats per token", 1, 5, values("text_kl")},
   };
   std::ranges::move(language_measures(), std::back_inserter(all));
@@ -105,8 +105,7 @@ std::vector<Measure> measures() {
 std::string row_name(const Json& point) {
   const auto method = point["method"].get<std::string>();
   if (!point.contains("share")) return point["plan"].get<std::string>();
-  return fmt::format("{} at {} %", method,
-                     fmt::format("{:.4g}", 100 * point["share"].get<double>()));
+  return fmt::format("{} at {} %", method, fmt::format("{:.4g}", 100 * point["share"].get<double>()));
 }
 
 template <class Key>
@@ -120,8 +119,7 @@ auto distinct(const Points& points, Key key) {
 }
 
 std::string table_of(const Measure& measure, const Points& points) {
-  const auto lengths =
-      distinct(points, [](const Json& point) { return point["tokens"].get<std::size_t>(); });
+  const auto lengths = distinct(points, [](const Json& point) { return point["tokens"].get<std::size_t>(); });
   Table table;
   table.add_column("plan", "", Align::left);
   for (const std::size_t length : lengths) table.add_column(thousands(length));
@@ -171,8 +169,7 @@ std::string evaluation_tables(const std::vector<nlohmann::ordered_json>& points)
       if (point["suite"] == measure.suite && point.contains(measure.field)) own.push_back(point);
     }
     if (own.empty()) continue;
-    text +=
-        fmt::format("{}{}:\n\n{}", text.empty() ? "" : "\n", measure.title, table_of(measure, own));
+    text += fmt::format("{}{}:\n\n{}", text.empty() ? "" : "\n", measure.title, table_of(measure, own));
   }
   return text + settings_list(points);
 }

@@ -57,9 +57,8 @@ std::vector<double> depths_of_text(const SuiteConfig& config, std::size_t number
 
 }  // namespace
 
-std::vector<Task> draw_language_tasks(const TextModel& model, TaskFamily family,
-                                      const SuiteConfig& config, std::uint64_t seed,
-                                      std::string_view plain) {
+std::vector<Task> draw_language_tasks(const TextModel& model, TaskFamily family, const SuiteConfig& config,
+                                      std::uint64_t seed, std::string_view plain) {
   const CountTokens count = [&](std::string_view text) {
     return model.tokenizer().encode(text, {.add_special = false}).size();
   };

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "../common/sequence.hpp"
-#include "suite.hpp"
 #include "../common/text_model.hpp"
+#include "suite.hpp"
 
 namespace kvpolicy::tools {
 
@@ -29,7 +29,7 @@ struct LanguageAnswer {
 /// What the cache answers, always with the likeliest token. `cache` has read `before`, the text and
 /// the question, and `logits` are those after it.
 [[nodiscard]] LanguageAnswer answer_question(const TextModel& model, const LanguageQuestion& question,
-                                     std::string_view before, Sequence& cache,
-                                     std::vector<float> logits, const Reading& reading);
+                                             std::string_view before, Sequence& cache,
+                                             std::vector<float> logits, const Reading& reading);
 
 }  // namespace kvpolicy::tools

@@ -10,8 +10,8 @@
 #include <string_view>
 #include <vector>
 
-#include "../tasks/language_task.hpp"
 #include "../common/text_model.hpp"
+#include "../tasks/language_task.hpp"
 
 namespace kvpolicy::tools {
 

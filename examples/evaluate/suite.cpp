@@ -18,16 +18,13 @@ namespace {
 
 using Logits = std::vector<float>;
 
-void draw_questions(const TextModel& model, Suite suite, const SuiteConfig& config,
-                    std::uint64_t seed, const std::string& plain, std::vector<Task>& tasks) {
-  RetrievalTextConfig text{.lead_in = config.lead_in,
-                           .two_step = suite == Suite::reasoning,
-                           .seed = seed};
+void draw_questions(const TextModel& model, Suite suite, const SuiteConfig& config, std::uint64_t seed,
+                    const std::string& plain, std::vector<Task>& tasks) {
+  RetrievalTextConfig text{.lead_in = config.lead_in, .two_step = suite == Suite::reasoning, .seed = seed};
   if (suite == Suite::passkey) text.depths = even_depths(config.depths);
   const std::size_t per_text =
-      suite == Suite::passkey
-          ? config.depths
-          : std::min(config.per_text, questions_per_text(config.length, text.two_step));
+      suite == Suite::passkey ? config.depths
+                              : std::min(config.per_text, questions_per_text(config.length, text.two_step));
   for (std::size_t left = config.questions; left > 0;) {
     text.questions = suite == Suite::passkey ? per_text : std::min(left, per_text);
     text.number = tasks.size();
@@ -47,8 +44,7 @@ void draw_windows(const TextModel& model, const SuiteConfig& config, std::uint64
     Task task;
     task.body = draw_plain_tokens(model, plain, config.length, {.seed = seed, .number = i});
     const std::size_t bytes = model.decode(task.body).size();
-    task.follows.assign(task.body.end() - static_cast<std::ptrdiff_t>(config.scored),
-                        task.body.end());
+    task.follows.assign(task.body.end() - static_cast<std::ptrdiff_t>(config.scored), task.body.end());
     task.body.resize(config.length - config.scored);
     task.text.body = model.decode(task.body);
     task.follows_bytes = bytes - task.text.body.size();
@@ -76,8 +72,8 @@ Asked ask(const Sequence& read, const ExamPlan& plan, const std::vector<int>& qu
   return asked;
 }
 
-void answer_all(const Sequence& read, const ExamPlan& plan,
-                const std::vector<AskedQuestion>& questions, Outcome& outcome) {
+void answer_all(const Sequence& read, const ExamPlan& plan, const std::vector<AskedQuestion>& questions,
+                Outcome& outcome) {
   for (const AskedQuestion& question : questions) {
     Asked asked = ask(read, plan, question.question());
     count_bytes(*asked.cache, outcome);
@@ -86,8 +82,8 @@ void answer_all(const Sequence& read, const ExamPlan& plan,
   }
 }
 
-void answer_language(const TextModel& model, const Sequence& read, const ExamPlan& plan,
-                     const Task& task, Outcome& outcome) {
+void answer_language(const TextModel& model, const Sequence& read, const ExamPlan& plan, const Task& task,
+                     Outcome& outcome) {
   for (const LanguagePrompt& prompt : task.language) {
     Asked asked = ask(read, plan, prompt.tokens);
     count_bytes(*asked.cache, outcome);
@@ -143,15 +139,13 @@ Truth answer_in_full(const Sequence& full, const AskedQuestion& question) {
   }
 }
 
-void compare_answers(const Sequence& read, const ExamPlan& plan,
-                     const std::vector<AskedQuestion>& questions, const std::vector<Truth>& truths,
-                     Outcome& outcome) {
+void compare_answers(const Sequence& read, const ExamPlan& plan, const std::vector<AskedQuestion>& questions,
+                     const std::vector<Truth>& truths, Outcome& outcome) {
   for (std::size_t q = 0; q < questions.size(); ++q) {
     Asked asked = ask(read, plan, questions[q].question());
     count_bytes(*asked.cache, outcome);
-    const Distance apart =
-        distance(truths[q].said,
-                 along(*asked.cache, plan.reading, std::move(asked.logits), truths[q].answer));
+    const Distance apart = distance(
+        truths[q].said, along(*asked.cache, plan.reading, std::move(asked.logits), truths[q].answer));
     outcome.measures["answer_kl"].push_back(apart.kl);
     outcome.measures["answer_same"].push_back(apart.same);
   }
@@ -164,8 +158,8 @@ std::vector<Logits> going_on(Sequence& cache, const Reading& reading, const Task
   return along(cache, reading, std::move(first), task.follows);
 }
 
-void go_on(Sequence& cache, const ExamPlan& plan, const Task& task,
-           const std::vector<Logits>& truth, Outcome& outcome) {
+void go_on(Sequence& cache, const ExamPlan& plan, const Task& task, const std::vector<Logits>& truth,
+           Outcome& outcome) {
   if (plan.compresses) cache.compress();
   count_bytes(cache, outcome);
   const std::vector<Logits> said = going_on(cache, plan.reading, task);
@@ -188,8 +182,7 @@ void go_on(Sequence& cache, const ExamPlan& plan, const Task& task,
 std::vector<double> even_depths(std::size_t count) {
   std::vector<double> depths;
   for (std::size_t i = 0; i < count; ++i) {
-    depths.push_back(
-        count == 1 ? 0.5 : 0.05 + 0.9 * static_cast<double>(i) / static_cast<double>(count - 1));
+    depths.push_back(count == 1 ? 0.5 : 0.05 + 0.9 * static_cast<double>(i) / static_cast<double>(count - 1));
   }
   return depths;
 }
@@ -224,13 +217,11 @@ std::size_t rows_before_answer(const TextModel& model, const Task& task) {
   if (!task.language.empty()) return task.body.size() + task.language.front().tokens.size();
   const auto& questions = task.text.questions;
   if (questions.empty()) return task.body.size();
-  return task.body.size() +
-         AskedQuestion{model, task.text.body, questions.front()}.question().size();
+  return task.body.size() + AskedQuestion{model, task.text.body, questions.front()}.question().size();
 }
 
-std::vector<Outcome> perform(const TextModel& model, const Task& task,
-                             std::span<const ExamPlan* const> plans, const SuiteConfig& config,
-                             bool compare_with_full, const Advance& advance) {
+std::vector<Outcome> perform(const TextModel& model, const Task& task, std::span<const ExamPlan* const> plans,
+                             const SuiteConfig& config, bool compare_with_full, const Advance& advance) {
   std::vector<int> prompt = task.body;
   if (!task.follows.empty()) prompt.pop_back();
   PromptForks forks{model.llama(), std::move(prompt), config.prefill};
@@ -250,8 +241,7 @@ std::vector<Outcome> perform(const TextModel& model, const Task& task,
   std::vector<Outcome> outcomes(plans.size());
   for (std::size_t p = 0; p < plans.size(); ++p) {
     const auto read = forks.under(*plans[p]);
-    if (task.follows.empty() && plans[p]->compresses &&
-        plans[p]->compress == Compress::after_text) {
+    if (task.follows.empty() && plans[p]->compresses && plans[p]->compress == Compress::after_text) {
       read->compress();
     }
     if (!task.follows.empty()) {
@@ -277,8 +267,7 @@ double cost(const Task& task, std::size_t plans) {
   }
   const auto decoded = static_cast<double>(tokens);
   const auto count = static_cast<double>(plans);
-  return (1 + 0.3 * count) * length * (1 + length / 4000) +
-         count * decoded * 7 * (1 + length / 2000);
+  return (1 + 0.3 * count) * length * (1 + length / 4000) + count * decoded * 7 * (1 + length / 2000);
 }
 
 }  // namespace kvpolicy::tools

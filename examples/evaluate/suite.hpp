@@ -18,10 +18,10 @@
 #include <vector>
 
 #include "../common/exam_plan.hpp"
-#include "prompt_form.hpp"
-#include "prompt_forks.hpp"
 #include "../common/retrieval_text.hpp"
 #include "../common/text_model.hpp"
+#include "prompt_forks.hpp"
+#include "prompt_form.hpp"
 
 namespace kvpolicy::tools {
 
@@ -64,17 +64,16 @@ inline constexpr auto suite_names = [] {
 
 /// How tasks are drawn, and how plans perform them.
 struct SuiteConfig {
-  std::size_t length =
-      4096;  ///< tokens of text, question and answer together, or text and continuation
+  std::size_t length = 4096;   ///< tokens of text, question and answer together, or text and continuation
   std::size_t questions = 34;  ///< per seed; the passkey grid rounds up to whole texts
   std::size_t per_text = 10;   ///< most questions that share a text
   /// Of passkey and niah_depths, from 5 % to 95 %. A text of niah_depths has `per_text` of them, in
   /// turn.
   std::size_t depths = 10;
-  std::size_t windows = 4;     ///< continued texts, per seed
-  std::size_t scored = 256;    ///< tokens of the continuation
-  bool lead_in = false;        ///< questions end with the opening of their answer
-  bool chat = false;  ///< suites in plain English are asked in the model's chat form (prompt_form.hpp)
+  std::size_t windows = 4;   ///< continued texts, per seed
+  std::size_t scored = 256;  ///< tokens of the continuation
+  bool lead_in = false;      ///< questions end with the opening of their answer
+  bool chat = false;         ///< suites in plain English are asked in the model's chat form (prompt_form.hpp)
   Prefill prefill = Prefill::shared;
   Compress compress = Compress::after_question;
 };
@@ -92,9 +91,8 @@ struct Task {
 /// threads; models with different tokenizers get texts of their own, of as many tokens. `agreement` has texts with questions first, then continued texts.
 /// @throws ConfigError for an impossible length or depths, and for a suite without a chat form;
 /// FormatError for a model without a chat template
-[[nodiscard]] std::vector<Task> draw_tasks(const TextModel& model, Suite suite,
-                                           const SuiteConfig& config, std::uint64_t seed,
-                                           const std::string& plain);
+[[nodiscard]] std::vector<Task> draw_tasks(const TextModel& model, Suite suite, const SuiteConfig& config,
+                                           std::uint64_t seed, const std::string& plain);
 
 /// The rows that a head which keeps all of them holds when the answer or the continuation begins.
 [[nodiscard]] std::size_t rows_before_answer(const TextModel& model, const Task& task);
@@ -104,7 +102,7 @@ struct Outcome {
   /// One mark for each question: '1' right; 'o' the key of the other name of a two-step question;
   /// '0' wrong, or not all of several answers.
   std::string marks;
-  std::vector<std::vector<int>> said;  ///< The tokens written in answer to each question.
+  std::vector<std::vector<int>> said;           ///< The tokens written in answer to each question.
   std::vector<std::size_t> questions_per_text;  ///< How many of the marks are of each text.
   /// "nats": surprise per byte of the text, for each continued text, which models with different
   /// tokenizers can be compared by; "token_nats": per token. "answer_kl", "text_kl": divergence from
@@ -127,9 +125,8 @@ using Advance = std::function<void(double units)>;
 /// distributed over threads.
 /// @throws what the cache throws
 [[nodiscard]] std::vector<Outcome> perform(const TextModel& model, const Task& task,
-                                           std::span<const ExamPlan* const> plans,
-                                           const SuiteConfig& config, bool compare_with_full,
-                                           const Advance& advance = {});
+                                           std::span<const ExamPlan* const> plans, const SuiteConfig& config,
+                                           bool compare_with_full, const Advance& advance = {});
 
 /// The cost of performing a task under that many plans, in arbitrary units.
 [[nodiscard]] double cost(const Task& task, std::size_t plans);

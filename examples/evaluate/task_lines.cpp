@@ -19,12 +19,8 @@ Json as_json(const TextModel& model, const std::string& body, const LanguageProm
   for (const std::string& choice : question.choices) {
     choices.push_back({{"text", choice}, {"tokens", model.encode_after(body + prompt.text, choice)}});
   }
-  return {{"text", prompt.text},
-          {"tokens", prompt.tokens},
-          {"answers", question.answers},
-          {"rule", "contains"},
-          {"max_tokens", question.max_tokens},
-          {"choices", std::move(choices)},
+  return {{"text", prompt.text},    {"tokens", prompt.tokens},           {"answers", question.answers},
+          {"rule", "contains"},     {"max_tokens", question.max_tokens}, {"choices", std::move(choices)},
           {"depth", question.depth}};
 }
 

@@ -10,8 +10,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "suite.hpp"
 #include "../common/text_model.hpp"
+#include "suite.hpp"
 
 namespace kvpolicy::tools {
 

@@ -10,17 +10,15 @@
 
 #include <kvpolicy/format.hpp>
 
-#include "../tool_plan.hpp"
 #include "../common/terminal.hpp"
+#include "../tool_plan.hpp"
 
 namespace kvpolicy::tools {
 namespace {
 
 using Plan = HeadPlan<bfloat16>;
 
-std::size_t bits_of_rows(const HeadRule& rule) {
-  return rule.is_quantized() ? bits_of(rule.encoding) : 0;
-}
+std::size_t bits_of_rows(const HeadRule& rule) { return rule.is_quantized() ? bits_of(rule.encoding) : 0; }
 
 template <Element E>
 std::string kind_text(const HeadSettings<E>& settings, std::size_t head_dim) {
@@ -37,8 +35,7 @@ std::string_view full_glyph(std::size_t bits) {
 std::string_view budget_glyph(std::size_t budget, std::size_t largest) {
   constexpr std::array<std::string_view, 7> bars{"▁", "▂", "▃", "▄", "▅", "▆", "▇"};
   if (largest == 0) return bars.front();
-  const double share =
-      std::log1p(static_cast<double>(budget)) / std::log1p(static_cast<double>(largest));
+  const double share = std::log1p(static_cast<double>(budget)) / std::log1p(static_cast<double>(largest));
   const auto bar = static_cast<std::size_t>(share * static_cast<double>(bars.size()));
   return bars[std::min(bar, bars.size() - 1)];
 }
@@ -49,17 +46,15 @@ struct Cell {
   std::string meaning;
 };
 
-Cell cell_of(const HeadSettings<bfloat16>& settings, std::size_t head_dim,
-             std::size_t largest_budget) {
+Cell cell_of(const HeadSettings<bfloat16>& settings, std::size_t head_dim, std::size_t largest_budget) {
   const HeadRule rule = settings.rule(head_dim);
   const std::size_t bits = bits_of_rows(rule);
   if (rule.recent > 0) return {"·", "\033[2m", describe(settings)};
   if (rule.compresses) {
     // All budgets share one line of the legend.
     return {budget_glyph(rule.budget, largest_budget), "\033[33m",
-            fmt::format("up to {} rows after a compression, and the latest {}{}",
-                        thousands(largest_budget), rule.kept_rows,
-                        bits == 0 ? "" : fmt::format(", {} bits", bits))};
+            fmt::format("up to {} rows after a compression, and the latest {}{}", thousands(largest_budget),
+                        rule.kept_rows, bits == 0 ? "" : fmt::format(", {} bits", bits))};
   }
   if (rule.chunk > 0) return {"◇", "\033[36m", describe(settings)};
   return {full_glyph(bits), "\033[32m", describe(settings)};
@@ -95,10 +90,9 @@ std::string plan_map(const Plan& plan, bool colour) {
     if (own.kv_heads == 0 && !own.reads) text += "no cache";
     for (std::size_t head = 0; head < own.kv_heads; ++head) {
       const Cell cell = cell_of(plan.at(layer, head), own.head_dim, largest);
-      text +=
-          colour ? fmt::format("{}{}\033[0m", cell.colour, cell.glyph) : std::string{cell.glyph};
-      const auto known = std::ranges::find_if(
-          meanings, [&](const Meaning& m) { return m.cell.meaning == cell.meaning; });
+      text += colour ? fmt::format("{}{}\033[0m", cell.colour, cell.glyph) : std::string{cell.glyph};
+      const auto known =
+          std::ranges::find_if(meanings, [&](const Meaning& m) { return m.cell.meaning == cell.meaning; });
       ++(known == meanings.end() ? meanings.emplace_back(Meaning{cell}) : *known).heads;
     }
     text += '\n';
@@ -106,9 +100,8 @@ std::string plan_map(const Plan& plan, bool colour) {
   text += '\n';
   for (const auto& [cell, heads] : meanings) {
     const bool bars = cell.meaning.starts_with("up to");
-    text +=
-        fmt::format("  {} {:>6} of {} heads: {}\n", bars ? "▁▇" : fmt::format("{} ", cell.glyph),
-                    thousands(heads), thousands(shape.kv_head_count()), cell.meaning);
+    text += fmt::format("  {} {:>6} of {} heads: {}\n", bars ? "▁▇" : fmt::format("{} ", cell.glyph),
+                        thousands(heads), thousands(shape.kv_head_count()), cell.meaning);
   }
   return text;
 }
@@ -132,10 +125,8 @@ std::vector<PolicyShare> policy_shares(const HeadPlan<E>& plan, std::size_t toke
   return shares;
 }
 
-template std::vector<PolicyShare> policy_shares(const HeadPlan<float>&, std::size_t,
-                                                const CacheOptions&);
-template std::vector<PolicyShare> policy_shares(const HeadPlan<bfloat16>&, std::size_t,
-                                                const CacheOptions&);
+template std::vector<PolicyShare> policy_shares(const HeadPlan<float>&, std::size_t, const CacheOptions&);
+template std::vector<PolicyShare> policy_shares(const HeadPlan<bfloat16>&, std::size_t, const CacheOptions&);
 
 template <Element E>
 UnusedBudgets unused_budgets(const HeadPlan<E>& plan, std::size_t tokens) {
@@ -155,10 +146,9 @@ template UnusedBudgets unused_budgets(const HeadPlan<float>&, std::size_t);
 template UnusedBudgets unused_budgets(const HeadPlan<bfloat16>&, std::size_t);
 
 std::string shown_unused(const UnusedBudgets& unused, std::size_t tokens) {
-  return fmt::format(
-      "{} head{} may keep more rows than {} tokens have; {} rows of the budgets go to no head",
-      thousands(unused.heads), unused.heads == 1 ? "" : "s", thousands(tokens),
-      thousands(unused.rows));
+  return fmt::format("{} head{} may keep more rows than {} tokens have; {} rows of the budgets go to no head",
+                     thousands(unused.heads), unused.heads == 1 ? "" : "s", thousands(tokens),
+                     thousands(unused.rows));
 }
 
 }  // namespace kvpolicy::tools

@@ -15,8 +15,7 @@ CLI::Option_group* add_prompt_options(CLI::App& app, PromptArguments& arguments,
                                       const std::string& how_many) {
   auto* source = app.add_option_group("Prompt", how_many);
   source->add_option("--prompt,prompt", arguments.prompt, "The prompt itself")->type_name("TEXT");
-  source->add_option("--file", arguments.file, "A file with the prompt; - for stdin")
-      ->type_name("PATH");
+  source->add_option("--file", arguments.file, "A file with the prompt; - for stdin")->type_name("PATH");
   source->add_option("--tokens", arguments.tokens, "The prompt as numbers of tokens")
       ->delimiter(',')
       ->check(whole_number(0, std::numeric_limits<int>::max()))
@@ -26,8 +25,7 @@ CLI::Option_group* add_prompt_options(CLI::App& app, PromptArguments& arguments,
 }
 
 std::string prompt_text(const PromptArguments& arguments) {
-  require(arguments.given(),
-          "there is no prompt; give one of --prompt TEXT, --file PATH, --tokens N,N,...");
+  require(arguments.given(), "there is no prompt; give one of --prompt TEXT, --file PATH, --tokens N,N,...");
   if (!arguments.prompt.empty()) return arguments.prompt;
   require(arguments.tokens.empty(), "--tokens is no text; give --prompt TEXT or --file PATH");
   if (arguments.file != "-") return io::read_text_file(arguments.file);

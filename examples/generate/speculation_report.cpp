@@ -23,12 +23,11 @@ std::string text_of(const reference::Tokenizer& tokenizer, const std::vector<New
 }
 
 std::size_t questions_asked(const std::vector<SpeculationTurn>& turns) {
-  return static_cast<std::size_t>(std::ranges::count_if(
-      turns, [](const SpeculationTurn& turn) { return !turn.answer.empty(); }));
+  return static_cast<std::size_t>(
+      std::ranges::count_if(turns, [](const SpeculationTurn& turn) { return !turn.answer.empty(); }));
 }
 
-std::size_t right_answers(const reference::Tokenizer& tokenizer,
-                          const std::vector<SpeculationTurn>& turns,
+std::size_t right_answers(const reference::Tokenizer& tokenizer, const std::vector<SpeculationTurn>& turns,
                           const SpeculationResult& result) {
   std::size_t right = 0;
   for (std::size_t turn = 0; turn < turns.size(); ++turn) {
@@ -41,22 +40,15 @@ std::size_t right_answers(const reference::Tokenizer& tokenizer,
 
 // The cost model describes runs of draft tokens, not trees.
 bool is_predicted(const SpeculativeText& text) { return text.setup().structure != Structure::tree; }
-bool is_greedy(const SpeculativeText& text) {
-  return text.setup().options.sampling.temperature == 0.0F;
-}
+bool is_greedy(const SpeculativeText& text) { return text.setup().options.sampling.temperature == 0.0F; }
 
 const char* name_of(Ending ending) {
   switch (ending) {
-    case Ending::stop_token:
-      return "stop";
-    case Ending::length:
-      return "max-new";
-    case Ending::capacity:
-      return "capacity";
-    case Ending::cancelled:
-      return "cancelled";
-    case Ending::open:
-      break;
+    case Ending::stop_token: return "stop";
+    case Ending::length: return "max-new";
+    case Ending::capacity: return "capacity";
+    case Ending::cancelled: return "cancelled";
+    case Ending::open: break;
   }
   return "open";
 }
@@ -72,17 +64,14 @@ void print_levels(const SpeculationResult& result) {
   table.add_column("share", "of time");
   for (const LevelReport& level : result.levels) {
     const auto passes = static_cast<double>(std::max<std::size_t>(level.passes, 1));
-    table.add_row({level.name, thousands(level.passes),
-                   level.judged == 0 ? "-" : thousands(level.judged), percent(level.acceptance()),
-                   fixed(level.tokens_per_pass(), 2), fixed(1e3 * level.seconds / passes, 2),
-                   percent(level.seconds / result.seconds)});
+    table.add_row({level.name, thousands(level.passes), level.judged == 0 ? "-" : thousands(level.judged),
+                   percent(level.acceptance()), fixed(level.tokens_per_pass(), 2),
+                   fixed(1e3 * level.seconds / passes, 2), percent(level.seconds / result.seconds)});
   }
   fmt::print("{}\n", table.text(wants_colour(stdout)));
 }
 
-void print_line(const char* what, const std::string& line) {
-  fmt::print("  {:10} {}\n", what, line);
-}
+void print_line(const char* what, const std::string& line) { fmt::print("  {:10} {}\n", what, line); }
 
 }  // namespace
 
@@ -125,11 +114,10 @@ void SpeculationDisplay::end(std::size_t turn) {
 void print_report(const reference::Tokenizer& tokenizer, const SpeculativeText& text,
                   const std::vector<SpeculationTurn>& turns, const SpeculationResult& result) {
   print_levels(result);
-  print_line(
-      named(text.setup().structure).name,
-      fmt::format("{} ms/token: {} tokens in {} verifications, {} each",
-                  fixed(1e3 * result.seconds_per_token(), 2), thousands(result.tokens),
-                  thousands(result.steps.size()), fixed(result.tokens_per_verification(), 2)));
+  print_line(named(text.setup().structure).name,
+             fmt::format("{} ms/token: {} tokens in {} verifications, {} each",
+                         fixed(1e3 * result.seconds_per_token(), 2), thousands(result.tokens),
+                         thousands(result.steps.size()), fixed(result.tokens_per_verification(), 2)));
   if (result.plain_tokens > 0) {
     print_line("plain", fixed(1e3 * result.plain_seconds_per_token(), 2) + " ms/token, " +
                             (!is_greedy(text)   ? "of a draw of its own"
@@ -158,8 +146,7 @@ void print_report(const reference::Tokenizer& tokenizer, const SpeculativeText& 
 }
 
 nlohmann::json as_json(const reference::Tokenizer& tokenizer, const SpeculativeText& text,
-                       const std::vector<SpeculationTurn>& turns,
-                       const SpeculationResult& result) {
+                       const std::vector<SpeculationTurn>& turns, const SpeculationResult& result) {
   nlohmann::json turns_json = nlohmann::json::array();
   for (std::size_t turn = 0; turn < turns.size(); ++turn) {
     nlohmann::json steps = nlohmann::json::array();
@@ -188,9 +175,8 @@ nlohmann::json as_json(const reference::Tokenizer& tokenizer, const SpeculativeT
   }
   nlohmann::json levels = nlohmann::json::array();
   for (const LevelReport& level : result.levels) {
-    nlohmann::json one{{"name", level.name},     {"passes", level.passes},
-                       {"judged", level.judged}, {"accepted", level.accepted},
-                       {"tokens", level.tokens}, {"ms", 1e3 * level.seconds}};
+    nlohmann::json one{{"name", level.name},         {"passes", level.passes}, {"judged", level.judged},
+                       {"accepted", level.accepted}, {"tokens", level.tokens}, {"ms", 1e3 * level.seconds}};
     if (level.judged > 0) one["acceptance"] = level.acceptance();
     levels.push_back(std::move(one));
   }

@@ -12,8 +12,8 @@
 #include <kvpolicy/speculation/decoder.hpp>
 
 #include "../common/progress.hpp"
-#include "speculation_run.hpp"
 #include "../common/speculative_text.hpp"
+#include "speculation_run.hpp"
 #include "token_strip.hpp"
 
 namespace kvpolicy::tools {
@@ -39,8 +39,7 @@ class SpeculationDisplay {
 /// Prints the tables for the run of `text` through `turns`.
 void print_report(const reference::Tokenizer& tokenizer, const SpeculativeText& text,
                   const std::vector<SpeculationTurn>& turns, const SpeculationResult& result);
-[[nodiscard]] nlohmann::json as_json(const reference::Tokenizer& tokenizer,
-                                     const SpeculativeText& text,
+[[nodiscard]] nlohmann::json as_json(const reference::Tokenizer& tokenizer, const SpeculativeText& text,
                                      const std::vector<SpeculationTurn>& turns,
                                      const SpeculationResult& result);
 

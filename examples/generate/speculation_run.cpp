@@ -88,15 +88,11 @@ SpeculationSetup plain_setup(const SpeculativeText& text) {
 
 }  // namespace
 
-double SpeculationResult::seconds_per_token() const {
-  return ratio(seconds, static_cast<double>(tokens));
-}
+double SpeculationResult::seconds_per_token() const { return ratio(seconds, static_cast<double>(tokens)); }
 double SpeculationResult::plain_seconds_per_token() const {
   return ratio(plain_seconds, static_cast<double>(plain_tokens));
 }
-double SpeculationResult::speedup() const {
-  return ratio(plain_seconds_per_token(), seconds_per_token());
-}
+double SpeculationResult::speedup() const { return ratio(plain_seconds_per_token(), seconds_per_token()); }
 double SpeculationResult::tokens_per_verification() const {
   return ratio(static_cast<double>(tokens), static_cast<double>(steps.size()));
 }

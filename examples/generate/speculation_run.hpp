@@ -74,8 +74,7 @@ struct SpeculationWatcher {
 /// `text` may have read what the first turn goes on after, whose prompt may then be empty. Caches are
 /// warm before times are taken.
 [[nodiscard]] SpeculationResult run_speculation(SpeculativeText& text,
-                                                const std::vector<SpeculationTurn>& turns,
-                                                bool beside_plain,
+                                                const std::vector<SpeculationTurn>& turns, bool beside_plain,
                                                 const SpeculationWatcher& watcher = {});
 
 }  // namespace kvpolicy::tools

@@ -32,8 +32,7 @@ std::string in_columns(std::string_view text) {
 
 }  // namespace
 
-TokenStrip::TokenStrip(std::vector<std::string> proposers, reference::Tokenizer tokenizer,
-                       bool colour)
+TokenStrip::TokenStrip(std::vector<std::string> proposers, reference::Tokenizer tokenizer, bool colour)
     : proposers_{std::move(proposers)}, tokenizer_{std::move(tokenizer)}, colour_{colour} {}
 
 // Shades that differ without red and green; the target's stands out.

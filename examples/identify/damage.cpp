@@ -72,9 +72,8 @@ struct DamageArguments {
 std::vector<RetrievalText> draw_texts(const TextModel& model, const DamageArguments& a) {
   std::vector<RetrievalText> texts;
   for (std::size_t i = 0; i < a.texts; ++i) {
-    texts.push_back(
-        draw_text_in_tokens(model, identification_text(), a.length,
-                            {.questions = a.questions, .seed = a.seed, .number = i}));
+    texts.push_back(draw_text_in_tokens(model, identification_text(), a.length,
+                                        {.questions = a.questions, .seed = a.seed, .number = i}));
   }
   return texts;
 }
@@ -103,11 +102,10 @@ std::string report(const Damages& table) {
     const auto [least, most] = std::ranges::minmax_element(choice.damage.values());
     const auto worst = static_cast<std::size_t>(most - choice.damage.values().begin());
     const Plan one{ModelShape{1, 1, 1, table.shape.head_dim}, choice.settings};
-    lines.add_row({describe(choice.settings),
-                   thousands(one.memory(table.context, {}, true).heads), fmt::format("{:.4f}", *least),
-                   fmt::format("{:.4f}", *most),
-                   fmt::format("layer {} head {}", worst / table.shape.kv_heads,
-                               worst % table.shape.kv_heads)});
+    lines.add_row(
+        {describe(choice.settings), thousands(one.memory(table.context, {}, true).heads),
+         fmt::format("{:.4f}", *least), fmt::format("{:.4f}", *most),
+         fmt::format("layer {} head {}", worst / table.shape.kv_heads, worst % table.shape.kv_heads)});
   }
   return lines.text(wants_colour(stdout));
 }
@@ -132,15 +130,15 @@ void run(const DamageArguments& a) {
     fmt::print("{}", text);
     return;
   }
-  fmt::print("{} texts of {} tokens, {} questions each\n\n{}\nwrote {}\n", texts.size(),
-             thousands(a.length), texts.front().questions.size(), report(table), a.out);
+  fmt::print("{} texts of {} tokens, {} questions each\n\n{}\nwrote {}\n", texts.size(), thousands(a.length),
+             texts.front().questions.size(), report(table), a.out);
 }
 
 }  // namespace
 
 void add_damage(CLI::App& app, std::function<void()>& work) {
-  CLI::App* command = app.add_subcommand(
-      "damage", "Measures what each head loses under each policy, for plan search");
+  CLI::App* command =
+      app.add_subcommand("damage", "Measures what each head loses under each policy, for plan search");
   const auto a = std::make_shared<DamageArguments>();
   command->add_option("--model", a->model, "Hugging Face folder of the model")
       ->type_name("DIR")

@@ -115,14 +115,10 @@ TextOf own_texts(Arguments& a) {
   if (a.method == "profile" && a.profile == "passkey") require_passkeys(own, a.labelled);
   a.labelled_digest = own.digest;
   a.samples = std::min(a.samples, own.texts.size());  // each text once
-  return [texts = std::move(own.texts)](std::size_t number) {
-    return texts[number % texts.size()];
-  };
+  return [texts = std::move(own.texts)](std::size_t number) { return texts[number % texts.size()]; };
 }
 
-std::string checkpoint_path(const Arguments& a) {
-  return (fs::path{a.out} / "checkpoint.json").string();
-}
+std::string checkpoint_path(const Arguments& a) { return (fs::path{a.out} / "checkpoint.json").string(); }
 
 bool is_there(const fs::path& path) {
   std::error_code ignored;  // on any error the file counts as missing
@@ -142,9 +138,8 @@ Found optimise(const Arguments& a, const reference::Llama& model, const TextOf& 
   const bool begun = a.resume && is_there(checkpoint_path(a));
   if (begun) so_far = load_checkpoint(checkpoint_path(a), so_far.settings);
   const std::size_t first = so_far.state.step;
-  reference::GateTrainer trainer =
-      begun ? reference::GateTrainer{model, training_of(a), so_far.state}
-            : reference::GateTrainer{model, training_of(a)};
+  reference::GateTrainer trainer = begun ? reference::GateTrainer{model, training_of(a), so_far.state}
+                                         : reference::GateTrainer{model, training_of(a)};
   const std::size_t last = a.stop_after > 0 ? std::min(a.stop_after, a.steps) : a.steps;
   // The losses of single texts vary a lot, so each line shows the mean since the line before.
   const std::size_t line = std::max<std::size_t>(a.steps / 10, 1);
@@ -157,8 +152,8 @@ Found optimise(const Arguments& a, const reference::Llama& model, const TextOf& 
     const double penalty = mean_of(so_far.penalties, told, done);
     told = done;
     lines.push_back({{"step", done}, {"loss", loss}, {"penalty", penalty}});
-    progress.note(fmt::format("  step {:>5}   loss {:.6f}   penalty {:.6f}   rate {:.4f}", done,
-                              loss, penalty, rate));
+    progress.note(
+        fmt::format("  step {:>5}   loss {:.6f}   penalty {:.6f}   rate {:.4f}", done, loss, penalty, rate));
   };
   for (std::size_t done = line; done <= first; done += line) {
     tell(done, a.rate * reference::rate_factor(done - 1, a.steps));
@@ -177,8 +172,7 @@ Found optimise(const Arguments& a, const reference::Llama& model, const TextOf& 
     }
   }
   if (last > first) {
-    progress.note(fmt::format("  {} steps in {}, {:.3f} s each", last - first,
-                              duration(took.seconds()),
+    progress.note(fmt::format("  {} steps in {}, {:.3f} s each", last - first, duration(took.seconds()),
                               took.seconds() / static_cast<double>(last - first)));
   }
   Found found{.gates = trainer.state().gates};
@@ -197,8 +191,7 @@ Found measure(const Arguments& a, const reference::Llama& model, const TextOf& t
   };
   Found found;
   if (a.method == "profile") {
-    const auto what = a.profile == "outside" ? reference::ProfileOf::outside
-                                             : reference::ProfileOf::passkey;
+    const auto what = a.profile == "outside" ? reference::ProfileOf::outside : reference::ProfileOf::passkey;
     found.gates = reference::profile_heads(model, texts, mask_of(a), what, report);
     return found;
   }
@@ -238,8 +231,8 @@ void show(const Arguments& a, const Found& found) {
     return;
   }
   const HeadKinds kinds = head_kinds(found.gates, a.sparsity);
-  fmt::print("\nGates; at a sparsity of {} the framed heads keep the whole text:\n\n{}\n",
-             a.sparsity, heat_map(found.gates, kinds, wants_colour(stdout)));
+  fmt::print("\nGates; at a sparsity of {} the framed heads keep the whole text:\n\n{}\n", a.sparsity,
+             heat_map(found.gates, kinds, wants_colour(stdout)));
   fmt::print("{}", io::format_duo_gates(found.gates));
   if (!found.complete) {
     fmt::print("\nStopped early; --resume --out {} goes on.\n", a.out);
@@ -286,8 +279,8 @@ void run(Arguments a) {
     a.context.check(model.config(), a.set.context);
     text_of = drawn_texts(a, model);
   }
-  const Found found = a.method == "optimise" ? optimise(a, model.llama(), text_of)
-                                             : measure(a, model.llama(), text_of);
+  const Found found =
+      a.method == "optimise" ? optimise(a, model.llama(), text_of) : measure(a, model.llama(), text_of);
   if (!a.out.empty() && found.complete) write(a, found);
   show(a, found);
 }
@@ -302,8 +295,7 @@ void add_duo(CLI::App& app, std::function<void()>& work) {
       "duo", "A gate for each KV head: DuoAttention's training, ablation or attention profiles");
   command->footer(footer);
   command->get_formatter()->column_width(26);
-  const auto text = [&](const char* name, std::string& value, const char* about,
-                        const char* type) {
+  const auto text = [&](const char* name, std::string& value, const char* about, const char* type) {
     return command->add_option(name, value, about)->type_name(type);
   };
   const auto choice = [&](const char* name, std::string& value, const char* about,
@@ -312,15 +304,14 @@ void add_duo(CLI::App& app, std::function<void()>& work) {
         ->check(CLI::IsMember(std::move(choices)))
         ->type_name("NAME");
   };
-  const auto count = [&](const char* name, std::size_t& value, const char* about,
-                         std::uint64_t least, std::uint64_t most) {
+  const auto count = [&](const char* name, std::size_t& value, const char* about, std::uint64_t least,
+                         std::uint64_t most) {
     return command->add_option(name, value, about)
         ->check(whole_number(least, most))
         ->type_name("N")
         ->capture_default_str();
   };
-  text("--model", a->model, "Hugging Face folder of the model", "DIR")
-      ->capture_default_str();
+  text("--model", a->model, "Hugging Face folder of the model", "DIR")->capture_default_str();
   text("--out", a->out, "Folder that the gates go to", "DIR");
   choice("--method", a->method, "optimise, ablation or profile, see below",
          {"optimise", "ablation", "profile"})
@@ -335,12 +326,11 @@ void add_duo(CLI::App& app, std::function<void()>& work) {
   count("--samples", a->samples, "Texts of ablation and profile", 1, 1'000'000);
   CLI::Option* own = text("--labelled", a->labelled, "Texts of your own, as token ids", "FILE");
   // The options for drawing texts have no meaning for texts from a file.
-  own->excludes(count("--context", a->set.context, "Tokens of the longest text, all included", 256,
-                      10'000'000));
+  own->excludes(
+      count("--context", a->set.context, "Tokens of the longest text, all included", 256, 10'000'000));
   own->excludes(count("--lengths", a->set.lengths, "Different lengths", 1, 1'000'000));
   own->excludes(count("--passkeys", a->set.passkeys, "Passkeys in a text", 1, 1000));
-  own->excludes(choice("--passkey-kind", a->keys, "digits, or the published 32 words",
-                       {"digits", "words"})
+  own->excludes(choice("--passkey-kind", a->keys, "digits, or the published 32 words", {"digits", "words"})
                     ->capture_default_str());
   own->excludes(choice("--texts", a->texts,
                        "passkeys or plain; default: passkeys, for training with lm plain",
@@ -354,9 +344,12 @@ void add_duo(CLI::App& app, std::function<void()>& work) {
   choice("--profile", a->profile, "Attention to passkeys, or outside sinks and recent rows",
          {"passkey", "outside"})
       ->capture_default_str();
-  command->add_option("--rate", a->rate, "Learning rate of AdamW")->check(CLI::PositiveNumber)->type_name("X")
+  command->add_option("--rate", a->rate, "Learning rate of AdamW")
+      ->check(CLI::PositiveNumber)
+      ->type_name("X")
       ->capture_default_str();
-  command->add_option("--penalty", a->penalty, "Weight of the penalty on open gates")->check(CLI::PositiveNumber)
+  command->add_option("--penalty", a->penalty, "Weight of the penalty on open gates")
+      ->check(CLI::PositiveNumber)
       ->type_name("X")
       ->capture_default_str();
   command->add_option("--sparsity", a->sparsity, "Share of streaming heads in the picture")
@@ -364,9 +357,10 @@ void add_duo(CLI::App& app, std::function<void()>& work) {
       ->type_name("X")
       ->capture_default_str();
   count("--save-every", a->save_every, "Steps between checkpoints", 1, 10'000'000);
-  count("--stop-after", a->stop_after, "Stop at that step, to continue later; 0: never", 0,
-        10'000'000);
-  command->add_flag("--resume", a->resume, "Continue from the checkpoint in --out if there is one; do nothing if its gates are complete");
+  count("--stop-after", a->stop_after, "Stop at that step, to continue later; 0: never", 0, 10'000'000);
+  command->add_flag(
+      "--resume", a->resume,
+      "Continue from the checkpoint in --out if there is one; do nothing if its gates are complete");
   own->excludes(command->add_option("--seed", a->set.seed, "Other texts")
                     ->check(any_whole_number())
                     ->type_name("N")

@@ -23,8 +23,8 @@ io::Json rows_of(const HeadGates& gates) {
 
 std::vector<double> numbers_of(const io::Json& json, const char* name, std::size_t count,
                                const std::string& path) {
-  require<FormatError>(json.contains(name) && json[name].is_array() && json[name].size() == count,
-                       path, ": ", name, " must be ", count, " numbers, one for each step made");
+  require<FormatError>(json.contains(name) && json[name].is_array() && json[name].size() == count, path, ": ",
+                       name, " must be ", count, " numbers, one for each step made");
   std::vector<double> values;
   for (const io::Json& value : json[name]) {
     require<FormatError>(value.is_number(), path, ": ", name, " holds ", io::shown(value),
@@ -35,13 +35,13 @@ std::vector<double> numbers_of(const io::Json& json, const char* name, std::size
 }
 
 HeadGates gates_of(const io::Json& json, const char* name, const std::string& path) {
-  require<FormatError>(json.contains(name) && json[name].is_array() && !json[name].empty(), path,
-                       ": ", name, " must be rows of numbers");
+  require<FormatError>(json.contains(name) && json[name].is_array() && !json[name].empty(), path, ": ", name,
+                       " must be rows of numbers");
   const io::Json& rows = json[name];
   std::vector<double> values;
   for (const io::Json& row : rows) {
-    require<FormatError>(row.is_array() && row.size() == rows[0].size(), path, ": the rows of ",
-                         name, " must be arrays of one length");
+    require<FormatError>(row.is_array() && row.size() == rows[0].size(), path, ": the rows of ", name,
+                         " must be arrays of one length");
     for (const io::Json& value : row) {
       require<FormatError>(value.is_number(), path, ": ", name, " holds ", io::shown(value),
                            ", must hold numbers");
@@ -68,14 +68,14 @@ void save_checkpoint(const std::string& path, const DuoCheckpoint& checkpoint) {
 
 DuoCheckpoint load_checkpoint(const std::string& path, const io::Json& settings) {
   const io::Json json = io::parse_json(io::read_text_file(path), path);
-  require<FormatError>(json.is_object() && json.contains("step") &&
-                           json["step"].is_number_unsigned() && json.contains("settings"),
+  require<FormatError>(json.is_object() && json.contains("step") && json["step"].is_number_unsigned() &&
+                           json.contains("settings"),
                        path, ": is not a checkpoint of identify_heads");
   const io::Json& own = json["settings"];
   for (const auto& [name, value] : settings.items()) {
-    require<FormatError>(own.contains(name) && own[name] == value, path, ": was made with ", name,
-                         " ", own.contains(name) ? as_line(own[name]) : "unset", ", not ",
-                         as_line(value), ": go on with the settings that it was begun with");
+    require<FormatError>(own.contains(name) && own[name] == value, path, ": was made with ", name, " ",
+                         own.contains(name) ? as_line(own[name]) : "unset", ", not ", as_line(value),
+                         ": go on with the settings that it was begun with");
   }
   DuoCheckpoint checkpoint;
   checkpoint.settings = own;

@@ -15,8 +15,7 @@ void settle(DuoSettings& a) {
   a.set.kind = a.keys == "words" ? PasskeyKind::words : PasskeyKind::digits;
   require(a.mask != "sinks" || a.sinks > 0, "--mask sinks needs --sinks above 0");
   require(!a.resume || !a.out.empty(), "--resume needs --out, the folder to go on in");
-  require(a.stop_after == 0 || !a.out.empty(),
-          "--stop-after needs --out, or nothing is left to go on from");
+  require(a.stop_after == 0 || !a.out.empty(), "--stop-after needs --out, or nothing is left to go on from");
 }
 
 reference::AttentionMask mask_of(const DuoSettings& a) {
@@ -27,8 +26,7 @@ reference::AttentionMask mask_of(const DuoSettings& a) {
 }
 
 reference::GateObjective objective_of(const DuoSettings& a) {
-  return a.loss == "lm" ? reference::GateObjective::language
-                         : reference::GateObjective::distillation;
+  return a.loss == "lm" ? reference::GateObjective::language : reference::GateObjective::distillation;
 }
 
 io::Json json_of(const DuoSettings& a) {
@@ -74,8 +72,8 @@ reference::GateTraining training_of(const DuoSettings& a) {
           .penalty = a.penalty,
           .initial = 1.0,
           .streaming = mask_of(a),
-          .mixing = a.mixing == "mixed" ? reference::Mixing::full_of_mixed
-                                        : reference::Mixing::full_of_unmodified,
+          .mixing =
+              a.mixing == "mixed" ? reference::Mixing::full_of_mixed : reference::Mixing::full_of_unmodified,
           .reduction = a.reduction == "sum" ? reference::Reduction::sum : reference::Reduction::mean,
           .objective = objective_of(a)};
 }

@@ -19,11 +19,11 @@ namespace kvpolicy::tools {
 
 /// The settings as given on the command line; `settle` fills in those that are left open.
 struct DuoSettings {
-  std::string model;  ///< a folder
-  std::string text;   ///< a file; empty: the shipped text
-  std::string labelled;  ///< a file of the user's texts; empty: texts are drawn
+  std::string model;            ///< a folder
+  std::string text;             ///< a file; empty: the shipped text
+  std::string labelled;         ///< a file of the user's texts; empty: texts are drawn
   std::string labelled_digest;  ///< digest of that file
-  std::string out;    ///< a folder; empty: nothing is written
+  std::string out;              ///< a folder; empty: nothing is written
   std::string method = "optimise";
   std::string loss;  ///< empty: the default of the method
   std::string mask = "both";

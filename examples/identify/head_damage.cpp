@@ -11,9 +11,9 @@
 #include <kvpolicy/core/error.hpp>
 #include <reference_model/parallel.hpp>
 
-#include "../tool_plan.hpp"
 #include "../common/asked_question.hpp"
 #include "../common/sequence.hpp"
+#include "../tool_plan.hpp"
 
 namespace kvpolicy::tools {
 namespace {
@@ -35,8 +35,8 @@ class ReadText {
   ReadText(const TextModel& model, const RetrievalText& text, std::size_t end, std::size_t queries)
       : text_{model, text} {
     const std::span<const int> tokens{text_.body};
-    require(tokens.size() > end && end > 1, "a text of ", tokens.size(), " tokens has no end of ",
-            end, " to be measured by");
+    require(tokens.size() > end && end > 1, "a text of ", tokens.size(), " tokens has no end of ", end,
+            " to be measured by");
     before_end_ = make_sequence(model.llama(), Plan{model.config().shape()}, queries);
     static_cast<void>(before_end_->prefill(tokens.first(tokens.size() - end)));
     end_ = tokens.last(end);
@@ -82,8 +82,8 @@ class ReadText {
 
 // Returns losses[text][plan].
 std::vector<std::vector<TextLoss>> losses_under(const TextModel& model, std::span<const Plan> plans,
-                                                std::span<const RetrievalText> texts,
-                                                std::size_t end, const DamageReport& report) {
+                                                std::span<const RetrievalText> texts, std::size_t end,
+                                                const DamageReport& report) {
   require(!texts.empty(), "there are no texts to measure damage by");
   std::size_t queries = 0;
   for (const Plan& plan : plans) {
@@ -122,14 +122,11 @@ TextLoss mean(std::span<const std::vector<TextLoss>> losses, std::size_t plan) {
 // so, it is chance, and a search would pick exactly these settings.
 void smooth(std::vector<HeadChoice<bfloat16>>& choices, std::size_t head_dim, std::size_t tokens) {
   const auto bytes = [&](const HeadChoice<bfloat16>& choice) {
-    return Plan{ModelShape{1, 1, 1, head_dim}, choice.settings}
-        .memory(tokens, {.page_rows = 32}, true)
-        .heads;
+    return Plan{ModelShape{1, 1, 1, head_dim}, choice.settings}.memory(tokens, {.page_rows = 32}, true).heads;
   };
   for (HeadChoice<bfloat16>& small : choices) {
     for (const HeadChoice<bfloat16>& large : choices) {
-      if (small.settings.names() != large.settings.names() || bytes(small) >= bytes(large))
-        continue;
+      if (small.settings.names() != large.settings.names() || bytes(small) >= bytes(large)) continue;
       for (std::size_t i = 0; i < small.damage.values().size(); ++i) {
         double& own = small.damage.values()[i];
         own = std::max(own, large.damage.values()[i]);

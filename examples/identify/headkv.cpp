@@ -53,8 +53,7 @@ struct Arguments {
   bool json = false;
 };
 
-constexpr const char* about =
-    "Finds the query heads that look things up, by watching them answer (HeadKV)";
+constexpr const char* about = "Finds the query heads that look things up, by watching them answer (HeadKV)";
 
 constexpr const char* explanation = R"(
 Scores every query head by where it looks while the model answers.
@@ -127,16 +126,13 @@ struct Identified {
 };
 
 reference::NeedleRule rule_of(const Arguments& arguments) {
-  return arguments.kind == "retrieval" ? reference::NeedleRule::retrieval
-                                       : reference::NeedleRule::enhanced;
+  return arguments.kind == "retrieval" ? reference::NeedleRule::retrieval : reference::NeedleRule::enhanced;
 }
 
 // Scores one sample, and returns whether the model answered rightly; only then are the scores kept.
-bool score(const reference::Llama& model, const reference::NeedleSample& sample,
-           const Arguments& arguments, io::HeadSamples& samples,
-           const reference::AnswerCheck& check = {}) {
-  const auto result =
-      reference::score_needle<cpu::Engine<>>(model, sample, rule_of(arguments), check);
+bool score(const reference::Llama& model, const reference::NeedleSample& sample, const Arguments& arguments,
+           io::HeadSamples& samples, const reference::AnswerCheck& check = {}) {
+  const auto result = reference::score_needle<cpu::Engine<>>(model, sample, rule_of(arguments), check);
   if (!result.right) return false;
   for (std::size_t i = 0; i < result.scores.values().size(); ++i) {
     samples.values()[i].push_back(shortened(result.scores.values()[i]));
@@ -144,8 +140,7 @@ bool score(const reference::Llama& model, const reference::NeedleSample& sample,
   return true;
 }
 
-Identified identify_on(const NeedleSamples& own, const Arguments& arguments,
-                       const reference::Llama& model) {
+Identified identify_on(const NeedleSamples& own, const Arguments& arguments, const reference::Llama& model) {
   Identified found{{}, {model.config().layers, model.config().q_heads}, own.digest};
   Progress progress;
   for (const reference::NeedleSample& sample : own.samples) {
@@ -172,8 +167,8 @@ Identified identify_drawn(const Arguments& arguments, const TextModel& model) {
   for (const std::size_t length : arguments.lengths) {
     for (std::size_t d = 0; d < arguments.depths; ++d) {
       Cell cell{.length = length, .depth = (static_cast<double>(d) + 0.5) * step};
-      progress.update(done / total, fmt::format("{} tokens, depth {}", thousands(length),
-                                                percent(cell.depth)));
+      progress.update(done / total,
+                      fmt::format("{} tokens, depth {}", thousands(length), percent(cell.depth)));
       while (cell.tried < arguments.tries && !cell.right) {
         const auto sample = draw_needle(model, plain,
                                         {.length = length,
@@ -184,8 +179,7 @@ Identified identify_drawn(const Arguments& arguments, const TextModel& model) {
                                          .number = d * arguments.tries + cell.tried});
         ++cell.tried;
         cell.right = score(model.llama(), sample, arguments, found.samples,
-                           arguments.answers == "key" ? says_key(model, sample)
-                                                      : reference::AnswerCheck{});
+                           arguments.answers == "key" ? says_key(model, sample) : reference::AnswerCheck{});
       }
       found.cells.push_back(cell);
       done += static_cast<double>(length) * step;
@@ -206,22 +200,16 @@ HeadScores means(const io::HeadSamples& samples) {
 nlohmann::json as_json(const Arguments& arguments, const Identified& found) {
   nlohmann::json cells = nlohmann::json::array();
   for (const Cell& cell : found.cells) {
-    cells.push_back({{"length", cell.length},
-                     {"depth", cell.depth},
-                     {"tried", cell.tried},
-                     {"right", cell.right}});
+    cells.push_back(
+        {{"length", cell.length}, {"depth", cell.depth}, {"tried", cell.tried}, {"right", cell.right}});
   }
   const HeadScores scores = means(found.samples);
   nlohmann::json rows = nlohmann::json::array();
   for (std::size_t layer = 0; layer < scores.layers(); ++layer) {
     rows.push_back(std::vector<double>(scores.layer(layer).begin(), scores.layer(layer).end()));
   }
-  nlohmann::json json = {{"method", "headkv"},
-                         {"kind", arguments.kind},
-                         {"tried", found.tried()},
-                         {"counted", found.right()},
-                         {"cells", std::move(cells)},
-                         {"scores", std::move(rows)},
+  nlohmann::json json = {{"method", "headkv"},       {"kind", arguments.kind},    {"tried", found.tried()},
+                         {"counted", found.right()}, {"cells", std::move(cells)}, {"scores", std::move(rows)},
                          {"file", arguments.out}};
   if (arguments.samples.empty()) {
     json["seed"] = arguments.seed;
@@ -280,8 +268,8 @@ void run(Arguments arguments) {
     model.require_reads_texts();
     arguments.context.check(model.config(), std::ranges::max(arguments.lengths));
   }
-  const Identified found = own.samples.empty() ? identify_drawn(arguments, model)
-                                               : identify_on(own, arguments, model.llama());
+  const Identified found =
+      own.samples.empty() ? identify_drawn(arguments, model) : identify_on(own, arguments, model.llama());
   require(found.right() > 0, "the model answered none of ", found.tried(),
           " questions, so there is nothing to score heads by");
   write_result(arguments.out, io::format_head_samples(found.samples));
@@ -292,17 +280,17 @@ void run(Arguments arguments) {
   const HeadScores scores = means(found.samples);
   const std::string counted =
       own.samples.empty()
-          ? fmt::format("{} of {} pairs of length and depth gave a sample that counts; {} of {} questions were "
-                        "answered rightly",
-                        found.right(), found.cells.size(), found.right(), found.tried())
-          : fmt::format("{} of {} samples were answered rightly and count", found.right(),
-                        found.tried());
+          ? fmt::format(
+                "{} of {} pairs of length and depth gave a sample that counts; {} of {} questions were "
+                "answered rightly",
+                found.right(), found.cells.size(), found.right(), found.tried())
+          : fmt::format("{} of {} samples were answered rightly and count", found.right(), found.tried());
   fmt::print(
       "{} ({}).\n\n"
       "Scores of the KV heads, the mean of their query heads; framed: more than an equal share\n{}\n"
       "Query heads with the most, as layer-head: {}\nWrote {}\n",
-      counted, duration(took.seconds()), picture(scores, model.config().kv_heads),
-      best_heads(scores), arguments.out);
+      counted, duration(took.seconds()), picture(scores, model.config().kv_heads), best_heads(scores),
+      arguments.out);
 }
 
 }  // namespace
@@ -317,23 +305,18 @@ void add_headkv(CLI::App& app, std::function<void()>& work) {
       ->check(CLI::IsMember({"retrieval", "enhanced", "reasoning"}))
       ->type_name("KIND")
       ->capture_default_str();
-  command
-      ->add_option("--model", arguments->model, "Hugging Face folder of the model")
+  command->add_option("--model", arguments->model, "Hugging Face folder of the model")
       ->type_name("DIR")
       ->capture_default_str();
-  CLI::Option* own =
-      command->add_option("--samples", arguments->samples, "Samples of your own, as token ids")
-          ->type_name("FILE");
+  CLI::Option* own = command->add_option("--samples", arguments->samples, "Samples of your own, as token ids")
+                         ->type_name("FILE");
   // The options for drawing samples have no meaning for samples from a file.
   own->excludes(
-      command
-          ->add_option("--lengths", arguments->lengths,
-                       "Tokens of text, question and answer together")
+      command->add_option("--lengths", arguments->lengths, "Tokens of text, question and answer together")
           ->check(whole_number(1, 1'000'000))
           ->type_name("N...")
           ->default_str(spaced(arguments->lengths)));
-  const auto count = [&](const char* name, std::size_t& value, const char* what,
-                         std::uint64_t most) {
+  const auto count = [&](const char* name, std::size_t& value, const char* what, std::uint64_t most) {
     own->excludes(command->add_option(name, value, what)
                       ->check(whole_number(1, most))
                       ->type_name("N")
@@ -345,16 +328,17 @@ void add_headkv(CLI::App& app, std::function<void()>& work) {
                     ->check(any_whole_number())
                     ->type_name("N")
                     ->capture_default_str());
-  own->excludes(command->add_option("--answers", arguments->answers,
-                                    "exact or key, see above; default: by the model")
-                    ->check(CLI::IsMember({"exact", "key"}))
-                    ->type_name("WHAT"));
+  own->excludes(
+      command->add_option("--answers", arguments->answers, "exact or key, see above; default: by the model")
+          ->check(CLI::IsMember({"exact", "key"}))
+          ->type_name("WHAT"));
   command->add_option("--threads", arguments->threads, "Threads; 0: all that OpenMP offers")
       ->check(whole_number(0, most_threads))
       ->type_name("N")
       ->capture_default_str();
-  command->add_option("--out", arguments->out,
-                      "Write the scores there (default: headkv/ and the kind's published name)")
+  command
+      ->add_option("--out", arguments->out,
+                   "Write the scores there (default: headkv/ and the kind's published name)")
       ->type_name("FILE");
   arguments->context.add_to(*command);
   command->add_flag("--json", arguments->json, "Print JSON: counts, depths and mean scores");

@@ -15,23 +15,23 @@
 #include "../common/key_format.hpp"
 #include "../common/random.hpp"
 #include "../common/retrieval_text.hpp"
+#include "../common/words.hpp"
 #include "../tasks/haystack.hpp"
 #include "../tasks/language_task.hpp"
-#include "../common/words.hpp"
 
 namespace kvpolicy::tools {
 
 namespace {
 
 [[noreturn]] void fail_to_draw(const NeedleConfig& config) {
-  throw ConfigError(message("no text of ", config.length, " tokens has a fact within ",
-                            config.tolerance, " of depth ", config.depth));
+  throw ConfigError(message("no text of ", config.length, " tokens has a fact within ", config.tolerance,
+                            " of depth ", config.depth));
 }
 
 // `body` has the right answer in the bytes from `first` on, as many as `bytes`.
-reference::NeedleSample sample_of(const TextModel& model, const std::string& body,
-                                  std::size_t first, std::size_t bytes,
-                                  const std::vector<int>& question, std::vector<int> answer) {
+reference::NeedleSample sample_of(const TextModel& model, const std::string& body, std::size_t first,
+                                  std::size_t bytes, const std::vector<int>& question,
+                                  std::vector<int> answer) {
   reference::NeedleSample sample{.prompt = model.encode(body), .answer = std::move(answer)};
   sample.needle = model.tokens_before(sample.prompt, body, first);
   sample.needle_tokens = model.tokens_before(sample.prompt, body, first + bytes) - sample.needle;
@@ -63,16 +63,14 @@ reference::NeedleSample draw_trained_needle(const TextModel& model, std::string_
     // A fact is its answer and a space.
     const std::size_t first = text.body.size() - nearest->distance - 1 - nearest->answer.size();
     const AskedQuestion asked{model, text.body, *nearest};
-    return sample_of(model, text.body, first, nearest->answer.size(), asked.question(),
-                     asked.answer());
+    return sample_of(model, text.body, first, nearest->answer.size(), asked.question(), asked.answer());
   }
   fail_to_draw(config);
 }
 
 // Two things have an owner each, who has a pass key. Without the fact that names its owner, nothing
 // says which of the two pass keys belongs to a thing.
-LanguageTask draw_owners(const LanguageTaskConfig& config, std::string_view prose,
-                         const CountTokens& count) {
+LanguageTask draw_owners(const LanguageTaskConfig& config, std::string_view prose, const CountTokens& count) {
   Random random{config.seed, config.length, config.number};
   const std::vector<std::string> things = draw_things(random, 2);
   const std::vector<std::string> owners = draw_names(random, 2);
@@ -88,10 +86,9 @@ LanguageTask draw_owners(const LanguageTaskConfig& config, std::string_view pros
                        i == 0 ? config.depths.front() : draw_depth(random)});
   }
   LanguageTask task;
-  task.questions.push_back(
-      {.text = "\nWhat is the pass key of the owner of the " + things[0] + '?',
-       .lead_in = "The pass key of the owner of the " + things[0] + " is",
-       .answers = {keys[0]}});
+  task.questions.push_back({.text = "\nWhat is the pass key of the owner of the " + things[0] + '?',
+                            .lead_in = "The pass key of the owner of the " + things[0] + " is",
+                            .answers = {keys[0]}});
   const Haystack haystack{prose, config.length, random};
   task.body = fit_body(config, count, task.questions, needles.size(), haystack.words(),
                        [&](std::size_t words) { return haystack.with(words, needles); });
@@ -103,9 +100,7 @@ LanguageTask draw_owners(const LanguageTaskConfig& config, std::string_view pros
 reference::NeedleSample draw_worded_needle(const TextModel& model, std::string_view plain,
                                            const NeedleConfig& config) {
   constexpr std::uint64_t draws = 100;
-  const CountTokens count = [&](std::string_view text) {
-    return model.encode_after({}, text).size();
-  };
+  const CountTokens count = [&](std::string_view text) { return model.encode_after({}, text).size(); };
   for (std::uint64_t draw = 0; draw < draws; ++draw) {
     const LanguageTaskConfig drawing{.family = TaskFamily::niah_depths,
                                      .length = config.length,
@@ -113,8 +108,8 @@ reference::NeedleSample draw_worded_needle(const TextModel& model, std::string_v
                                      .depths = {config.depth},
                                      .seed = config.seed,
                                      .number = config.number * draws + draw};
-    const LanguageTask task = config.reasoning ? draw_owners(drawing, plain, count)
-                                               : draw_language_task(drawing, plain, count);
+    const LanguageTask task =
+        config.reasoning ? draw_owners(drawing, plain, count) : draw_language_task(drawing, plain, count);
     const LanguageQuestion& question = task.questions.front();
     if (std::abs(question.depth - config.depth) > config.tolerance) continue;
     const std::string& key = question.answers.front();

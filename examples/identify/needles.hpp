@@ -40,7 +40,6 @@ struct NeedleConfig {
 
 /// Accepts what is said if the first number in its text, before an end of the text, is the key: the
 /// digits of the right answer. `model` must outlive the result.
-[[nodiscard]] reference::AnswerCheck says_key(const TextModel& model,
-                                              const reference::NeedleSample& sample);
+[[nodiscard]] reference::AnswerCheck says_key(const TextModel& model, const reference::NeedleSample& sample);
 
 }  // namespace kvpolicy::tools

@@ -69,9 +69,11 @@ Range pair_of(const io::Json& json, const std::string& where, const char* names)
 
 Range range_of(const io::Json& json, const std::string& where, std::size_t tokens) {
   const Range range = pair_of(json, where, "[first, end]");
-  require<FormatError>(range.first < range.end && range.end <= tokens, where, ": is [", range.first,
-                       ", ", range.end, "], must be [first, end] with first below end and end at "
-                       "most ", tokens, ", the number of tokens");
+  require<FormatError>(range.first < range.end && range.end <= tokens, where, ": is [", range.first, ", ",
+                       range.end,
+                       "], must be [first, end] with first below end and end at "
+                       "most ",
+                       tokens, ", the number of tokens");
   return range;
 }
 
@@ -81,13 +83,13 @@ std::vector<std::size_t> labels_of(io::JsonObject& object, std::size_t tokens) {
   for (const io::Json& json : array_of(object, "labelled", "range")) {
     const std::string where = message(object.where("labelled"), '[', number++, ']');
     const Range range = range_of(json, where, tokens);
-    require<FormatError>(labels.empty() || labels.back() < range.first, where, ": begins at ",
-                         range.first, ", the range before it ends at ",
-                         labels.empty() ? 0 : labels.back() + 1,
+    require<FormatError>(labels.empty() || labels.back() < range.first, where, ": begins at ", range.first,
+                         ", the range before it ends at ", labels.empty() ? 0 : labels.back() + 1,
                          ": ranges must be in order and apart");
     for (std::size_t label = range.first; label < range.end; ++label) labels.push_back(label);
   }
-  require<FormatError>(labels.back() > 0, object.where("labelled"), ": is the first token alone, "
+  require<FormatError>(labels.back() > 0, object.where("labelled"),
+                       ": is the first token alone, "
                        "which nothing foretells: label others");
   return labels;
 }
@@ -97,8 +99,7 @@ std::vector<reference::Passkey> passkeys_of(io::JsonObject& object, std::size_t 
   const io::Json* found = object.find("passkeys");
   if (found == nullptr) return keys;
   const std::string list = object.where("passkeys");
-  require<FormatError>(found->is_array(), list, ": must be an array of passkeys, is ",
-                       io::shown(*found));
+  require<FormatError>(found->is_array(), list, ": must be an array of passkeys, is ", io::shown(*found));
   for (const io::Json& json : *found) {
     io::JsonObject key{json, message(list, '[', keys.size(), ']')};
     const Range hidden = range_of(key.at("hidden"), key.where("hidden"), tokens);
@@ -106,8 +107,7 @@ std::vector<reference::Passkey> passkeys_of(io::JsonObject& object, std::size_t 
     key.refuse_others();
     const std::size_t size = hidden.end - hidden.first;
     require<FormatError>(answer.end - answer.first == size, key.where(), ": ", size,
-                         " tokens are hidden and ", answer.end - answer.first,
-                         " answer, must be as many");
+                         " tokens are hidden and ", answer.end - answer.first, " answer, must be as many");
     require<FormatError>(hidden.end <= answer.first, key.where(), ": is hidden up to ", hidden.end,
                          " and answered from ", answer.first, " on, must be answered after it");
     keys.push_back({.hidden = hidden.first, .answer = answer.first, .tokens = size});
@@ -117,8 +117,7 @@ std::vector<reference::Passkey> passkeys_of(io::JsonObject& object, std::size_t 
 
 }  // namespace
 
-LabelledTexts parse_labelled_texts(std::string_view text, std::string_view origin,
-                                   std::size_t vocabulary) {
+LabelledTexts parse_labelled_texts(std::string_view text, std::string_view origin, std::size_t vocabulary) {
   const io::Json json = io::parse_json(text, origin, own_limits);
   io::JsonObject file{json, std::string{origin}};
   io::require_format(file, labelled_format, own_version);
@@ -136,8 +135,7 @@ LabelledTexts parse_labelled_texts(std::string_view text, std::string_view origi
   return own;
 }
 
-NeedleSamples parse_needle_samples(std::string_view text, std::string_view origin,
-                                   std::size_t vocabulary) {
+NeedleSamples parse_needle_samples(std::string_view text, std::string_view origin, std::size_t vocabulary) {
   const io::Json json = io::parse_json(text, origin, own_limits);
   io::JsonObject file{json, std::string{origin}};
   io::require_format(file, needle_format, own_version);
@@ -150,9 +148,11 @@ NeedleSamples parse_needle_samples(std::string_view text, std::string_view origi
     const std::string where = object.where("needle");
     const auto [first, count] = pair_of(object.at("needle"), where, "[first, count]");
     const std::size_t tokens = one.prompt.size();
-    require<FormatError>(count > 0 && count <= tokens && first <= tokens - count, where, ": is [",
-                         first, ", ", count, "], must be [first, count] of at least one token of "
-                         "the prompt, which has ", tokens);
+    require<FormatError>(count > 0 && count <= tokens && first <= tokens - count, where, ": is [", first,
+                         ", ", count,
+                         "], must be [first, count] of at least one token of "
+                         "the prompt, which has ",
+                         tokens);
     one.needle = first;
     one.needle_tokens = count;
     object.refuse_others();
@@ -173,8 +173,8 @@ NeedleSamples load_needle_samples(const std::string& path, std::size_t vocabular
 void require_passkeys(const LabelledTexts& own, std::string_view origin) {
   const auto without = std::ranges::find_if(
       own.texts, [](const reference::LabelledText& text) { return text.passkeys.empty(); });
-  require<FormatError>(without == own.texts.end(), origin, ", texts[",
-                       without - own.texts.begin(), "]: has no passkeys, which --profile passkey "
+  require<FormatError>(without == own.texts.end(), origin, ", texts[", without - own.texts.begin(),
+                       "]: has no passkeys, which --profile passkey "
                        "looks for: give their ranges, or use --profile outside");
 }
 

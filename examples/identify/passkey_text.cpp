@@ -35,8 +35,11 @@ std::vector<Sentences> digit_sentences(Random& random, std::size_t count) {
   std::vector<Sentences> all;
   for (const std::string& name : draw_names(random, count)) {
     const std::string key = draw_key(random);
-    Sentences one{.hidden = key_fact(name, key), .question = ask_key(name),
-                  .answer = key_answer(name, key), .key_in_hidden = 0, .key_in_answer = 0,
+    Sentences one{.hidden = key_fact(name, key),
+                  .question = ask_key(name),
+                  .answer = key_answer(name, key),
+                  .key_in_hidden = 0,
+                  .key_in_answer = 0,
                   .key_size = key.size()};
     one.key_in_hidden = one.hidden.size() - key.size() - 2;  // the key is followed by ". "
     one.key_in_answer = one.answer.size() - key.size() - 1;
@@ -47,17 +50,18 @@ std::vector<Sentences> digit_sentences(Random& random, std::size_t count) {
 
 std::vector<Sentences> word_sentences(Random& random, std::size_t count) {
   constexpr std::array<std::string_view, 20> ordinals{
-      "first",     "second",      "third",     "fourth",     "fifth",
-      "sixth",     "seventh",     "eighth",    "ninth",      "tenth",
-      "eleventh",  "twelfth",     "thirteenth", "fourteenth", "fifteenth",
-      "sixteenth", "seventeenth", "eighteenth", "nineteenth", "twentieth"};
+      "first",     "second",    "third",       "fourth",     "fifth",      "sixth",      "seventh",
+      "eighth",    "ninth",     "tenth",       "eleventh",   "twelfth",    "thirteenth", "fourteenth",
+      "fifteenth", "sixteenth", "seventeenth", "eighteenth", "nineteenth", "twentieth"};
   constexpr std::array<std::string_view, 26> alphabet{
-      "alpha",  "bravo",  "charlie", "delta", "echo",   "foxtrot", "golf",    "hotel",  "india",
-      "juliett", "kilo",  "lima",    "mike",  "november", "oscar", "papa",    "quebec", "romeo",
-      "sierra", "tango",  "uniform", "victor", "whiskey", "xray",  "yankee",  "zulu"};
+      "alpha",   "bravo", "charlie", "delta",  "echo",     "foxtrot", "golf",   "hotel",  "india",
+      "juliett", "kilo",  "lima",    "mike",   "november", "oscar",   "papa",   "quebec", "romeo",
+      "sierra",  "tango", "uniform", "victor", "whiskey",  "xray",    "yankee", "zulu"};
   constexpr std::size_t words = 32;
-  require(count <= ordinals.size(), "passkeys of words: ", count, " are asked for, there are names "
-          "for at most ", ordinals.size());
+  require(count <= ordinals.size(), "passkeys of words: ", count,
+          " are asked for, there are names "
+          "for at most ",
+          ordinals.size());
   std::vector<Sentences> all;
   for (std::size_t i = 0; i < count; ++i) {
     std::string key;
@@ -67,11 +71,13 @@ std::vector<Sentences> word_sentences(Random& random, std::size_t count) {
     }
     Sentences one;
     // The published sentences, unchanged.
-    const std::string lead = fmt::format(
-        "\n\nRemeber this sequence of words, it's the {} passkey to the vault: ", ordinals[i]);
+    const std::string lead =
+        fmt::format("\n\nRemeber this sequence of words, it's the {} passkey to the vault: ", ordinals[i]);
     one.hidden = lead + key + "\n\n";
-    one.question = fmt::format("Based on the content of the book, what is the {} passkey to the "
-                               "vault?\nPasskey: ", ordinals[i]);
+    one.question = fmt::format(
+        "Based on the content of the book, what is the {} passkey to the "
+        "vault?\nPasskey: ",
+        ordinals[i]);
     one.answer = key + "\n\n";
     one.key_in_hidden = lead.size();
     one.key_size = key.size();
@@ -89,8 +95,7 @@ std::vector<double> draw_depths(Random& random, std::size_t depths, std::size_t 
   std::ranges::sort(indices);
   std::vector<double> shares;
   for (const std::size_t index : indices) {
-    const double step = depths > 1 ? static_cast<double>(index) / static_cast<double>(depths - 1)
-                                   : 0.5;
+    const double step = depths > 1 ? static_cast<double>(index) / static_cast<double>(depths - 1) : 0.5;
     shares.push_back(least_depth + step * (most_depth - least_depth));
   }
   return shares;
@@ -110,8 +115,10 @@ std::size_t length_of(const PasskeyTextConfig& config, std::size_t number, std::
 
 /// A slice of `bytes` bytes that begins at a sentence.
 std::string_view draw_slice(std::string_view plain, std::size_t bytes, Random& random) {
-  require(bytes <= plain.size(), "passkey texts: ", bytes, " bytes of plain text are asked for, there "
-          "are ", plain.size());
+  require(bytes <= plain.size(), "passkey texts: ", bytes,
+          " bytes of plain text are asked for, there "
+          "are ",
+          plain.size());
   std::size_t first = random.below(plain.size() - bytes + 1);
   while (first > 0 && !is_sentence_start(plain, first)) --first;
   return plain.substr(first, bytes);
@@ -124,10 +131,9 @@ struct DrawnText {
   std::size_t first_label = 0;
 };
 
-DrawnText draw_passkeys(std::string_view plain, const PasskeyTextConfig& config,
-                        std::size_t number) {
-  require(config.passkeys > 0 && config.passkeys <= config.depths, "passkey texts: ",
-          config.passkeys, " passkeys at ", config.depths, " depths, must be 1 to as many");
+DrawnText draw_passkeys(std::string_view plain, const PasskeyTextConfig& config, std::size_t number) {
+  require(config.passkeys > 0 && config.passkeys <= config.depths, "passkey texts: ", config.passkeys,
+          " passkeys at ", config.depths, " depths, must be 1 to as many");
   Random random{config.seed, 0, number};
   std::vector<Sentences> sentences = config.kind == PasskeyKind::digits
                                          ? digit_sentences(random, config.passkeys)
@@ -138,7 +144,8 @@ DrawnText draw_passkeys(std::string_view plain, const PasskeyTextConfig& config,
   }
   require(config.context >= taken + least_haystack, "passkey texts: ", config.passkeys,
           " passkeys and their questions take ", taken, " bytes, a context of ", config.context,
-          " is too short for them and ", least_haystack, " of text: use a longer one or fewer "
+          " is too short for them and ", least_haystack,
+          " of text: use a longer one or fewer "
           "passkeys");
   const std::size_t length = length_of(config, number, taken + least_haystack);
   const std::string_view slice = draw_slice(plain, length - taken, random);
@@ -155,8 +162,8 @@ DrawnText draw_passkeys(std::string_view plain, const PasskeyTextConfig& config,
     position = std::max(position, done);
     text += slice.substr(done, position - done);
     done = position;
-    result.passkeys.push_back({.hidden = text.size() + sentences[i].key_in_hidden, .answer = 0,
-                               .tokens = sentences[i].key_size});
+    result.passkeys.push_back(
+        {.hidden = text.size() + sentences[i].key_in_hidden, .answer = 0, .tokens = sentences[i].key_size});
     text += sentences[i].hidden;
   }
   text += slice.substr(done);
@@ -175,8 +182,7 @@ DrawnText draw_passkeys(std::string_view plain, const PasskeyTextConfig& config,
   return result;
 }
 
-DrawnText draw_plain(std::string_view plain, const PasskeyTextConfig& config,
-                     std::size_t number) {
+DrawnText draw_plain(std::string_view plain, const PasskeyTextConfig& config, std::size_t number) {
   require(config.context >= 2 * least_haystack, "plain texts: a context of ", config.context,
           " bytes is too short, must be at least ", 2 * least_haystack);
   Random random{config.seed, 2, number};
@@ -189,9 +195,7 @@ DrawnText draw_plain(std::string_view plain, const PasskeyTextConfig& config,
 reference::LabelledText in_tokens(const TextModel& model, const DrawnText& drawn) {
   reference::LabelledText result;
   result.tokens = model.encode(drawn.text);
-  const auto at = [&](std::size_t byte) {
-    return model.tokens_before(result.tokens, drawn.text, byte);
-  };
+  const auto at = [&](std::size_t byte) { return model.tokens_before(result.tokens, drawn.text, byte); };
   for (const reference::Passkey& key : drawn.passkeys) {
     const std::size_t hidden_end = at(key.hidden + key.tokens);
     const std::size_t answer_end = at(key.answer + key.tokens);
@@ -206,8 +210,8 @@ reference::LabelledText in_tokens(const TextModel& model, const DrawnText& drawn
 
 /// Draws shorter texts until one has no more tokens than the context.
 template <class Draw>
-reference::LabelledText draw_within(const TextModel& model, std::string_view plain,
-                                    PasskeyTextConfig config, std::size_t number, Draw draw) {
+reference::LabelledText draw_within(const TextModel& model, std::string_view plain, PasskeyTextConfig config,
+                                    std::size_t number, Draw draw) {
   const std::size_t most = config.context;
   const double bytes = static_cast<double>(most) * model.bytes_per_token(plain);
   config.context = static_cast<std::size_t>(std::ceil(bytes));

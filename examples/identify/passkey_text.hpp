@@ -23,10 +23,10 @@ enum class PasskeyKind : std::uint8_t { digits, words };
 
 struct PasskeyTextConfig {
   std::size_t context = 1024;  ///< tokens of the longest text, questions and answers included
-  std::size_t lengths = 50;  ///< number of lengths, evenly spaced up to `context` from the shortest
-                             ///< that has room for everything
+  std::size_t lengths = 50;    ///< number of lengths, evenly spaced up to `context` from the shortest
+                               ///< that has room for everything
   std::size_t passkeys = 10;
-  std::size_t depths = 1000;   ///< evenly spaced from 5 % to 95 % of the text
+  std::size_t depths = 1000;  ///< evenly spaced from 5 % to 95 % of the text
   PasskeyKind kind = PasskeyKind::digits;
   std::uint64_t seed = 1;
 };
@@ -35,13 +35,11 @@ struct PasskeyTextConfig {
 /// order of its own. Questions and answers are labelled.
 /// @throws ConfigError for a context that has no room for the passkeys or is longer than `plain`
 [[nodiscard]] reference::LabelledText passkey_text(const TextModel& model, std::string_view plain,
-                                                   const PasskeyTextConfig& config,
-                                                   std::size_t number);
+                                                   const PasskeyTextConfig& config, std::size_t number);
 
 /// A slice of `plain` of one of the same lengths, in which every token but the first is labelled, as
 /// in the training of a language model. @throws ConfigError as passkey_text
 [[nodiscard]] reference::LabelledText plain_text(const TextModel& model, std::string_view plain,
-                                                 const PasskeyTextConfig& config,
-                                                 std::size_t number);
+                                                 const PasskeyTextConfig& config, std::size_t number);
 
 }  // namespace kvpolicy::tools

@@ -85,9 +85,8 @@ RazorFound find(const RazorArguments& a, const TextModel& model) {
   const std::vector<int> opening = model.encode("");
   const std::vector<int> all = plain_tokens(model);
   a.context.check(c, opening.size() + a.tokens * a.repetitions);
-  RazorFound found{.echo = {c.layers, c.q_heads},
-              .induction = {c.layers, c.q_heads},
-              .gates = {c.layers, c.kv_heads}};
+  RazorFound found{
+      .echo = {c.layers, c.q_heads}, .induction = {c.layers, c.q_heads}, .gates = {c.layers, c.kv_heads}};
   Progress progress{!a.json};
   const std::size_t group = c.q_heads / c.kv_heads;
   for (std::size_t number = 0; number < a.samples; ++number) {
@@ -97,8 +96,7 @@ RazorFound find(const RazorArguments& a, const TextModel& model) {
     Random random{a.seed, a.tokens, number};
     random.shuffle(tokens);
     tokens.resize(a.tokens);
-    const auto scores =
-        reference::razor_scores(model.llama(), opening, tokens, a.repetitions);
+    const auto scores = reference::razor_scores(model.llama(), opening, tokens, a.repetitions);
     for (std::size_t i = 0; i < found.echo.values().size(); ++i) {
       found.echo.values()[i].push_back(shortened(scores.echo.values()[i]));
       found.induction.values()[i].push_back(shortened(scores.induction.values()[i]));
@@ -119,9 +117,8 @@ RazorFound find(const RazorArguments& a, const TextModel& model) {
 io::Json settings_of(const RazorArguments& a) {
   std::filesystem::path model{a.model};
   if (!model.has_filename()) model = model.parent_path();  // the path was "folder/"
-  return {{"method", "razor"},           {"model", model.filename().string()},
-          {"texts", "random tokens"},    {"tokens", a.tokens},
-          {"repetitions", a.repetitions}, {"samples", a.samples},
+  return {{"method", "razor"},  {"model", model.filename().string()}, {"texts", "random tokens"},
+          {"tokens", a.tokens}, {"repetitions", a.repetitions},       {"samples", a.samples},
           {"seed", a.seed}};
 }
 
@@ -151,10 +148,11 @@ void run(RazorArguments a) {
     fmt::print("{}\n", as_line(json));
     return;
   }
-  fmt::print("{} texts of {} tokens, {} times each ({}). Gates; at a sparsity of {} the framed heads "
-             "keep the whole text:\n\n{}\n{} holds scores and gates.\n",
-             a.samples, a.tokens, a.repetitions, duration(took.seconds()), a.sparsity,
-             heat_map(found.gates, head_kinds(found.gates, a.sparsity), wants_colour(stdout)), a.out);
+  fmt::print(
+      "{} texts of {} tokens, {} times each ({}). Gates; at a sparsity of {} the framed heads "
+      "keep the whole text:\n\n{}\n{} holds scores and gates.\n",
+      a.samples, a.tokens, a.repetitions, duration(took.seconds()), a.sparsity,
+      heat_map(found.gates, head_kinds(found.gates, a.sparsity), wants_colour(stdout)), a.out);
 }
 
 }  // namespace
@@ -162,8 +160,8 @@ void run(RazorArguments a) {
 void add_razor(CLI::App& app, std::function<void()>& work) {
   const auto a = std::make_shared<RazorArguments>();
   a->model = repository_path(shipped_model);
-  CLI::App* command = app.add_subcommand(
-      "razor", "Echo and induction scores on random tokens that repeat (RazorAttention)");
+  CLI::App* command =
+      app.add_subcommand("razor", "Echo and induction scores on random tokens that repeat (RazorAttention)");
   command->footer(razor_footer);
   command->add_option("--model", a->model, "Hugging Face folder of the model, or a GGUF file")
       ->type_name("DIR")
@@ -171,8 +169,8 @@ void add_razor(CLI::App& app, std::function<void()>& work) {
   command->add_option("--out", a->out, "Folder that the files go to")
       ->type_name("DIR")
       ->capture_default_str();
-  const auto count = [&](const char* name, std::size_t& value, const char* about,
-                         std::uint64_t least, std::uint64_t most) {
+  const auto count = [&](const char* name, std::size_t& value, const char* about, std::uint64_t least,
+                         std::uint64_t most) {
     command->add_option(name, value, about)
         ->check(whole_number(least, most))
         ->type_name("N")

@@ -11,9 +11,9 @@
 
 #include <kvpolicy/core/error.hpp>
 
+#include "../common/words.hpp"
 #include "families.hpp"
 #include "haystack.hpp"
-#include "../common/words.hpp"
 
 namespace kvpolicy::tools {
 namespace {
@@ -58,8 +58,7 @@ std::vector<Item> items_of_kind(Random& random) {
   return items;
 }
 
-std::vector<Item> items_of_pairs(std::span<const WordPair> pairs, std::string_view before,
-                                 Random& random) {
+std::vector<Item> items_of_pairs(std::span<const WordPair> pairs, std::string_view before, Random& random) {
   std::vector<std::string_view> seconds;
   for (const WordPair& pair : pairs) seconds.push_back(pair.second);
   std::vector<Item> items;
@@ -78,8 +77,7 @@ std::vector<Item> items_of_numbers(Random& random) {
     const std::size_t second = 10 + random.below(90);
     if (first == second) continue;
     items.push_back(
-        {"Of " + std::to_string(first) + " and " + std::to_string(second) +
-             ", the larger number is",
+        {"Of " + std::to_string(first) + " and " + std::to_string(second) + ", the larger number is",
          {std::to_string(std::max(first, second)), std::to_string(std::min(first, second))}});
   }
   return items;
@@ -87,14 +85,10 @@ std::vector<Item> items_of_numbers(Random& random) {
 
 std::vector<Item> items_of(TaskFamily family, Random& random) {
   switch (family) {
-    case TaskFamily::choice_kind:
-      return items_of_kind(random);
-    case TaskFamily::choice_capital:
-      return items_of_pairs(capitals(), "The capital of ", random);
-    case TaskFamily::choice_opposite:
-      return items_of_pairs(opposites(), "The opposite of ", random);
-    default:
-      return items_of_numbers(random);
+    case TaskFamily::choice_kind: return items_of_kind(random);
+    case TaskFamily::choice_capital: return items_of_pairs(capitals(), "The capital of ", random);
+    case TaskFamily::choice_opposite: return items_of_pairs(opposites(), "The opposite of ", random);
+    default: return items_of_numbers(random);
   }
 }
 
@@ -113,8 +107,7 @@ std::size_t usual_sentence(const Haystack& haystack, std::size_t at) {
   const std::vector<std::size_t>& starts = haystack.sentences();
   for (std::size_t i = 1; i + 1 < starts.size(); ++i) {
     const std::size_t bytes = starts[i + 1] - starts[i];
-    if (starts[i] > at && bytes >= 40 && bytes <= 160 && haystack.text()[starts[i]] != ' ')
-      return i;
+    if (starts[i] > at && bytes >= 40 && bytes <= 160 && haystack.text()[starts[i]] != ' ') return i;
   }
   throw ConfigError{"the prose has no sentence of 40 to 160 bytes for thousands of bytes"};
 }
@@ -142,18 +135,16 @@ LanguageTask draw_ending(const TaskSource& source) {
   }
   LanguageTask task;
   const std::string before_question{asks == 0 ? ' ' : text[asks - 1]};
-  task.questions.push_back(
-      offer(before_question + without_end_space(text.substr(asks, ends - asks)), std::move(choices),
-            source.random));
+  task.questions.push_back(offer(before_question + without_end_space(text.substr(asks, ends - asks)),
+                                 std::move(choices), source.random));
   const std::string_view context = text.substr(0, asks);
   std::vector<std::size_t> words;  // where they begin, from the last one on
   for (std::size_t at = asks; at > 0; --at) {
-    if (at < asks && (at == 1 || context[at - 1] == ' ' || context[at - 1] == '\n'))
-      words.push_back(at);
+    if (at < asks && (at == 1 || context[at - 1] == ' ' || context[at - 1] == '\n')) words.push_back(at);
   }
-  task.body = fit_body(
-      source.config, source.count, task.questions, 1, words.size(),
-      [&](std::size_t parts) { return without_end_space(context.substr(words[parts - 1])); });
+  task.body = fit_body(source.config, source.count, task.questions, 1, words.size(), [&](std::size_t parts) {
+    return without_end_space(context.substr(words[parts - 1]));
+  });
   return task;
 }
 
@@ -167,9 +158,7 @@ LanguageTask draw_choices(const TaskSource& source) {
   order.shuffle(items);
   const std::size_t questions = std::min(source.config.questions, items.size() - examples_shown);
   LanguageTask task;
-  const auto finished = [](const Item& item) {
-    return item.beginning + " " + item.ends.front() + ".";
-  };
+  const auto finished = [](const Item& item) { return item.beginning + " " + item.ends.front() + "."; };
   for (std::size_t i = 0; i < examples_shown; ++i) {
     task.body.append(i == 0 ? "" : "\n").append(finished(items[i]));
   }

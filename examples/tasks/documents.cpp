@@ -9,17 +9,17 @@
 #include <vector>
 
 #include "../common/key_format.hpp"
+#include "../common/words.hpp"
 #include "families.hpp"
 #include "haystack.hpp"
-#include "../common/words.hpp"
 
 namespace kvpolicy::tools {
 namespace {
 
-constexpr std::array<std::string_view, 16> trades{
-    "a baker",   "a carpenter", "a teacher", "a painter",    "a sailor", "a doctor",
-    "a printer", "a gardener",  "a weaver",  "a blacksmith", "a lawyer", "a miller",
-    "a tailor",  "a surveyor",  "a potter",  "a pharmacist"};
+constexpr std::array<std::string_view, 16> trades{"a baker",  "a carpenter",  "a teacher", "a painter",
+                                                  "a sailor", "a doctor",     "a printer", "a gardener",
+                                                  "a weaver", "a blacksmith", "a lawyer",  "a miller",
+                                                  "a tailor", "a surveyor",   "a potter",  "a pharmacist"};
 constexpr std::array<std::string_view, 16> products{
     "wool",    "cheese",  "bricks",  "glass", "paper", "salt",   "honey",   "timber",
     "pottery", "carpets", "candles", "bells", "boats", "apples", "leather", "clocks"};
@@ -44,20 +44,10 @@ Life draw_life(Random& random, std::vector<std::string>& names) {
   life.town = name();
   life.land = name();
   const std::size_t born = 1700 + random.below(200);
-  life.lived.append(life.person)
-      .append(" was born in the town of ")
-      .append(life.town)
-      .append(" in ");
-  life.lived.append(std::to_string(born))
-      .append(", worked as ")
-      .append(trades[random.below(trades.size())]);
-  life.lived.append(", and died at the age of ")
-      .append(std::to_string(50 + random.below(45)))
-      .append(".");
-  life.lies.append(life.town)
-      .append(" is a town in the province of ")
-      .append(life.land)
-      .append(". It has ");
+  life.lived.append(life.person).append(" was born in the town of ").append(life.town).append(" in ");
+  life.lived.append(std::to_string(born)).append(", worked as ").append(trades[random.below(trades.size())]);
+  life.lived.append(", and died at the age of ").append(std::to_string(50 + random.below(45))).append(".");
+  life.lies.append(life.town).append(" is a town in the province of ").append(life.land).append(". It has ");
   life.lies.append(std::to_string(2 + random.below(90)))
       .append(" thousand inhabitants and is known for its ");
   life.lies.append(products[random.below(products.size())]).append(".");
@@ -120,8 +110,8 @@ LanguageTask draw_documents(const TaskSource& source) {
     return body;
   });
   for (LanguageQuestion& question : task.questions) {
-    question.depth = static_cast<double>(task.body.find(question.answers.front())) /
-                     static_cast<double>(task.body.size());
+    question.depth =
+        static_cast<double>(task.body.find(question.answers.front())) / static_cast<double>(task.body.size());
   }
   return task;
 }

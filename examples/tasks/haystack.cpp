@@ -48,17 +48,14 @@ void Haystack::find_boundaries() {
 }
 
 std::string Haystack::with(std::size_t words, const std::vector<Needle>& needles) const {
-  const std::string_view text =
-      std::string_view{text_}.substr(0, words == 0 ? 0 : word_ends_[words - 1]);
+  const std::string_view text = std::string_view{text_}.substr(0, words == 0 ? 0 : word_ends_[words - 1]);
   const auto end = std::ranges::upper_bound(sentences_, text.size());
   std::vector<std::pair<std::size_t, const Needle*>> placed;
   for (const Needle& needle : needles) {
     const double wanted = needle.depth * static_cast<double>(text.size());
-    const std::size_t nearest =
-        *std::min_element(sentences_.begin(), end, [&](std::size_t a, std::size_t b) {
-          return std::abs(static_cast<double>(a) - wanted) <
-                 std::abs(static_cast<double>(b) - wanted);
-        });
+    const std::size_t nearest = *std::min_element(sentences_.begin(), end, [&](std::size_t a, std::size_t b) {
+      return std::abs(static_cast<double>(a) - wanted) < std::abs(static_cast<double>(b) - wanted);
+    });
     placed.emplace_back(nearest, &needle);
   }
   std::ranges::stable_sort(placed, {}, &std::pair<std::size_t, const Needle*>::first);
@@ -103,8 +100,7 @@ std::string fit_body(const LanguageTaskConfig& config, const CountTokens& count,
     return parts <= most && tail + count(make_body(parts)) <= config.length;
   };
   require(fits(least), "a task ", name_of(config.family), " of ", config.length,
-          " tokens is too short; it takes at least ",
-          tail + count(make_body(std::min(least, most))));
+          " tokens is too short; it takes at least ", tail + count(make_body(std::min(least, most))));
   std::size_t parts = least;
   std::size_t step = 16;
   for (; fits(parts + step); step *= 2) parts += step;

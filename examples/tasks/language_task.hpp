@@ -31,10 +31,10 @@ enum class TaskFamily : std::uint8_t {
   niah_multiquery,  ///< four numbers of four things in prose, all are asked for
   vt,               ///< variable tracking: all names that one value reaches in four assignments
   cwe,              ///< the ten words that a numbered list repeats most often
-  fwe,          ///< the three most frequent of made-up words, whose frequencies fall by Zipf's law
-  qa_1,         ///< a fact of one of many short documents
-  qa_2,         ///< a fact that takes two of them
-  choice_kind,  ///< "A trout is a kind of": fish, bird, ...
+  fwe,              ///< the three most frequent of made-up words, whose frequencies fall by Zipf's law
+  qa_1,             ///< a fact of one of many short documents
+  qa_2,             ///< a fact that takes two of them
+  choice_kind,      ///< "A trout is a kind of": fish, bird, ...
   choice_capital,   ///< "The capital of Japan is": four cities
   choice_opposite,  ///< "The opposite of hot is": four adjectives
   choice_larger,    ///< "Of 12 and 57, the larger number is": the two
@@ -66,9 +66,7 @@ inline constexpr std::array<std::string_view, 19> task_family_names{"niah_depths
 }
 
 /// Whether the family's questions are choices between endings.
-[[nodiscard]] constexpr bool is_choice(TaskFamily family) {
-  return family >= TaskFamily::choice_kind;
-}
+[[nodiscard]] constexpr bool is_choice(TaskFamily family) { return family >= TaskFamily::choice_kind; }
 
 struct LanguageQuestion {
   /// Asks, right after the body: "\nWhat is the secret number of the amber lantern?"
@@ -116,8 +114,8 @@ struct LanguageTaskConfig {
 /// `prose` surrounds the facts, and gives the words of lists.
 /// @throws ConfigError for a length that the task or the prose is too long or too short for, for
 /// impossible depths, and for no questions
-[[nodiscard]] LanguageTask draw_language_task(const LanguageTaskConfig& config,
-                                              std::string_view prose, const CountTokens& count);
+[[nodiscard]] LanguageTask draw_language_task(const LanguageTaskConfig& config, std::string_view prose,
+                                              const CountTokens& count);
 
 /// The tokens by which a task's length is judged, for its longest question.
 [[nodiscard]] std::size_t length_of(const LanguageTask& task, const LanguageTaskConfig& config,

@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "../common/words.hpp"
 #include "families.hpp"
 #include "haystack.hpp"
-#include "../common/words.hpp"
 
 namespace kvpolicy::tools {
 namespace {
@@ -25,8 +25,7 @@ std::vector<std::string> draw_names(Random& random) {
   return names;
 }
 
-std::vector<std::string> assignments(const std::vector<std::string>& names,
-                                     const std::string& number) {
+std::vector<std::string> assignments(const std::vector<std::string>& names, const std::string& number) {
   std::vector<std::string> lines;
   for (std::size_t i = 0; i < names.size(); ++i) {
     lines.push_back("VAR " + names[i] + " = " + (i == 0 ? number : "VAR " + names[i - 1]) + ".");
@@ -36,8 +35,7 @@ std::vector<std::string> assignments(const std::vector<std::string>& names,
 
 LanguageQuestion ask(const std::vector<std::string>& names, const std::string& number) {
   return {.text = "\nWhich variables have the value " + number + ", directly or through others?",
-          .lead_in = "The " + std::to_string(names.size()) + " variables with the value " + number +
-                     " are",
+          .lead_in = "The " + std::to_string(names.size()) + " variables with the value " + number + " are",
           .answers = names};
 }
 
@@ -54,10 +52,8 @@ LanguageTask draw_variable_chain(const TaskSource& source) {
   while (number == shown_number) number = draw_digits(source.random, 5);
 
   // A short example shows what is asked for, as in RULER.
-  std::string opening =
-      "Values are given to variables in the following text. Keep track of them.\n\n";
-  for (const std::string& line : assignments(shown_names, shown_number))
-    opening.append(line).append("\n");
+  std::string opening = "Values are given to variables in the following text. Keep track of them.\n\n";
+  for (const std::string& line : assignments(shown_names, shown_number)) opening.append(line).append("\n");
   opening.append(ask(shown_names, shown_number).prompt().substr(1));
   for (std::size_t i = 0; i < shown_names.size(); ++i) {
     opening.append(i == 0 ? " " : ", ").append(shown_names[i]);
@@ -74,9 +70,8 @@ LanguageTask draw_variable_chain(const TaskSource& source) {
   LanguageTask task;
   task.questions.push_back(ask(names, number));
   const Haystack haystack{source.config.length};
-  task.body =
-      fit_body(source.config, source.count, task.questions, needles.size(), haystack.words(),
-               [&](std::size_t words) { return opening + haystack.with(words, needles); });
+  task.body = fit_body(source.config, source.count, task.questions, needles.size(), haystack.words(),
+                       [&](std::size_t words) { return opening + haystack.with(words, needles); });
   task.questions.front().depth =
       static_cast<double>(task.body.find(lines.front())) / static_cast<double>(task.body.size());
   return task;

@@ -11,9 +11,9 @@
 
 #include <kvpolicy/core/error.hpp>
 
+#include "../common/words.hpp"
 #include "families.hpp"
 #include "haystack.hpp"
-#include "../common/words.hpp"
 
 namespace kvpolicy::tools {
 namespace {
@@ -50,8 +50,7 @@ std::string numbered_list(std::span<const std::string> words, std::size_t others
                           const Frequencies& frequencies, Random random) {
   std::vector<const std::string*> list;
   for (std::size_t i = 0; i < common_words + others; ++i) {
-    list.insert(list.end(), i < common_words ? frequencies.of_common : frequencies.of_others,
-                &words[i]);
+    list.insert(list.end(), i < common_words ? frequencies.of_common : frequencies.of_others, &words[i]);
   }
   random.shuffle(list);
   std::string text;
@@ -94,9 +93,8 @@ LanguageTask draw_common_words(const TaskSource& source) {
   LanguageTask task;
   task.questions.push_back(ask_common(own));
   const Random order = source.random;
-  task.body = fit_body(
-      config, source.count, task.questions, 1, own.size() - common_words,
-      [&](std::size_t others) { return body + numbered_list(own, others, hidden, order); });
+  task.body = fit_body(config, source.count, task.questions, 1, own.size() - common_words,
+                       [&](std::size_t others) { return body + numbered_list(own, others, hidden, order); });
   return task;
 }
 
@@ -119,19 +117,17 @@ LanguageTask draw_frequent_words(const TaskSource& source) {
        .lead_in = "The three coded words that appear most often are",
        .answers = {coded.begin() + 1, coded.begin() + 4}});
   const Random order = source.random;
-  task.body =
-      fit_body(config, source.count, task.questions, 100, 1U << 20U, [&](std::size_t words) {
-        std::vector<const std::string*> list;
-        for (std::size_t rank = 1; rank <= coded.size() && count_of(words, rank) > 0; ++rank) {
-          list.insert(list.end(), count_of(words, rank), &coded[rank - 1]);
-        }
-        Random shuffling = order;
-        shuffling.shuffle(list);
-        std::string body =
-            "Keep track of how often each coded word appears in the following text.\n";
-        for (const std::string* word : list) body.append(" ").append(*word);
-        return body;
-      });
+  task.body = fit_body(config, source.count, task.questions, 100, 1U << 20U, [&](std::size_t words) {
+    std::vector<const std::string*> list;
+    for (std::size_t rank = 1; rank <= coded.size() && count_of(words, rank) > 0; ++rank) {
+      list.insert(list.end(), count_of(words, rank), &coded[rank - 1]);
+    }
+    Random shuffling = order;
+    shuffling.shuffle(list);
+    std::string body = "Keep track of how often each coded word appears in the following text.\n";
+    for (const std::string* word : list) body.append(" ").append(*word);
+    return body;
+  });
   return task;
 }
 

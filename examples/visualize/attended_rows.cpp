@@ -35,9 +35,7 @@ std::vector<char> marked(const SegmentList& shown, std::size_t rows) {
   return marks;
 }
 
-double sum(std::span<const float> shares) {
-  return std::accumulate(shares.begin(), shares.end(), 0.0);
-}
+double sum(std::span<const float> shares) { return std::accumulate(shares.begin(), shares.end(), 0.0); }
 
 // What the first query chose, and the length of the text with it.
 struct FirstChoice {
@@ -61,13 +59,10 @@ AttendedShares shares_of(std::vector<float> attention, const std::vector<char>& 
     ++first_chosen;
     if (own) ++again;
   }
-  shares.overlap =
-      first_chosen == 0 ? 1.0 : static_cast<double>(again) / static_cast<double>(first_chosen);
+  shares.overlap = first_chosen == 0 ? 1.0 : static_cast<double>(again) / static_cast<double>(first_chosen);
   const std::size_t opening = std::min(sinks, shown);
-  shares.latest =
-      sum(std::span{attention}.first(opening)) + sum(std::span{attention}.last(shown - opening));
-  std::ranges::nth_element(attention, attention.begin() + static_cast<std::ptrdiff_t>(shown),
-                           std::greater{});
+  shares.latest = sum(std::span{attention}.first(opening)) + sum(std::span{attention}.last(shown - opening));
+  std::ranges::nth_element(attention, attention.begin() + static_cast<std::ptrdiff_t>(shown), std::greater{});
   shares.best = sum(std::span{attention}.first(shown));
   return shares;
 }

@@ -35,15 +35,14 @@ namespace {
 using Json = nlohmann::json;
 
 enum class ReadAs : std::uint8_t {
-  nothing,          // the step has no query
-  kept,             // the rows kept after the step
-  before_and_new,   // the rows kept before the step, and the new rows
+  nothing,         // the step has no query
+  kept,            // the rows kept after the step
+  before_and_new,  // the rows kept before the step, and the new rows
   runs
 };
 
 std::uint8_t level_of(float share) {
-  return static_cast<std::uint8_t>(
-      std::lround(255.0F * std::sqrt(std::clamp(share, 0.0F, 1.0F))));
+  return static_cast<std::uint8_t>(std::lround(255.0F * std::sqrt(std::clamp(share, 0.0F, 1.0F))));
 }
 
 RowRuns with_new_rows(RowRuns runs, std::size_t first, std::size_t end) {
@@ -57,16 +56,14 @@ RowRuns with_new_rows(RowRuns runs, std::size_t first, std::size_t end) {
 }
 
 bool equal_runs(const RowRuns& one, const RowRuns& other) {
-  return std::ranges::equal(one, other, [](const RowRun& a, const RowRun& b) {
-    return a.first == b.first && a.rows == b.rows;
-  });
+  return std::ranges::equal(
+      one, other, [](const RowRun& a, const RowRun& b) { return a.first == b.first && a.rows == b.rows; });
 }
 
 class Encoder {
  public:
   /// Attention below `least_share` is omitted.
-  Encoder(const Recording& recording, float least_share)
-      : recording_{recording}, least_share_{least_share} {
+  Encoder(const Recording& recording, float least_share) : recording_{recording}, least_share_{least_share} {
     for (std::size_t head = 0; head < recording.heads.shape().kv_head_count(); ++head) {
       last_steps(head, &HeadStep::kept);
       if (always_exact(head)) {
@@ -227,8 +224,7 @@ std::string script_text(const Json& json) {
 }
 
 // Splits the page's frame at `mark`, which is dropped.
-std::pair<std::string_view, std::string_view> split_at(std::string_view text,
-                                                       std::string_view mark) {
+std::pair<std::string_view, std::string_view> split_at(std::string_view text, std::string_view mark) {
   const std::size_t at = text.find(mark);
   if (at == std::string_view::npos) {
     throw std::logic_error{"write_page: page.html lacks " + std::string{mark}};

@@ -86,8 +86,8 @@ class Recorder {
     step.bytes = own.bytes();
     std::vector<std::size_t> kept, exact;
     for (const Segment& segment : shown) {
-      const bool quantized = is_quantized(segment.keys.format.encoding) ||
-                             is_quantized(segment.values.format.encoding);
+      const bool quantized =
+          is_quantized(segment.keys.format.encoding) || is_quantized(segment.values.format.encoding);
       segment.for_each_run([&](const RowRun& run) {
         for (std::size_t row = run.first; row < run.first + run.rows; ++row) {
           kept.push_back(static_cast<std::size_t>(segment.position_of(row)));
@@ -105,8 +105,7 @@ class Recorder {
   std::vector<Step> steps_;
 };
 
-std::vector<std::string> texts_of(const reference::Tokenizer& tokenizer,
-                                  std::span<const int> tokens) {
+std::vector<std::string> texts_of(const reference::Tokenizer& tokenizer, std::span<const int> tokens) {
   reference::TextStream stream{tokenizer};
   std::vector<std::string> texts;
   for (const int token : tokens) texts.push_back(stream.next(token));
@@ -146,9 +145,8 @@ std::string Recording::new_text() const {
   return text;
 }
 
-Recording record(const TextModel& model, HeadPlan<bfloat16> plan,
-                 std::span<const int> prompt, const RecordSettings& settings,
-                 const RecordReport& report) {
+Recording record(const TextModel& model, HeadPlan<bfloat16> plan, std::span<const int> prompt,
+                 const RecordSettings& settings, const RecordReport& report) {
   require<ShapeError>(!prompt.empty(), "record: the prompt is empty, expected at least 1 token");
   require(settings.prompt_steps >= 1, "record: prompt_steps is 0, must be at least 1");
   const reference::LlamaConfig& config = model.config();

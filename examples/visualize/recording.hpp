@@ -38,7 +38,7 @@ struct HeadStep {
   RowRuns exact;                        ///< the rows of `kept` that are not quantised
   std::size_t bytes = 0;                ///< that the head holds, in whole pages
   RowRuns read;                         ///< by the step's query; none where there is no query
-  std::size_t bytes_read = 0;  ///< of these rows, without those that the call itself brought
+  std::size_t bytes_read = 0;           ///< of these rows, without those that the call itself brought
   std::vector<RowAttention> attention;  ///< for rows that got at least `least_attention`
 };
 
@@ -50,21 +50,21 @@ enum class StepKind : std::uint8_t {
 
 struct Step {
   StepKind kind = StepKind::prompt;
-  std::size_t tokens = 0;  ///< of the text after the step; the query belongs to the last of them
-  std::size_t bytes = 0;            ///< of the whole cache
-  std::size_t full_head_bytes = 0;  ///< what a head would hold that keeps every row exactly
-  std::vector<HeadStep> heads = {}; ///< [layers * kv_heads]
+  std::size_t tokens = 0;            ///< of the text after the step; the query belongs to the last of them
+  std::size_t bytes = 0;             ///< of the whole cache
+  std::size_t full_head_bytes = 0;   ///< what a head would hold that keeps every row exactly
+  std::vector<HeadStep> heads = {};  ///< [layers * kv_heads]
 };
 
 struct Recording {
-  std::string model = {};        ///< a readable name, as is the plan's
+  std::string model = {};  ///< a readable name, as is the plan's
   std::string plan = {};
-  HeadPlan<bfloat16> heads;       ///< the plan in use, with windows of the model's own
+  HeadPlan<bfloat16> heads;      ///< the plan in use, with windows of the model's own
   std::vector<int> tokens = {};  ///< the prompt and the model's continuation
   /// What each token adds to the text, whole characters; the last token of a character has it.
   std::vector<std::string> texts = {};
   std::size_t prompt_tokens = 0;
-  std::size_t piece = 0;         ///< prompt tokens read in one call
+  std::size_t piece = 0;  ///< prompt tokens read in one call
   float least_attention = 0;
   std::vector<Step> steps = {};
 
@@ -91,8 +91,7 @@ using RecordReport = std::function<void(std::size_t done, std::size_t total)>;
 /// new token.
 /// @throws ShapeError for no prompt or tokens outside the vocabulary, ConfigError if the plan does
 /// not fit the model, std::bad_alloc
-[[nodiscard]] Recording record(const TextModel& model, HeadPlan<bfloat16> plan,
-                               std::span<const int> prompt, const RecordSettings& settings,
-                               const RecordReport& report = {});
+[[nodiscard]] Recording record(const TextModel& model, HeadPlan<bfloat16> plan, std::span<const int> prompt,
+                               const RecordSettings& settings, const RecordReport& report = {});
 
 }  // namespace kvpolicy::tools

@@ -25,8 +25,8 @@ namespace kvpolicy::tools {
 /// The rows of one KV head that the last query of a call read.
 struct WatchedHead {
   RowRuns read;
-  std::size_t bytes_read = 0;  ///< of cached rows; the call's own rows are still in the caller's
-                               ///< memory
+  std::size_t bytes_read = 0;           ///< of cached rows; the call's own rows are still in the caller's
+                                        ///< memory
   std::vector<RowAttention> attention;  ///< by row, ascending
 };
 
@@ -69,8 +69,7 @@ class WatchingEngine {
       sums[head].resize(group * rows);
       views.emplace_back(sums[head]);
     }
-    inner_.observe(
-        LayerObservation{query, work.position(last), work.heads, views, work.options});
+    inner_.observe(LayerObservation{query, work.position(last), work.heads, views, work.options});
     watch_->heads.assign(sums.size(), {});
     for (std::size_t head = 0; head < sums.size(); ++head) {
       note(work, head, sums[head], watch_->heads[head]);

@@ -137,13 +137,13 @@ typedef struct kvp_tensor {
 } kvp_tensor;
 
 typedef struct kvp_attend_options {
-  size_t size;              /* sizeof(kvp_attend_options) */
-  float scale;              /* multiplies logits; 0: 1 / sqrt(head_dim) */
-  float softcap;            /* logit -> cap * tanh(logit / cap); 0: none */
+  size_t size;                      /* sizeof(kvp_attend_options) */
+  float scale;                      /* multiplies logits; 0: 1 / sqrt(head_dim) */
+  float softcap;                    /* logit -> cap * tanh(logit / cap); 0: none */
   const float* attention_sink_bias; /* [q_heads], learned logits without a value; null: none */
-  float* log_sum_exp;       /* [tokens, q_heads], written; null: not wanted */
-  int read_selected;        /* ChunkRetrieval heads read their selection; 0: every row */
-  int refresh_selection;    /* they choose a new selection: before a selected read, after any other */
+  float* log_sum_exp;               /* [tokens, q_heads], written; null: not wanted */
+  int read_selected;                /* ChunkRetrieval heads read their selection; 0: every row */
+  int refresh_selection;            /* they choose a new selection: before a selected read, after any other */
 } kvp_attend_options;
 
 /* Sets `size` to the given sizeof(kvp_attend_options) and all other members to 0. */
@@ -154,13 +154,11 @@ void kvp_attend_options_init(kvp_attend_options* options, size_t size);
  * kv_heads, value_dim], out [tokens, q_heads, value_dim]. Queries and keys must be rotated already; `out`
  * must not overlap the inputs. Null options are the defaults. */
 kvp_status kvp_cache_step(kvp_cache* cache, size_t layer, const kvp_tensor* q, const kvp_tensor* k,
-                          const kvp_tensor* v, const kvp_tensor* out,
-                          const kvp_attend_options* options);
+                          const kvp_tensor* v, const kvp_tensor* out, const kvp_attend_options* options);
 /* The two halves of a step, for engines that do other work between them. */
-kvp_status kvp_cache_append(kvp_cache* cache, size_t layer, const kvp_tensor* k,
-                            const kvp_tensor* v);
-kvp_status kvp_cache_attend(kvp_cache* cache, size_t layer, const kvp_tensor* q,
-                            const kvp_tensor* out, const kvp_attend_options* options);
+kvp_status kvp_cache_append(kvp_cache* cache, size_t layer, const kvp_tensor* k, const kvp_tensor* v);
+kvp_status kvp_cache_attend(kvp_cache* cache, size_t layer, const kvp_tensor* q, const kvp_tensor* out,
+                            const kvp_attend_options* options);
 
 /* Takes back all rows from text position `tokens` on. */
 kvp_status kvp_cache_truncate(kvp_cache* cache, size_t tokens);

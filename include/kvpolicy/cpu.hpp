@@ -5,6 +5,7 @@
 // every machine has.
 #pragma once
 
+#include <kvpolicy/cache/batch.hpp>
 #include <kvpolicy/cache/kv_cache.hpp>
 #include <kvpolicy/cpu/engine.hpp>
 #include <kvpolicy/cpu/huge_pages.hpp>
@@ -15,5 +16,9 @@ namespace kvpolicy::cpu {
 /// threads.
 template <Element E, class CpuEngine = Engine<>>
 using KvCache = kvpolicy::KvCache<E, CpuEngine>;
+
+/// Many such caches in one call, with one parallel region a layer.
+template <Element E, class CpuEngine = Engine<>>
+using Batch = kvpolicy::Batch<E, CpuEngine>;
 
 }  // namespace kvpolicy::cpu

@@ -53,8 +53,7 @@ inline void check_sparsity(double sparsity, std::string_view what) {
 /// @throws ConfigError if `kinds` does not fit the shape, or a setting does not work.
 template <Element E>
 [[nodiscard]] HeadPlan<E> plan_of_kinds(const ModelShape& shape, const HeadKinds& kinds,
-                                        const HeadSettings<E>& retrieval,
-                                        const HeadSettings<E>& streaming) {
+                                        const HeadSettings<E>& retrieval, const HeadSettings<E>& streaming) {
   HeadPlan<E> plan{shape, streaming};
   detail::require_fits(kinds, shape, "plan_of_kinds");
   for (std::size_t layer = 0; layer < shape.layers; ++layer) {
@@ -70,28 +69,27 @@ template <Element E>
 /// from 0 to 1, or `recent` is 0.
 template <Element E = float>
 [[nodiscard]] HeadPlan<E> duo_plan(const ModelShape& shape, const HeadGates& gates,
-    const DuoConfig& config = {}) {
+                                   const DuoConfig& config = {}) {
   using Dense = DenseStorage<E>;
   detail::require_fits(gates, shape, "duo_plan");
   detail::check_sparsity(config.sparsity, "duo_plan");
-  return plan_of_kinds<E>(
-      shape, head_kinds(gates, config.sparsity, config.gate_cut), typename FullCache<Dense>::Config{},
-      typename SinkRecentCache<Dense>::Config{
-          .sinks = config.sinks, .recent = config.recent, .mask = config.mask});
+  return plan_of_kinds<E>(shape, head_kinds(gates, config.sparsity, config.gate_cut),
+                          typename FullCache<Dense>::Config{},
+                          typename SinkRecentCache<Dense>::Config{
+                              .sinks = config.sinks, .recent = config.recent, .mask = config.mask});
 }
 
 /// Like `duo_plan`, with quantised retrieval heads: keys and values per token.
 template <Element E = float>
-[[nodiscard]] HeadPlan<E> quantized_duo_plan(
-    const ModelShape& shape, const HeadGates& gates, const DuoConfig& config = {},
-    const ResidualConfig& quantized = {}) {
+[[nodiscard]] HeadPlan<E> quantized_duo_plan(const ModelShape& shape, const HeadGates& gates,
+                                             const DuoConfig& config = {},
+                                             const ResidualConfig& quantized = {}) {
   detail::require_fits(gates, shape, "quantized_duo_plan");
   detail::check_sparsity(config.sparsity, "quantized_duo_plan");
-  return plan_of_kinds<E>(
-      shape, head_kinds(gates, config.sparsity, config.gate_cut),
-      typename QuantizedResidualCache<E>::Config{.storage = quantized},
-      typename SinkRecentCache<DenseStorage<E>>::Config{
-          .sinks = config.sinks, .recent = config.recent, .mask = config.mask});
+  return plan_of_kinds<E>(shape, head_kinds(gates, config.sparsity, config.gate_cut),
+                          typename QuantizedResidualCache<E>::Config{.storage = quantized},
+                          typename SinkRecentCache<DenseStorage<E>>::Config{
+                              .sinks = config.sinks, .recent = config.recent, .mask = config.mask});
 }
 
 }  // namespace kvpolicy

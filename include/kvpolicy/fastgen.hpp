@@ -60,8 +60,8 @@ template <class Cache>
             "kept_queries must be at least 1");
     for (std::size_t head = 0; head < same.kv_heads; ++head) {
       const std::size_t rows = sums[head].size() / same.queries_per_kv();
-      require(rows == cache.tokens(layer), "profile_attention: KV head ", head, " of layer ", layer,
-              " has ", rows, " rows of ", cache.tokens(layer), ", must keep all");
+      require(rows == cache.tokens(layer), "profile_attention: KV head ", head, " of layer ", layer, " has ",
+              rows, " rows of ", cache.tokens(layer), ", must keep all");
       profile.sums(layer, head) = std::move(sums[head]);
     }
   }
@@ -79,18 +79,17 @@ using FastGenChoices = HeadTable<FastGenChoice>;  ///< [layers, kv_heads]
 
 /// Settings of `fastgen_plan`: how much attention a choice must keep, and what each choice keeps.
 struct FastGenConfig {
-  double recovery = 0.95;       ///< Share of each query head's attention that the kept rows must have.
-  double local_share = 0.3;     ///< Latest rows, as a share of the prompt's rows.
-  double frequent_share = 0.3;  ///< Most attended rows, as a share of the prompt's rows.
-  std::size_t sinks = 4;        ///< First rows that `locality` keeps besides.
-  std::size_t observation_window = 8;       ///< Latest rows, always kept; their queries rank the rows.
-  std::size_t compress_every = 0;  ///< Rows decoded between compressions; 0: only on request.
+  double recovery = 0.95;              ///< Share of each query head's attention that the kept rows must have.
+  double local_share = 0.3;            ///< Latest rows, as a share of the prompt's rows.
+  double frequent_share = 0.3;         ///< Most attended rows, as a share of the prompt's rows.
+  std::size_t sinks = 4;               ///< First rows that `locality` keeps besides.
+  std::size_t observation_window = 8;  ///< Latest rows, always kept; their queries rank the rows.
+  std::size_t compress_every = 0;      ///< Rows decoded between compressions; 0: only on request.
 
   /// @throws ConfigError
   void validate() const {
     // Written so that NaN fails.
-    require(recovery >= 0.0 && recovery <= 1.0, "FastGenConfig: recovery is ", recovery,
-            ", must be 0 to 1");
+    require(recovery >= 0.0 && recovery <= 1.0, "FastGenConfig: recovery is ", recovery, ", must be 0 to 1");
     require(local_share > 0.0 && local_share <= 1.0, "FastGenConfig: local_share is ", local_share,
             ", must be more than 0 and at most 1");
     require(frequent_share > 0.0 && frequent_share <= 1.0, "FastGenConfig: frequent_share is ",
@@ -117,8 +116,7 @@ struct FastGenConfig {
 namespace detail {
 
 // The rows that a choice would keep, given the attention `sums` [group, rows].
-[[nodiscard]] inline std::vector<std::size_t> kept_rows(FastGenChoice choice,
-                                                        std::span<const float> sums,
+[[nodiscard]] inline std::vector<std::size_t> kept_rows(FastGenChoice choice, std::span<const float> sums,
                                                         std::size_t group, std::size_t queries,
                                                         const FastGenConfig& config) {
   const std::size_t rows = sums.size() / group;
@@ -158,8 +156,7 @@ namespace detail {
 /// For each KV head the choice with the fewest rows that recovers enough attention; of equally many rows
 /// the cheaper policy. @throws ConfigError for settings that do not work, or a profile that does not fit
 /// the shape, has no queries or rows, or has a sum that is negative or not finite.
-[[nodiscard]] inline FastGenChoices fastgen_choices(const ModelShape& shape,
-                                                    const AttentionProfile& profile,
+[[nodiscard]] inline FastGenChoices fastgen_choices(const ModelShape& shape, const AttentionProfile& profile,
                                                     const FastGenConfig& config = {}) {
   shape.validate();
   config.validate();
@@ -171,11 +168,11 @@ namespace detail {
     const std::span<const float> sums{profile.sums.values()[i]};
     const auto fits = [](float share) { return share >= 0.0F && std::isfinite(share); };
     require(!sums.empty() && sums.size() % group == 0 && std::ranges::all_of(sums, fits),
-            "fastgen_choices: the profile of layer ", i / choices.heads(), ", KV head ",
-            i % choices.heads(), " must be [", group, ", rows] of numbers that are 0 or more");
+            "fastgen_choices: the profile of layer ", i / choices.heads(), ", KV head ", i % choices.heads(),
+            " must be [", group, ", rows] of numbers that are 0 or more");
     std::size_t fewest = sums.size() / group;
-    for (const auto choice : {FastGenChoice::locality, FastGenChoice::frequency,
-                              FastGenChoice::locality_and_frequency}) {
+    for (const auto choice :
+         {FastGenChoice::locality, FastGenChoice::frequency, FastGenChoice::locality_and_frequency}) {
       const auto kept = detail::kept_rows(choice, sums, group, profile.queries, config);
       if (kept.size() >= fewest) continue;
       if (!detail::recovers(kept, sums, group, config.recovery)) continue;
@@ -189,9 +186,8 @@ namespace detail {
 /// The plan for a fork of the profiled cache (`KvCache::fork_as`). Call `compress()` on the fork.
 /// @throws ConfigError like `fastgen_choices`.
 template <Element E = float>
-[[nodiscard]] HeadPlan<E> fastgen_plan(const ModelShape& shape,
-                                                    const AttentionProfile& profile,
-                                                    const FastGenConfig& config = {}) {
+[[nodiscard]] HeadPlan<E> fastgen_plan(const ModelShape& shape, const AttentionProfile& profile,
+                                       const FastGenConfig& config = {}) {
   using Dense = DenseStorage<E>;
   const FastGenChoices choices = fastgen_choices(shape, profile, config);
   HeadPlan<E> plan{shape, typename FullCache<Dense>::Config{}};
@@ -201,13 +197,15 @@ template <Element E = float>
       const std::size_t rows = profile.sums(layer, head).size() / shape.layer(0).queries_per_kv();
       if (choice == FastGenChoice::full) continue;
       if (choice == FastGenChoice::locality) {
-        plan.set(layer, head, typename SinkRecentCache<Dense>::Config{
-                                  .sinks = config.sinks, .recent = config.recent(rows)});
+        plan.set(
+            layer, head,
+            typename SinkRecentCache<Dense>::Config{.sinks = config.sinks, .recent = config.recent(rows)});
       } else {
-        plan.set(layer, head, typename HeadBudgetCache<Dense>::Config{
-                                  .budget = config.ranked(choice, rows) - config.observation_window,
-                                  .compress_every = config.compress_every,
-                                  .scorer = config.scorer()});
+        plan.set(layer, head,
+                 typename HeadBudgetCache<Dense>::Config{
+                     .budget = config.ranked(choice, rows) - config.observation_window,
+                     .compress_every = config.compress_every,
+                     .scorer = config.scorer()});
       }
     }
   }

@@ -21,8 +21,8 @@
 
 #include <kvpolicy/cache/kv_cache.hpp>
 #include <kvpolicy/plan/head_plan.hpp>
-#include <kvpolicy/plan/require_fits.hpp>
 #include <kvpolicy/plan/headkv_budgets.hpp>
+#include <kvpolicy/plan/require_fits.hpp>
 #include <kvpolicy/policy/head_budget_cache.hpp>
 #include <kvpolicy/storage/residual_storage.hpp>
 
@@ -32,10 +32,10 @@ namespace kvpolicy {
 /// ranks its rows. A *capacity* includes the observation window, a *budget* (HeadBudgets, HeadBudgetCache)
 /// does not.
 struct HeadKvConfig {
-  std::size_t capacity = 128;  ///< Rows per KV head on average, observation window included.
-  std::size_t observation_window = 8;      ///< Latest rows, whose queries rank the rows.
-  double beta = 1.005;         ///< 1 / beta of the rows are divided by score.
-  double score_power = 1.0;    ///< Scores are raised to this power first.
+  std::size_t capacity = 128;          ///< Rows per KV head on average, observation window included.
+  std::size_t observation_window = 8;  ///< Latest rows, whose queries rank the rows.
+  double beta = 1.005;                 ///< 1 / beta of the rows are divided by score.
+  double score_power = 1.0;            ///< Scores are raised to this power first.
   Pooling pooling = Pooling::max;
   std::size_t kernel = 7;          ///< Neighbouring rows that are pooled; odd.
   std::size_t compress_every = 0;  ///< Rows decoded between compressions; 0: only on request.
@@ -44,7 +44,9 @@ struct HeadKvConfig {
   bool keep_short_prompts = true;
 
   [[nodiscard]] std::size_t compress_from() const { return keep_short_prompts ? capacity : 0; }
-  [[nodiscard]] HeadKvBudgetConfig budgets() const { return {capacity, observation_window, beta, score_power}; }
+  [[nodiscard]] HeadKvBudgetConfig budgets() const {
+    return {capacity, observation_window, beta, score_power};
+  }
   [[nodiscard]] SnapKvScorer::Config scorer() const { return {observation_window, pooling, kernel}; }
 };
 
@@ -70,11 +72,10 @@ template <Element E, PolicyConfig Config>
 /// or a setting does not work.
 template <Element E = float>
 [[nodiscard]] HeadPlan<E> headkv_plan(const ModelShape& shape, const HeadScores& scores,
-    const HeadKvConfig& config = {}) {
+                                      const HeadKvConfig& config = {}) {
   using Budget = HeadBudgetCache<DenseStorage<E>>;
   return plan_of_budgets<E>(
-      shape,
-      headkv_budgets(detail::checked_scores(scores, shape), shape.layer(0).kv_heads, config.budgets()),
+      shape, headkv_budgets(detail::checked_scores(scores, shape), shape.layer(0).kv_heads, config.budgets()),
       typename Budget::Config{.compress_from = config.compress_from(),
                               .compress_every = config.compress_every,
                               .scorer = config.scorer()});
@@ -82,13 +83,12 @@ template <Element E = float>
 
 /// Like `headkv_plan`, with quantised survivors: keys and values per token.
 template <Element E = float>
-[[nodiscard]] HeadPlan<E> quantized_headkv_plan(
-    const ModelShape& shape, const HeadScores& scores, const HeadKvConfig& config = {},
-    const ResidualConfig& quantized = {.residual = 0}) {
+[[nodiscard]] HeadPlan<E> quantized_headkv_plan(const ModelShape& shape, const HeadScores& scores,
+                                                const HeadKvConfig& config = {},
+                                                const ResidualConfig& quantized = {.residual = 0}) {
   using Budget = HeadBudgetCache<ResidualStorage<E, Granularity::per_token>>;
   return plan_of_budgets<E>(
-      shape,
-      headkv_budgets(detail::checked_scores(scores, shape), shape.layer(0).kv_heads, config.budgets()),
+      shape, headkv_budgets(detail::checked_scores(scores, shape), shape.layer(0).kv_heads, config.budgets()),
       typename Budget::Config{.compress_from = config.compress_from(),
                               .compress_every = config.compress_every,
                               .scorer = config.scorer(),

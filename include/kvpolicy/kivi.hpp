@@ -22,8 +22,8 @@ namespace kvpolicy {
 
 /// Settings of `kivi_plan`; the defaults are the paper's 2-bit cache.
 struct KiviConfig {
-  std::size_t bits = 2;    ///< 2 or 4 in the paper; 8 works too.
-  std::size_t group = 32;  ///< Rows of a key channel, and channels of a value row, that share a scale.
+  std::size_t bits = 2;        ///< 2 or 4 in the paper; 8 works too.
+  std::size_t group = 32;      ///< Rows of a key channel, and channels of a value row, that share a scale.
   std::size_t residual = 128;  ///< A multiple of `group`.
   Flush flush = Flush::kivi;
 };
@@ -31,14 +31,13 @@ struct KiviConfig {
 /// The plan that quantises every head with the same settings.
 /// @throws ConfigError if the bits, the group or the residual do not work for the shape.
 template <Element E = float>
-[[nodiscard]] HeadPlan<E> kivi_plan(const ModelShape& shape,
-    const KiviConfig& config = {}) {
+[[nodiscard]] HeadPlan<E> kivi_plan(const ModelShape& shape, const KiviConfig& config = {}) {
   using Policy = QuantizedResidualCache<E, Granularity::per_channel>;
   return HeadPlan<E>{shape, typename Policy::Config{.storage = {.bits = config.bits,
-                                                                          .key_group = config.group,
-                                                                          .value_group = config.group,
-                                                                          .residual = config.residual,
-                                                                          .flush = config.flush}}};
+                                                                .key_group = config.group,
+                                                                .value_group = config.group,
+                                                                .residual = config.residual,
+                                                                .flush = config.flush}}};
 }
 
 }  // namespace kvpolicy

@@ -3,16 +3,17 @@
 // Includes all headers that need only the standard library.
 #pragma once
 
+#include <kvpolicy/cache/batch.hpp>
 #include <kvpolicy/cache/kv_cache.hpp>
 #include <kvpolicy/cache/saved_cache.hpp>
 #include <kvpolicy/duo.hpp>
 #include <kvpolicy/fastgen.hpp>
 #include <kvpolicy/headkv.hpp>
 #include <kvpolicy/kivi.hpp>
-#include <kvpolicy/plan/shipped_policies.hpp>
 #include <kvpolicy/plan/reorder.hpp>
 #include <kvpolicy/plan/search.hpp>
 #include <kvpolicy/plan/search_menu.hpp>
+#include <kvpolicy/plan/shipped_policies.hpp>
 #include <kvpolicy/pyramidkv.hpp>
 #include <kvpolicy/razor_attention.hpp>
 #include <kvpolicy/storage/engine_page_storage.hpp>

@@ -23,10 +23,10 @@ namespace kvpolicy {
 /// Settings of `pyramidkv_plan`: how many rows there are, how they are divided among layers, and how a head
 /// ranks its rows.
 struct PyramidKvConfig {
-  std::size_t capacity = 128;  ///< Rows per head on average, observation window included.
-  std::size_t observation_window = 8;      ///< Latest rows, whose queries rank the rows.
-  double beta = 20.0;          ///< The last layer keeps 1 / beta of the average budget.
-  std::size_t tokens = 0;      ///< Tokens of the prompt; 0: unknown (plan/pyramid_budgets.hpp).
+  std::size_t capacity = 128;          ///< Rows per head on average, observation window included.
+  std::size_t observation_window = 8;  ///< Latest rows, whose queries rank the rows.
+  double beta = 20.0;                  ///< The last layer keeps 1 / beta of the average budget.
+  std::size_t tokens = 0;              ///< Tokens of the prompt; 0: unknown (plan/pyramid_budgets.hpp).
   Pooling pooling = Pooling::max;
   std::size_t kernel = 7;
   std::size_t compress_every = 0;  ///< Rows decoded between compressions; 0: only on request.
@@ -42,14 +42,12 @@ struct PyramidKvConfig {
 /// The plan whose budgets fall from layer to layer.
 /// @throws ConfigError if a setting does not work.
 template <Element E = float>
-[[nodiscard]] HeadPlan<E> pyramidkv_plan(const ModelShape& shape,
-    const PyramidKvConfig& config = {}) {
+[[nodiscard]] HeadPlan<E> pyramidkv_plan(const ModelShape& shape, const PyramidKvConfig& config = {}) {
   using Budget = HeadBudgetCache<DenseStorage<E>>;
-  return plan_of_budgets<E>(
-      shape, pyramid_budgets(shape, config.budgets()),
-      typename Budget::Config{.compress_from = config.compress_from(),
-                              .compress_every = config.compress_every,
-                              .scorer = config.scorer()});
+  return plan_of_budgets<E>(shape, pyramid_budgets(shape, config.budgets()),
+                            typename Budget::Config{.compress_from = config.compress_from(),
+                                                    .compress_every = config.compress_every,
+                                                    .scorer = config.scorer()});
 }
 
 }  // namespace kvpolicy

@@ -37,12 +37,11 @@ struct RazorAttentionConfig {
 
   void validate() const {
     // Written so that NaN fails.
-    require(echo_share >= 0.0 && echo_share <= 1.0, "RazorAttentionConfig: echo_share is ",
-            echo_share, ", must be 0 to 1");
-    require(induction_share >= 0.0 && induction_share <= 1.0,
-            "RazorAttentionConfig: induction_share is ", induction_share, ", must be 0 to 1");
-    require(compression >= 1.0, "RazorAttentionConfig: compression is ", compression,
-            ", must be at least 1");
+    require(echo_share >= 0.0 && echo_share <= 1.0, "RazorAttentionConfig: echo_share is ", echo_share,
+            ", must be 0 to 1");
+    require(induction_share >= 0.0 && induction_share <= 1.0, "RazorAttentionConfig: induction_share is ",
+            induction_share, ", must be 0 to 1");
+    require(compression >= 1.0, "RazorAttentionConfig: compression is ", compression, ", must be at least 1");
   }
   /// The latest rows that the other heads keep: max(S0, L / C), rounded up.
   [[nodiscard]] std::size_t recent() const {
@@ -54,8 +53,7 @@ struct RazorAttentionConfig {
 /// The kind of each KV head [layers, kv_heads]. If a cut falls into a tie, the heads taken are spread
 /// evenly over the layers (plan/highest.hpp). @throws ConfigError unless both tables of scores [layers,
 /// q_heads] fit the shape and are finite and not negative.
-[[nodiscard]] inline HeadKinds razor_attention_kinds(const ModelShape& shape,
-                                                     const HeadScores& echo,
+[[nodiscard]] inline HeadKinds razor_attention_kinds(const ModelShape& shape, const HeadScores& echo,
                                                      const HeadScores& induction,
                                                      const RazorAttentionConfig& config = {}) {
   config.validate();
@@ -69,8 +67,8 @@ struct RazorAttentionConfig {
       own = std::max(own, scores.values()[i]);
     }
     // The factor removes rounding errors just above a whole number: 0.14 * 50 gives 7.000000000000001.
-    const auto count = static_cast<std::size_t>(
-        std::ceil(share * static_cast<double>(best.size()) * (1.0 - 1e-12)));
+    const auto count =
+        static_cast<std::size_t>(std::ceil(share * static_cast<double>(best.size()) * (1.0 - 1e-12)));
     for (const std::size_t head : highest(best, count).indices) {
       kinds.values()[head] = HeadKind::retrieval;
     }
@@ -83,15 +81,14 @@ struct RazorAttentionConfig {
 /// The plan that follows from echo and induction scores.
 /// @throws ConfigError like `razor_attention_kinds`, or if the other heads would keep no latest rows.
 template <Element E = float>
-[[nodiscard]] HeadPlan<E> razor_attention_plan(
-    const ModelShape& shape, const HeadScores& echo, const HeadScores& induction,
-    const RazorAttentionConfig& config = {}) {
+[[nodiscard]] HeadPlan<E> razor_attention_plan(const ModelShape& shape, const HeadScores& echo,
+                                               const HeadScores& induction,
+                                               const RazorAttentionConfig& config = {}) {
   using Dense = DenseStorage<E>;
-  return plan_of_kinds<E>(
-      shape, razor_attention_kinds(shape, echo, induction, config),
-      typename FullCache<Dense>::Config{},
-      typename SinkRecentCache<Dense>::Config{
-          .sinks = config.sinks, .recent = config.recent(), .mask = config.mask});
+  return plan_of_kinds<E>(shape, razor_attention_kinds(shape, echo, induction, config),
+                          typename FullCache<Dense>::Config{},
+                          typename SinkRecentCache<Dense>::Config{
+                              .sinks = config.sinks, .recent = config.recent(), .mask = config.mask});
 }
 
 }  // namespace kvpolicy

@@ -36,14 +36,12 @@ struct StreamingLlmConfig {
 /// A plan that serves texts of any length in fixed memory.
 /// @throws ConfigError if `recent` is 0, or a setting does not work.
 template <Element E = float>
-[[nodiscard]] HeadPlan<E> streaming_llm_plan(
-    const ModelShape& shape, const StreamingLlmConfig& config = {}) {
+[[nodiscard]] HeadPlan<E> streaming_llm_plan(const ModelShape& shape, const StreamingLlmConfig& config = {}) {
   using Policy = SinkRecentCache<DenseStorage<E>>;
-  return HeadPlan<E>{
-      shape, typename Policy::Config{.sinks = config.sinks,
-                                     .recent = config.recent,
-                                     .mask = config.mask,
-                                     .rotary_in_cache = config.rotary_in_cache}};
+  return HeadPlan<E>{shape, typename Policy::Config{.sinks = config.sinks,
+                                                    .recent = config.recent,
+                                                    .mask = config.mask,
+                                                    .rotary_in_cache = config.rotary_in_cache}};
 }
 
 }  // namespace kvpolicy

@@ -51,30 +51,26 @@ struct TriForceDraftConfig {
 /// The plan of the target, whose middle level reads selected chunks.
 /// @throws ConfigError if chunk and budget do not fit each other
 template <Element E = float>
-[[nodiscard]] HeadPlan<E> triforce_plan(const ModelShape& shape,
-    const TriForceConfig& config = {}) {
+[[nodiscard]] HeadPlan<E> triforce_plan(const ModelShape& shape, const TriForceConfig& config = {}) {
   using Policy = ChunkRetrievalCache<DenseStorage<E>>;
-  return HeadPlan<E>{
-      shape, typename Policy::Config{.chunk = config.chunk, .budget = config.budget}};
+  return HeadPlan<E>{shape, typename Policy::Config{.chunk = config.chunk, .budget = config.budget}};
 }
 /// Like `triforce_plan`, over quantised rows.
 /// @throws ConfigError also if a chunk is no multiple of the rows that share a scale
 template <Element E = float>
-[[nodiscard]] HeadPlan<E> quantized_triforce_plan(
-    const ModelShape& shape, const TriForceConfig& config = {}, const ResidualConfig& quantized = {}) {
+[[nodiscard]] HeadPlan<E> quantized_triforce_plan(const ModelShape& shape, const TriForceConfig& config = {},
+                                                  const ResidualConfig& quantized = {}) {
   using Policy = ChunkRetrievalCache<ResidualStorage<E>>;
   return HeadPlan<E>{
-      shape, typename Policy::Config{
-                 .chunk = config.chunk, .budget = config.budget, .storage = quantized}};
+      shape, typename Policy::Config{.chunk = config.chunk, .budget = config.budget, .storage = quantized}};
 }
 /// The plan of the small model, which keeps the first and the latest rows of a text.
 /// @throws ConfigError if `recent` is 0
 template <Element E = float>
-[[nodiscard]] HeadPlan<E> triforce_draft_plan(
-    const ModelShape& shape, const TriForceDraftConfig& config = {}) {
+[[nodiscard]] HeadPlan<E> triforce_draft_plan(const ModelShape& shape,
+                                              const TriForceDraftConfig& config = {}) {
   using Policy = SinkRecentCache<DenseStorage<E>>;
-  return HeadPlan<E>{
-      shape, typename Policy::Config{.sinks = config.sinks, .recent = config.recent}};
+  return HeadPlan<E>{shape, typename Policy::Config{.sinks = config.sinks, .recent = config.recent}};
 }
 
 /// Joins the three levels to a decoder. All arguments except the options must outlive it. If `options`

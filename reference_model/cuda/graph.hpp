@@ -38,8 +38,7 @@ class Graph {
   Graph(cudaStream_t stream, Work work) {
     require(stream != nullptr && stream != cudaStreamLegacy && stream != cudaStreamPerThread,
             "Graph: the default stream cannot be captured; make one with cudaStreamCreate");
-    cuda::check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal),
-                "cudaStreamBeginCapture");
+    cuda::check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
     cudaGraph_t recorded = nullptr;
     try {
       work();

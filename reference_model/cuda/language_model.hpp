@@ -44,12 +44,12 @@ class CudaLlamaReader {
       model_->set_tokens(call.tokens, call.positions(cache.tokens()), stream);
     }
     const DeviceAttendFn whole = attend_over(*model_, cache, call.attend);
-    const DeviceAttendFn halves =
-        [&](std::size_t layer, TensorView<const bfloat16> q, TensorView<const bfloat16> k,
-            TensorView<const bfloat16> v, TensorView<bfloat16> out, cudaStream_t s) {
-          cache.append(layer, k, v, call.attend, s);
-          cache.attend(layer, q, out, call.attend, s);
-        };
+    const DeviceAttendFn halves = [&](std::size_t layer, TensorView<const bfloat16> q,
+                                      TensorView<const bfloat16> k, TensorView<const bfloat16> v,
+                                      TensorView<bfloat16> out, cudaStream_t s) {
+      cache.append(layer, k, v, call.attend, s);
+      cache.attend(layer, q, out, call.attend, s);
+    };
     model_->forward(rows, apart ? halves : whole, call.logits, stream);
     if (call.logits == LogitsOf::none) return {};
     return model_->download_logits(stream);

@@ -28,11 +28,9 @@ using cuda::launch;
 // long chunk.
 constexpr std::size_t most_mlp_rows = 4096;
 
-cuda::DeviceBuffer upload(std::span<const float> numbers, cuda::MemoryResource* memory,
-                   cudaStream_t stream) {
+cuda::DeviceBuffer upload(std::span<const float> numbers, cuda::MemoryResource* memory, cudaStream_t stream) {
   cuda::DeviceBuffer block = allocate(memory, numbers.size_bytes(), stream);
-  check(cudaMemcpyAsync(block.get(), numbers.data(), numbers.size_bytes(), cudaMemcpyHostToDevice,
-                        stream),
+  check(cudaMemcpyAsync(block.get(), numbers.data(), numbers.size_bytes(), cudaMemcpyHostToDevice, stream),
         "cudaMemcpyAsync");
   return block;
 }
@@ -47,7 +45,8 @@ void check_config(const LlamaConfig& config) {
   config.validate();
   require(config.head_dim % 8 == 0, "CudaLlama: head_dim is ", config.head_dim,
           ", must be a multiple of 8: attention reads rows in steps of 16 bytes");
-  require(!config.qk_norm, "CudaLlama: norms of queries and keys (Qwen3) are not supported on a GPU: "
+  require(!config.qk_norm,
+          "CudaLlama: norms of queries and keys (Qwen3) are not supported on a GPU: "
           "run this model on the CPU");
   require(config.intermediate % 2 == 0, "CudaLlama: the MLP is ", config.intermediate,
           " wide, must be an even number");
@@ -57,13 +56,11 @@ void check_config(const LlamaConfig& config) {
 
 // ---- weights ---------------------------------------------------------------------------------
 
-CudaLlama::CudaLlama(const LlamaConfig& config, const CudaLlamaOptions& options,
-                     cudaStream_t stream)
+CudaLlama::CudaLlama(const LlamaConfig& config, const CudaLlamaOptions& options, cudaStream_t stream)
     : config_{(check_config(config), config)},
       options_{(static_cast<void>(cuda::Device::current()), options)},
       matmul_{options.memory, stream} {
-  inverse_frequencies_ =
-      upload(inverse_frequencies(config.rotary, config.head_dim), options.memory, stream);
+  inverse_frequencies_ = upload(inverse_frequencies(config.rotary, config.head_dim), options.memory, stream);
   const std::size_t bytes = sizeof(Progress) + most_choices * sizeof(int);
   progress_ = allocate(options.memory, bytes, stream);
   check(cudaMemsetAsync(progress_.get(), 0, bytes, stream), "cudaMemsetAsync");
@@ -72,33 +69,30 @@ CudaLlama::CudaLlama(const LlamaConfig& config, const CudaLlamaOptions& options,
 CudaLlama::CudaLlama(const Llama& model, const CudaLlamaOptions& options, cudaStream_t stream)
     : CudaLlama{model.config(), options, stream} {
   const LlamaWeights& weights = model.weights();
-  const auto linear = [&](std::initializer_list<const Linear*> parts, Output output,
-                          WeightFormat format) {
+  const auto linear = [&](std::initializer_list<const Linear*> parts, Output output, WeightFormat format) {
     return DeviceLinear{parts, output, format, options.memory, stream};
   };
   constexpr auto exact = WeightFormat::bfloat16;
   embedding_ = linear({&weights.embedding}, Output::float32, exact);
   for (const LlamaLayer& layer : weights.layers) {
-    layers_.push_back(
-        {.attention_norm = upload(layer.attention_norm, options.memory, stream),
-         .qkv = linear({&layer.q, &layer.k, &layer.v}, Output::bfloat16, options.weights),
-         .o = linear({&layer.o}, Output::added_float32, options.weights),
-         .mlp_norm = upload(layer.mlp_norm, options.memory, stream),
-         .gate_up = linear({&layer.gate, &layer.up}, Output::bfloat16, options.weights),
-         .down = linear({&layer.down}, Output::added_float32, options.weights)});
+    layers_.push_back({.attention_norm = upload(layer.attention_norm, options.memory, stream),
+                       .qkv = linear({&layer.q, &layer.k, &layer.v}, Output::bfloat16, options.weights),
+                       .o = linear({&layer.o}, Output::added_float32, options.weights),
+                       .mlp_norm = upload(layer.mlp_norm, options.memory, stream),
+                       .gate_up = linear({&layer.gate, &layer.up}, Output::bfloat16, options.weights),
+                       .down = linear({&layer.down}, Output::added_float32, options.weights)});
   }
   norm_ = upload(weights.norm, options.memory, stream);
   head_ = config_.tied_embeddings ? embedding_ : linear({&weights.head}, Output::float32, exact);
   count_weights();
 }
 
-CudaLlama CudaLlama::random(const LlamaConfig& config, const CudaLlamaOptions& options,
-                            std::uint64_t seed, cudaStream_t stream) {
+CudaLlama CudaLlama::random(const LlamaConfig& config, const CudaLlamaOptions& options, std::uint64_t seed,
+                            cudaStream_t stream) {
   CudaLlama model{config, options, stream};
   const std::size_t hidden = config.hidden;
   const std::vector<float> ones(hidden, 1.0F);
-  const auto linear = [&](std::size_t inputs, std::size_t outputs, Output output,
-                          WeightFormat format) {
+  const auto linear = [&](std::size_t inputs, std::size_t outputs, Output output, WeightFormat format) {
     return DeviceLinear::random(inputs, outputs, output, format, seed++, options.memory, stream);
   };
   constexpr auto exact = WeightFormat::bfloat16;
@@ -107,15 +101,14 @@ CudaLlama CudaLlama::random(const LlamaConfig& config, const CudaLlamaOptions& o
     model.layers_.push_back(
         {.attention_norm = upload(ones, options.memory, stream),
          .qkv = linear(hidden, model.qkv_width(), Output::bfloat16, options.weights),
-         .o = linear(config.q_heads * config.head_dim, hidden, Output::added_float32,
-                     options.weights),
+         .o = linear(config.q_heads * config.head_dim, hidden, Output::added_float32, options.weights),
          .mlp_norm = upload(ones, options.memory, stream),
          .gate_up = linear(hidden, 2 * config.intermediate, Output::bfloat16, options.weights),
          .down = linear(config.intermediate, hidden, Output::added_float32, options.weights)});
   }
   model.norm_ = upload(ones, options.memory, stream);
-  model.head_ = config.tied_embeddings ? model.embedding_
-                                       : linear(hidden, config.vocabulary, Output::float32, exact);
+  model.head_ =
+      config.tied_embeddings ? model.embedding_ : linear(hidden, config.vocabulary, Output::float32, exact);
   model.count_weights();
   return model;
 }
@@ -133,8 +126,7 @@ void CudaLlama::count_weights() {
 
 std::size_t CudaLlama::activation_bytes() const { return room_.bytes + matmul_.bytes(); }
 
-CudaLlama::Room CudaLlama::lay_out(std::size_t rows, std::size_t logit_rows,
-                                   std::byte* start) const {
+CudaLlama::Room CudaLlama::lay_out(std::size_t rows, std::size_t logit_rows, std::byte* start) const {
   Room room{.rows = rows, .mlp_rows = std::min(rows, most_mlp_rows), .logit_rows = logit_rows};
   const auto assign = [&]<class T>(T*& at, std::size_t count) {
     constexpr std::size_t alignment = 256;  // alignment that the algorithms of products are chosen
@@ -178,8 +170,7 @@ void CudaLlama::reserve(std::size_t rows, std::size_t logit_rows, cudaStream_t s
   count_offsets(stream);
 }
 
-void CudaLlama::set_tokens(std::span<const int> tokens, std::size_t first_position,
-                           cudaStream_t stream) {
+void CudaLlama::set_tokens(std::span<const int> tokens, std::size_t first_position, cudaStream_t stream) {
   put_tokens(tokens, first_position, stream);
   if (!branched_) return;
   count_offsets(stream);
@@ -188,8 +179,8 @@ void CudaLlama::set_tokens(std::span<const int> tokens, std::size_t first_positi
 
 void CudaLlama::set_tokens(std::span<const int> tokens, std::span<const std::size_t> positions,
                            cudaStream_t stream) {
-  require<ShapeError>(positions.size() == tokens.size(), "CudaLlama: ", positions.size(),
-                      " positions for ", tokens.size(), " tokens, must be as many");
+  require<ShapeError>(positions.size() == tokens.size(), "CudaLlama: ", positions.size(), " positions for ",
+                      tokens.size(), " tokens, must be as many");
   put_tokens(tokens, positions.empty() ? 0 : std::ranges::max(positions), stream);
   std::vector<int> offsets(positions.size());
   for (std::size_t row = 0; row < positions.size(); ++row) {
@@ -208,10 +199,9 @@ void CudaLlama::put_tokens(std::span<const int> tokens, std::size_t position, cu
   constexpr std::size_t last = std::numeric_limits<int>::max() - (std::size_t{1} << 24);
   require<ShapeError>(position <= last, "CudaLlama: position ", position, ", must be at most ", last);
   for (std::size_t row = 0; row < tokens.size(); ++row) {
-    require<ShapeError>(
-        tokens[row] >= 0 && static_cast<std::size_t>(tokens[row]) < config_.vocabulary,
-        "CudaLlama: token ", tokens[row], " at index ", row, " is outside the vocabulary of ",
-        config_.vocabulary);
+    require<ShapeError>(tokens[row] >= 0 && static_cast<std::size_t>(tokens[row]) < config_.vocabulary,
+                        "CudaLlama: token ", tokens[row], " at index ", row, " is outside the vocabulary of ",
+                        config_.vocabulary);
   }
   upload(room_.tokens, tokens, stream);
   const auto first = static_cast<int>(position);
@@ -226,27 +216,26 @@ void CudaLlama::count_offsets(cudaStream_t stream) {
 }
 
 void CudaLlama::embed(std::size_t rows, cudaStream_t stream) {
-  launch(kernels::angles_kernel<>,
-         {.grid_x = static_cast<int>(rows), .threads = kernels::angles_threads}, stream,
-         kernels::AnglesParams{
-             .position = &progress()->position,
-             .offsets = room_.offsets,
-             .inverse_frequencies = reinterpret_cast<const float*>(inverse_frequencies_.get()),
-             .cosines = room_.cosines,
-             .sines = room_.sines,
-             .pairs = static_cast<int>(config_.head_dim / 2)},
-         "angles_kernel");
   launch(
-      kernels::embed_kernel<>,
-      {.grid_x = static_cast<int>(rows), .threads = kernels::embed_threads}, stream,
-      kernels::EmbedParams{.tokens = room_.tokens,
-                           .embedding = reinterpret_cast<const std::uint16_t*>(embedding_.weight()),
-                           .residual = room_.residual,
-                           .position = &progress()->position,
-                           .rows = static_cast<int>(rows),
-                           .vocabulary = static_cast<int>(config_.vocabulary),
-                           .hidden = static_cast<int>(config_.hidden)},
-      "embed_kernel");
+      kernels::angles_kernel<>, {.grid_x = static_cast<int>(rows), .threads = kernels::angles_threads},
+      stream,
+      kernels::AnglesParams{.position = &progress()->position,
+                            .offsets = room_.offsets,
+                            .inverse_frequencies = reinterpret_cast<const float*>(inverse_frequencies_.get()),
+                            .cosines = room_.cosines,
+                            .sines = room_.sines,
+                            .pairs = static_cast<int>(config_.head_dim / 2)},
+      "angles_kernel");
+  launch(kernels::embed_kernel<>, {.grid_x = static_cast<int>(rows), .threads = kernels::embed_threads},
+         stream,
+         kernels::EmbedParams{.tokens = room_.tokens,
+                              .embedding = reinterpret_cast<const std::uint16_t*>(embedding_.weight()),
+                              .residual = room_.residual,
+                              .position = &progress()->position,
+                              .rows = static_cast<int>(rows),
+                              .vocabulary = static_cast<int>(config_.vocabulary),
+                              .hidden = static_cast<int>(config_.hidden)},
+         "embed_kernel");
 }
 
 void CudaLlama::norm(const cuda::DeviceBuffer& weight, const float* x, std::size_t rows,
@@ -266,10 +255,9 @@ void CudaLlama::norm(const cuda::DeviceBuffer& weight, const float* x, std::size
 
 void CudaLlama::before_attention(const Layer& layer, std::size_t rows, cudaStream_t stream) {
   norm(layer.attention_norm, room_.residual, rows, stream);
-  layer.qkv.apply(matmul_, reinterpret_cast<const bfloat16*>(room_.normed), rows, room_.qkv,
-                  stream);
-  launch(kernels::rotate_kernel<>,
-         {.grid_x = static_cast<int>(rows), .threads = kernels::rotate_threads}, stream,
+  layer.qkv.apply(matmul_, reinterpret_cast<const bfloat16*>(room_.normed), rows, room_.qkv, stream);
+  launch(kernels::rotate_kernel<>, {.grid_x = static_cast<int>(rows), .threads = kernels::rotate_threads},
+         stream,
          kernels::RotateParams{.rows = room_.qkv,
                                .cosines = room_.cosines,
                                .sines = room_.sines,
@@ -287,8 +275,8 @@ void CudaLlama::after_attention(const Layer& layer, std::size_t rows, cudaStream
     const std::size_t count = std::min(room_.mlp_rows, rows - first);
     float* residual = room_.residual + first * config_.hidden;
     norm(layer.mlp_norm, residual, count, stream);
-    layer.gate_up.apply(matmul_, reinterpret_cast<const bfloat16*>(room_.normed), count,
-                        room_.gate_up, stream);
+    layer.gate_up.apply(matmul_, reinterpret_cast<const bfloat16*>(room_.normed), count, room_.gate_up,
+                        stream);
     launch(kernels::swiglu_kernel<>,
            {.grid_x = static_cast<int>(count),
             .grid_y = (words + kernels::swiglu_words_of_block - 1) / kernels::swiglu_words_of_block,
@@ -298,8 +286,7 @@ void CudaLlama::after_attention(const Layer& layer, std::size_t rows, cudaStream
                                  .out = reinterpret_cast<std::uint32_t*>(room_.gated),
                                  .words = words},
            "swiglu_kernel");
-    layer.down.apply(matmul_, reinterpret_cast<const bfloat16*>(room_.gated), count, residual,
-                     stream);
+    layer.down.apply(matmul_, reinterpret_cast<const bfloat16*>(room_.gated), count, residual, stream);
   }
 }
 
@@ -308,8 +295,8 @@ void CudaLlama::forward(std::size_t rows, const DeviceAttendFn& attend, LogitsOf
   const std::size_t wanted = logits == LogitsOf::all ? rows : logits == LogitsOf::last ? 1 : 0;
   require<ShapeError>(rows > 0 && rows <= room_.rows, "CudaLlama: ", rows,
                       " tokens at once, must be 1 to the ", room_.rows, " reserved");
-  require<ShapeError>(wanted <= room_.logit_rows, "CudaLlama: logits of ", wanted,
-                      " tokens, reserved are ", room_.logit_rows);
+  require<ShapeError>(wanted <= room_.logit_rows, "CudaLlama: logits of ", wanted, " tokens, reserved are ",
+                      room_.logit_rows);
   embed(rows, stream);
   const LlamaConfig& c = config_;
   auto* qkv = reinterpret_cast<bfloat16*>(room_.qkv);
@@ -321,22 +308,20 @@ void CudaLlama::forward(std::size_t rows, const DeviceAttendFn& attend, LogitsOf
                                       c.head_dim};
   for (std::size_t i = 0; i < c.layers; ++i) {
     before_attention(layers_[i], rows, stream);
-    attend(i, part(0, c.q_heads), part(c.q_heads, c.kv_heads),
-           part(c.q_heads + c.kv_heads, c.kv_heads), attended, stream);
+    attend(i, part(0, c.q_heads), part(c.q_heads, c.kv_heads), part(c.q_heads + c.kv_heads, c.kv_heads),
+           attended, stream);
     after_attention(layers_[i], rows, stream);
   }
   logit_rows_ = wanted;
   if (wanted == 0) return;
   norm(norm_, room_.residual + (rows - wanted) * c.hidden, wanted, stream);
-  head_.apply(matmul_, reinterpret_cast<const bfloat16*>(room_.normed), wanted, room_.logits,
-              stream);
+  head_.apply(matmul_, reinterpret_cast<const bfloat16*>(room_.normed), wanted, room_.logits, stream);
 }
 
 void CudaLlama::choose_likeliest(cudaStream_t stream) {
   require<ShapeError>(logit_rows_ > 0, "CudaLlama: the latest forward gave no logits");
   launch(kernels::likeliest_kernel<>,
-         {.threads = kernels::likeliest_threads, .shared_bytes = kernels::likeliest_shared_bytes()},
-         stream,
+         {.threads = kernels::likeliest_threads, .shared_bytes = kernels::likeliest_shared_bytes()}, stream,
          kernels::LikeliestParams{.logits = logits_of(logit_rows_ - 1),
                                   .vocabulary = static_cast<int>(config_.vocabulary),
                                   .token = room_.tokens,
@@ -350,8 +335,7 @@ void CudaLlama::choose_likeliest(cudaStream_t stream) {
 
 std::vector<int> CudaLlama::take_choices(cudaStream_t stream) {
   const auto fetch = [&](int* to, const int* from, std::size_t count) {
-    check(cudaMemcpyAsync(to, from, count * sizeof(int), cudaMemcpyDeviceToHost, stream),
-          "cudaMemcpyAsync");
+    check(cudaMemcpyAsync(to, from, count * sizeof(int), cudaMemcpyDeviceToHost, stream), "cudaMemcpyAsync");
     check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
   };
   int made = 0;
@@ -360,11 +344,10 @@ std::vector<int> CudaLlama::take_choices(cudaStream_t stream) {
   std::vector<int> tokens(std::min(count, most_choices));
   if (!tokens.empty()) fetch(tokens.data(), choices(), tokens.size());
   check(cudaMemsetAsync(&progress()->choices, 0, sizeof(int), stream), "cudaMemsetAsync");
-  require<CapacityError>(count <= most_choices, "CudaLlama: ", count,
-                         " choices were made, only the first ", most_choices, " are known");
+  require<CapacityError>(count <= most_choices, "CudaLlama: ", count, " choices were made, only the first ",
+                         most_choices, " are known");
   const auto bad = std::ranges::find(tokens, kernels::no_token);
-  require<ShapeError>(bad == tokens.end(), "CudaLlama: no likeliest token at choice ",
-                      bad - tokens.begin(),
+  require<ShapeError>(bad == tokens.end(), "CudaLlama: no likeliest token at choice ", bad - tokens.begin(),
                       ": a logit was NaN or +infinity, or all were -infinity");
   return tokens;
 }
@@ -372,16 +355,15 @@ std::vector<int> CudaLlama::take_choices(cudaStream_t stream) {
 std::vector<float> CudaLlama::download_logits(cudaStream_t stream) const {
   std::vector<float> numbers(logit_rows_ * config_.vocabulary);
   if (numbers.empty()) return numbers;
-  check(cudaMemcpyAsync(numbers.data(), logits(), numbers.size() * sizeof(float),
-                        cudaMemcpyDeviceToHost, stream),
+  check(cudaMemcpyAsync(numbers.data(), logits(), numbers.size() * sizeof(float), cudaMemcpyDeviceToHost,
+                        stream),
         "cudaMemcpyAsync");
   check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
   return numbers;
 }
 
 std::vector<float> CudaLlama::forward(std::span<const int> tokens, std::size_t first_position,
-                                      const DeviceAttendFn& attend, LogitsOf logits,
-                                      cudaStream_t stream) {
+                                      const DeviceAttendFn& attend, LogitsOf logits, cudaStream_t stream) {
   reserve(tokens.size(), logits == LogitsOf::all ? tokens.size() : 1, stream);
   set_tokens(tokens, first_position, stream);
   forward(tokens.size(), attend, logits, stream);

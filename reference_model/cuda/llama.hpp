@@ -27,9 +27,9 @@ namespace kvpolicy::reference {
 /// Puts one layer's attention on the stream: q [tokens, q_heads, head_dim], k and v [tokens,
 /// kv_heads, head_dim], rotated to their text positions, in device memory; out is shaped like q.
 /// Called once per layer in ascending order; forward() passes on what it throws.
-using DeviceAttendFn = std::function<void(
-    std::size_t layer, TensorView<const bfloat16> q, TensorView<const bfloat16> k,
-    TensorView<const bfloat16> v, TensorView<bfloat16> out, cudaStream_t stream)>;
+using DeviceAttendFn =
+    std::function<void(std::size_t layer, TensorView<const bfloat16> q, TensorView<const bfloat16> k,
+                       TensorView<const bfloat16> v, TensorView<bfloat16> out, cudaStream_t stream)>;
 
 struct CudaLlamaOptions {
   /// The format of the layers' weights. Embedding and output layer are always bfloat16.
@@ -44,12 +44,10 @@ class CudaLlama {
   /// Copies the weights of a model, rounded to bfloat16.
   /// @throws ConfigError for a shape that the kernels do not serve (head_dim must be a multiple of
   /// 8, the MLP's width of 2), DeviceError without a fitting device, std::bad_alloc
-  explicit CudaLlama(const Llama& model, const CudaLlamaOptions& options = {},
-                     cudaStream_t stream = nullptr);
+  explicit CudaLlama(const Llama& model, const CudaLlamaOptions& options = {}, cudaStream_t stream = nullptr);
 
   /// Makes random weights on the device, for benches. @throws as the constructor
-  [[nodiscard]] static CudaLlama random(const LlamaConfig& config,
-                                        const CudaLlamaOptions& options = {},
+  [[nodiscard]] static CudaLlama random(const LlamaConfig& config, const CudaLlamaOptions& options = {},
                                         std::uint64_t seed = 1, cudaStream_t stream = nullptr);
 
   [[nodiscard]] const LlamaConfig& config() const noexcept { return config_; }
@@ -67,8 +65,7 @@ class CudaLlama {
 
   /// Sets the tokens that the next forward reads, and the position of the first of them.
   /// @throws ShapeError for no tokens, more than reserved, or one outside the vocabulary
-  void set_tokens(std::span<const int> tokens, std::size_t first_position,
-                  cudaStream_t stream = nullptr);
+  void set_tokens(std::span<const int> tokens, std::size_t first_position, cudaStream_t stream = nullptr);
   /// The same for tokens at any positions, as in a token tree.
   /// @throws ShapeError also if there are not as many positions as tokens
   void set_tokens(std::span<const int> tokens, std::span<const std::size_t> positions,
@@ -95,8 +92,7 @@ class CudaLlama {
   /// Sets the tokens, allocates, runs and waits, for callers on the host. Returns logits [0, 1 or
   /// tokens, vocabulary].
   [[nodiscard]] std::vector<float> forward(std::span<const int> tokens, std::size_t first_position,
-                                           const DeviceAttendFn& attend,
-                                           LogitsOf logits = LogitsOf::last,
+                                           const DeviceAttendFn& attend, LogitsOf logits = LogitsOf::last,
                                            cudaStream_t stream = nullptr);
   /// Copies the latest forward's logits to the host, and waits for the stream.
   [[nodiscard]] std::vector<float> download_logits(cudaStream_t stream = nullptr) const;
@@ -158,7 +154,7 @@ class CudaLlama {
   Matmul matmul_;
   cuda::DeviceBuffer inverse_frequencies_;  // [head_dim / 2], float
   cuda::DeviceBuffer progress_;             // Progress, then the choices
-  DeviceLinear embedding_;           // its weight is gathered from, not multiplied
+  DeviceLinear embedding_;                  // its weight is gathered from, not multiplied
   std::vector<Layer> layers_;
   cuda::DeviceBuffer norm_;
   DeviceLinear head_;

@@ -45,8 +45,7 @@ int blocks_of(std::size_t count, int of_block) {
 // ---- Matmul ----------------------------------------------------------------------------------
 
 struct Matmul::State {
-  State(cuda::MemoryResource* memory_, cudaStream_t stream)
-      : memory{memory_}, product{memory_, stream} {}
+  State(cuda::MemoryResource* memory_, cudaStream_t stream) : memory{memory_}, product{memory_, stream} {}
 
   cuda::MemoryResource* memory;
   Product product;
@@ -67,8 +66,8 @@ std::size_t Matmul::bytes() const {
   return state_->product.workspace_bytes() + state_->codes_bytes + scales + state_->sums_bytes;
 }
 
-void Matmul::multiply(const Shape& shape, const bfloat16* weight, const void* bias,
-                      const bfloat16* x, std::size_t rows, void* y, cudaStream_t stream) {
+void Matmul::multiply(const Shape& shape, const bfloat16* weight, const void* bias, const bfloat16* x,
+                      std::size_t rows, void* y, cudaStream_t stream) {
   state_->product.multiply({.inputs = shape.inputs,
                             .outputs = shape.outputs,
                             .rows = rows,
@@ -107,15 +106,13 @@ void Matmul::multiply_int8(const Shape& shape, const std::int8_t* weight, const 
             .threads = kernels::quantize_rows_threads,
             .shared_bytes = kernels::quantize_rows_shared_bytes()},
            stream,
-           kernels::QuantizeRowsParams{
-               .x = reinterpret_cast<const std::uint16_t*>(x + first * shape.inputs),
-               .codes = reinterpret_cast<std::uint32_t*>(codes),
-               .scales = row_scales,
-               .rows = static_cast<int>(count),
-               .width = static_cast<int>(shape.inputs)},
+           kernels::QuantizeRowsParams{.x = reinterpret_cast<const std::uint16_t*>(x + first * shape.inputs),
+                                       .codes = reinterpret_cast<std::uint32_t*>(codes),
+                                       .scales = row_scales,
+                                       .rows = static_cast<int>(count),
+                                       .width = static_cast<int>(shape.inputs)},
            "quantize_rows_kernel");
-    s.product.multiply_int8(shape.inputs, shape.outputs, padded(count), weight, codes, sums,
-                            stream);
+    s.product.multiply_int8(shape.inputs, shape.outputs, padded(count), weight, codes, sums, stream);
     kernels::DequantizeParams out{.sums = sums,
                                   .row_scales = row_scales,
                                   .column_scales = scales,
@@ -123,15 +120,9 @@ void Matmul::multiply_int8(const Shape& shape, const std::int8_t* weight, const 
                                   .width = static_cast<int>(shape.outputs)};
     const std::size_t at = first * shape.outputs;
     switch (shape.output) {
-      case Output::bfloat16:
-        out.out = static_cast<std::uint16_t*>(y) + at;
-        break;
-      case Output::float32:
-        out.floats = static_cast<float*>(y) + at;
-        break;
-      case Output::added_float32:
-        out.added = static_cast<float*>(y) + at;
-        break;
+      case Output::bfloat16: out.out = static_cast<std::uint16_t*>(y) + at; break;
+      case Output::float32: out.floats = static_cast<float*>(y) + at; break;
+      case Output::added_float32: out.added = static_cast<float*>(y) + at; break;
     }
     launch(kernels::dequantize_kernel<>,
            {.grid_x = static_cast<int>(count),
@@ -146,11 +137,10 @@ void Matmul::multiply_int8(const Shape& shape, const std::int8_t* weight, const 
 namespace {
 
 template <class T>
-cuda::DeviceBuffer upload(const std::vector<T>& numbers, cuda::MemoryResource* memory,
-                   cudaStream_t stream) {
+cuda::DeviceBuffer upload(const std::vector<T>& numbers, cuda::MemoryResource* memory, cudaStream_t stream) {
   cuda::DeviceBuffer block = allocate(memory, numbers.size() * sizeof(T), stream);
-  check(cudaMemcpyAsync(block.get(), numbers.data(), numbers.size() * sizeof(T),
-                        cudaMemcpyHostToDevice, stream),
+  check(cudaMemcpyAsync(block.get(), numbers.data(), numbers.size() * sizeof(T), cudaMemcpyHostToDevice,
+                        stream),
         "cudaMemcpyAsync");
   return block;
 }
@@ -163,8 +153,8 @@ std::vector<bfloat16> rounded(const std::vector<float>& numbers) {
 
 }  // namespace
 
-DeviceLinear::DeviceLinear(std::initializer_list<const Linear*> parts, Output output,
-                           WeightFormat format, cuda::MemoryResource* memory, cudaStream_t stream)
+DeviceLinear::DeviceLinear(std::initializer_list<const Linear*> parts, Output output, WeightFormat format,
+                           cuda::MemoryResource* memory, cudaStream_t stream)
     : format_{format} {
   shape_.inputs = (*parts.begin())->inputs();
   shape_.output = output;
@@ -203,15 +193,13 @@ DeviceLinear::DeviceLinear(std::initializer_list<const Linear*> parts, Output ou
   }
 }
 
-DeviceLinear DeviceLinear::random(std::size_t inputs, std::size_t outputs, Output output,
-                                  WeightFormat format, std::uint64_t seed,
-                                  cuda::MemoryResource* memory, cudaStream_t stream) {
+DeviceLinear DeviceLinear::random(std::size_t inputs, std::size_t outputs, Output output, WeightFormat format,
+                                  std::uint64_t seed, cuda::MemoryResource* memory, cudaStream_t stream) {
   DeviceLinear made;
   made.shape_ = {.inputs = inputs, .outputs = outputs, .output = output};
   made.format_ = format;
   made.allocate_weights(memory, stream);
-  const float amplitude =
-      std::sqrt(3.0F / static_cast<float>(inputs));  // uniform, variance 1 / inputs
+  const float amplitude = std::sqrt(3.0F / static_cast<float>(inputs));  // uniform, variance 1 / inputs
   kernels::RandomParams params{
       .count = static_cast<long long>(inputs * outputs), .amplitude = amplitude, .seed = seed};
   if (format == WeightFormat::bfloat16) {
@@ -219,13 +207,12 @@ DeviceLinear DeviceLinear::random(std::size_t inputs, std::size_t outputs, Outpu
   } else {
     params.codes = reinterpret_cast<std::uint8_t*>(made.weight_.get());
     const std::vector<float> scales(outputs, amplitude / 127.0F);
-    check(cudaMemcpyAsync(made.scales_.get(), scales.data(), outputs * sizeof(float),
-                          cudaMemcpyHostToDevice, stream),
+    check(cudaMemcpyAsync(made.scales_.get(), scales.data(), outputs * sizeof(float), cudaMemcpyHostToDevice,
+                          stream),
           "cudaMemcpyAsync");
   }
   launch(kernels::random_kernel<>,
-         {.grid_x = std::min(kernels::random_blocks,
-                             blocks_of(inputs * outputs, kernels::random_threads)),
+         {.grid_x = std::min(kernels::random_blocks, blocks_of(inputs * outputs, kernels::random_threads)),
           .threads = kernels::random_threads},
          stream, params, "random_kernel");
   return made;
@@ -248,8 +235,7 @@ void DeviceLinear::allocate_weights(cuda::MemoryResource* memory, cudaStream_t s
 }
 
 const bfloat16* DeviceLinear::weight() const {
-  return format_ == WeightFormat::bfloat16 ? reinterpret_cast<const bfloat16*>(weight_.get())
-                                           : nullptr;
+  return format_ == WeightFormat::bfloat16 ? reinterpret_cast<const bfloat16*>(weight_.get()) : nullptr;
 }
 
 void DeviceLinear::reserve(Matmul& matmul, std::size_t rows, cudaStream_t stream) const {

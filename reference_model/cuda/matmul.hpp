@@ -51,9 +51,8 @@ class Matmul {
 
   /// The same for 8-bit weights, with a scale and an optional float bias for each output. Rows are
   /// computed in blocks, for which `reserve_int8` must have allocated buffers. @throws DeviceError
-  void multiply_int8(const Shape& shape, const std::int8_t* weight, const float* scales,
-                     const float* bias, const bfloat16* x, std::size_t rows, void* y,
-                     cudaStream_t stream);
+  void multiply_int8(const Shape& shape, const std::int8_t* weight, const float* scales, const float* bias,
+                     const bfloat16* x, std::size_t rows, void* y, cudaStream_t stream);
 
   /// Allocates the buffers for 8-bit products of `rows` rows. @throws std::bad_alloc
   void reserve_int8(const Shape& shape, std::size_t rows, cudaStream_t stream);
@@ -95,8 +94,7 @@ class DeviceLinear {
 
   /// Applies the layer to x [rows, inputs]; y is [rows, outputs] of the type that `output` says.
   /// @throws DeviceError
-  void apply(Matmul& matmul, const bfloat16* x, std::size_t rows, void* y,
-             cudaStream_t stream) const;
+  void apply(Matmul& matmul, const bfloat16* x, std::size_t rows, void* y, cudaStream_t stream) const;
 
  private:
   void allocate_weights(cuda::MemoryResource* memory, cudaStream_t stream);

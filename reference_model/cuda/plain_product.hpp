@@ -70,13 +70,13 @@ class Product {
 
   [[nodiscard]] std::size_t workspace_bytes() const { return 0; }
 
-  void multiply(const ProductShape& shape, const bfloat16* weight, const void* bias,
-                const bfloat16* x, void* y, cudaStream_t stream) {
-    cuda::launch(plain_product_kernel, {.grid_x = static_cast<int>(shape.rows), .threads = 1},
-                 stream, PlainProductParams{weight, bias, x, y, shape}, "plain_product_kernel");
+  void multiply(const ProductShape& shape, const bfloat16* weight, const void* bias, const bfloat16* x,
+                void* y, cudaStream_t stream) {
+    cuda::launch(plain_product_kernel, {.grid_x = static_cast<int>(shape.rows), .threads = 1}, stream,
+                 PlainProductParams{weight, bias, x, y, shape}, "plain_product_kernel");
   }
-  void multiply_int8(std::size_t inputs, std::size_t outputs, std::size_t rows,
-                     const std::int8_t* weight, const std::int8_t* x, int* y, cudaStream_t stream) {
+  void multiply_int8(std::size_t inputs, std::size_t outputs, std::size_t rows, const std::int8_t* weight,
+                     const std::int8_t* x, int* y, cudaStream_t stream) {
     cuda::launch(plain_int8_kernel, {.grid_x = static_cast<int>(rows), .threads = 1}, stream,
                  PlainInt8Params{inputs, outputs, weight, x, y}, "plain_int8_kernel");
   }

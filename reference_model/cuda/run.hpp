@@ -31,15 +31,13 @@ template <class Cache>
                                          const AttendOptions& options = {}) {
   const ModelShape shape = model.config().shape();
   const ModelShape& planned = cache.plan().shape();
-  require<ShapeError>(planned == shape, "the plan is for ", planned.layers, " layers of ",
-                      planned.q_heads, " query and ", planned.kv_heads, " KV heads of ",
-                      planned.head_dim, " channels, the model has ", shape.layers, ", ",
-                      shape.q_heads, ", ", shape.kv_heads, " and ", shape.head_dim);
-  return [&cache, options](std::size_t layer, TensorView<const bfloat16> q,
-                           TensorView<const bfloat16> k, TensorView<const bfloat16> v,
-                           TensorView<bfloat16> out, cudaStream_t stream) {
-    cache.step(layer, q, k, v, out, options, stream);
-  };
+  require<ShapeError>(planned == shape, "the plan is for ", planned.layers, " layers of ", planned.q_heads,
+                      " query and ", planned.kv_heads, " KV heads of ", planned.head_dim,
+                      " channels, the model has ", shape.layers, ", ", shape.q_heads, ", ", shape.kv_heads,
+                      " and ", shape.head_dim);
+  return [&cache, options](std::size_t layer, TensorView<const bfloat16> q, TensorView<const bfloat16> k,
+                           TensorView<const bfloat16> v, TensorView<bfloat16> out,
+                           cudaStream_t stream) { cache.step(layer, q, k, v, out, options, stream); };
 }
 
 /// Reads tokens that follow those in the cache, returns their logits, and waits for the stream.
@@ -55,9 +53,9 @@ std::vector<float> step(CudaLlama& model, Cache& cache, std::span<const int> tok
 /// `progress` is called after each chunk, which means waiting for each; without it only the end is
 /// waited for. @throws ConfigError for a chunk of 0; otherwise as step
 template <class Cache>
-std::vector<float> prefill(CudaLlama& model, Cache& cache, std::span<const int> tokens,
-                           std::size_t chunk, const reference::Progress& progress = {},
-                           const AttendOptions& options = {}, cudaStream_t stream = nullptr) {
+std::vector<float> prefill(CudaLlama& model, Cache& cache, std::span<const int> tokens, std::size_t chunk,
+                           const reference::Progress& progress = {}, const AttendOptions& options = {},
+                           cudaStream_t stream = nullptr) {
   require(chunk > 0, "prefill: chunk is 0, must be at least 1");
   require<ShapeError>(!tokens.empty(), "prefill: no tokens, expected at least 1");
   model.reserve(std::min(chunk, tokens.size()), 1, stream);
@@ -89,8 +87,7 @@ struct DecodeOptions {
 template <class Cache>
 class Decoder {
  public:
-  Decoder(CudaLlama& model, Cache& cache, const DecodeOptions& options = {},
-          cudaStream_t stream = nullptr)
+  Decoder(CudaLlama& model, Cache& cache, const DecodeOptions& options = {}, cudaStream_t stream = nullptr)
       : model_{&model},
         cache_{&cache},
         options_{options},
@@ -137,8 +134,7 @@ class Decoder {
     const std::size_t page = cache_->options().page_rows;
     const std::size_t most = cache_->options().max_tokens;
     const std::size_t tokens = (cache_->tokens() / page + 1) * page;
-    cache_->reserve(most == 0 ? tokens : std::max(std::min(tokens, most), cache_->tokens() + 1),
-                    stream_);
+    cache_->reserve(most == 0 ? tokens : std::max(std::min(tokens, most), cache_->tokens() + 1), stream_);
   }
   void advance(Recorded& recorded, bool chooses) {
     if (!options_.graph || recorded.steps < std::max<std::size_t>(options_.steps_before_graph, 1)) {

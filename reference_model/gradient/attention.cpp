@@ -76,10 +76,8 @@ class Block {
   std::array<Range, 2> runs_{};
 };
 
-MatrixView rows_of(TensorView<const float> x, std::size_t head, std::size_t first,
-                   std::size_t count) {
-  return {.data = x.row(first, head), .rows = count, .columns = x.head_dim,
-          .stride = x.token_stride};
+MatrixView rows_of(TensorView<const float> x, std::size_t head, std::size_t first, std::size_t count) {
+  return {.data = x.row(first, head), .rows = count, .columns = x.head_dim, .stride = x.token_stride};
 }
 
 MatrixView transposed(MatrixView view) {
@@ -89,16 +87,14 @@ MatrixView transposed(MatrixView view) {
 
 void check(TensorView<const float> q, TensorView<const float> k, TensorView<const float> v,
            std::span<const AttentionMask> masks, TensorView<const float> out) {
-  require<ShapeError>(q.heads > 0 && k.heads > 0 && q.heads % k.heads == 0,
-                      "masked_attention: ", q.heads, " query heads and ", k.heads,
-                      " KV heads, the first must be a multiple of the second");
+  require<ShapeError>(q.heads > 0 && k.heads > 0 && q.heads % k.heads == 0, "masked_attention: ", q.heads,
+                      " query heads and ", k.heads, " KV heads, the first must be a multiple of the second");
   require<ShapeError>(q.tokens == k.tokens && q.tokens == v.tokens && q.tokens == out.tokens &&
                           k.heads == v.heads && out.heads == q.heads && q.head_dim == k.head_dim &&
                           q.head_dim == v.head_dim && q.head_dim == out.head_dim,
-                      "masked_attention: q [", q.tokens, ", ", q.heads, ", ", q.head_dim, "], k [",
-                      k.tokens, ", ", k.heads, ", ", k.head_dim, "], v [", v.tokens, ", ", v.heads,
-                      ", ", v.head_dim, "] and out [", out.tokens, ", ", out.heads, ", ",
-                      out.head_dim, "] do not fit");
+                      "masked_attention: q [", q.tokens, ", ", q.heads, ", ", q.head_dim, "], k [", k.tokens,
+                      ", ", k.heads, ", ", k.head_dim, "], v [", v.tokens, ", ", v.heads, ", ", v.head_dim,
+                      "] and out [", out.tokens, ", ", out.heads, ", ", out.head_dim, "] do not fit");
   require<ShapeError>(masks.size() == k.heads, "masked_attention: ", masks.size(),
                       " masks, must be one for each of the ", k.heads, " KV heads");
   for (const AttentionMask& mask : masks) {
@@ -110,15 +106,14 @@ void check(TensorView<const float> q, TensorView<const float> k, TensorView<cons
 /// Calls work(kv_head) for all heads, on several threads if the text is long enough to be worth it.
 template <class Work>
 void for_each_head(std::size_t heads, std::size_t tokens, const Work& work) {
-  for_each_block(heads, 1, tokens >= 4 * block_queries,
-                 [&](std::size_t head, std::size_t) { work(head); });
+  for_each_block(heads, 1, tokens >= 4 * block_queries, [&](std::size_t head, std::size_t) { work(head); });
 }
 
 float softmax_scale(std::size_t head_dim) { return 1.0F / std::sqrt(static_cast<float>(head_dim)); }
 
 /// Computes scores [queries, columns] = scale * q kᵀ for a block, without the mask.
-void score(TensorView<const float> q, TensorView<const float> k, const Block& block,
-           std::size_t head, std::size_t kv_head, std::vector<float>& scores) {
+void score(TensorView<const float> q, TensorView<const float> k, const Block& block, std::size_t head,
+           std::size_t kv_head, std::vector<float>& scores) {
   scores.resize(block.queries() * block.columns());
   const MatrixView queries = rows_of(q, head, block.first(), block.queries());
   block.for_each_run([&](std::size_t row, std::size_t rows, std::size_t column) {
@@ -129,8 +124,8 @@ void score(TensorView<const float> q, TensorView<const float> k, const Block& bl
 
 MatrixView part_of(const std::vector<float>& scores, const Block& block, std::size_t column,
                    std::size_t columns) {
-  return {.data = scores.data() + column, .rows = block.queries(), .columns = columns,
-          .stride = block.columns()};
+  return {
+      .data = scores.data() + column, .rows = block.queries(), .columns = columns, .stride = block.columns()};
 }
 
 /// Turns scores into probabilities; stores the log of each query's sum in `log_sums`.
@@ -162,9 +157,8 @@ void softmax(const Block& block, std::vector<float>& scores, float* log_sums) {
 
 }  // namespace
 
-void masked_attention(TensorView<const float> q, TensorView<const float> k,
-                      TensorView<const float> v, std::span<const AttentionMask> masks,
-                      TensorView<float> out, AttentionRecord* record) {
+void masked_attention(TensorView<const float> q, TensorView<const float> k, TensorView<const float> v,
+                      std::span<const AttentionMask> masks, TensorView<float> out, AttentionRecord* record) {
   check(q, k, v, masks, out);
   const std::size_t group = q.heads / k.heads;
   if (record != nullptr) record->log_sums.assign(q.heads * q.tokens, 0.0F);
@@ -183,8 +177,7 @@ void masked_attention(TensorView<const float> q, TensorView<const float> k,
           keep = 1.0F;
         });
         if (record != nullptr) {
-          std::copy_n(log_sums.data(), block.queries(),
-                      record->log_sums.data() + head * q.tokens + first);
+          std::copy_n(log_sums.data(), block.queries(), record->log_sums.data() + head * q.tokens + first);
         }
       }
     }
@@ -196,8 +189,7 @@ namespace {
 /// For each query: dscores = p (dp - <dout, out>) scale, written over dp; p follows from scores and
 /// log sums.
 void softmax_back(const Block& block, std::vector<float>& scores, std::vector<float>& changes,
-                  const float* log_sums, const std::array<float, block_queries>& through,
-                  float scale) {
+                  const float* log_sums, const std::array<float, block_queries>& through, float scale) {
   for (std::size_t query = 0; query < block.queries(); ++query) {
     float* row = scores.data() + query * block.columns();
     float* change = changes.data() + query * block.columns();
@@ -219,10 +211,9 @@ void softmax_back(const Block& block, std::vector<float>& scores, std::vector<fl
 
 }  // namespace
 
-void masked_attention_back(TensorView<const float> q, TensorView<const float> k,
-                           TensorView<const float> v, std::span<const AttentionMask> masks,
-                           TensorView<const float> out, const AttentionRecord& record,
-                           TensorView<const float> dout, TensorView<float> dq,
+void masked_attention_back(TensorView<const float> q, TensorView<const float> k, TensorView<const float> v,
+                           std::span<const AttentionMask> masks, TensorView<const float> out,
+                           const AttentionRecord& record, TensorView<const float> dout, TensorView<float> dq,
                            TensorView<float> dk, TensorView<float> dv) {
   check(q, k, v, masks, out);
   check(dq, dk, dv, masks, dout);
@@ -258,17 +249,14 @@ void masked_attention_back(TensorView<const float> q, TensorView<const float> k,
           multiply(block_dout, transposed(rows_of(v, kv_head, row, rows)), 1.0F, 0.0F,
                    changes.data() + column, block.columns());
         });
-        softmax_back(block, scores, changes, record.log_sums.data() + head * q.tokens + first,
-                     through, scale);
+        softmax_back(block, scores, changes, record.log_sums.data() + head * q.tokens + first, through,
+                     scale);
         block.for_each_run([&](std::size_t row, std::size_t rows, std::size_t column) {
           const MatrixView weights = part_of(scores, block, column, rows);
           const MatrixView dscores = part_of(changes, block, column, rows);
-          multiply(transposed(weights), block_dout, 1.0F, 1.0F, dv.row(row, kv_head),
-                   dv.token_stride);
-          multiply(dscores, rows_of(k, kv_head, row, rows), 1.0F, 1.0F, dq.row(first, head),
-                   dq.token_stride);
-          multiply(transposed(dscores), block_q, 1.0F, 1.0F, dk.row(row, kv_head),
-                   dk.token_stride);
+          multiply(transposed(weights), block_dout, 1.0F, 1.0F, dv.row(row, kv_head), dv.token_stride);
+          multiply(dscores, rows_of(k, kv_head, row, rows), 1.0F, 1.0F, dq.row(first, head), dq.token_stride);
+          multiply(transposed(dscores), block_q, 1.0F, 1.0F, dk.row(row, kv_head), dk.token_stride);
         });
       }
     }

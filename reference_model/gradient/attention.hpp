@@ -38,17 +38,16 @@ struct AttentionRecord {
 /// depend on their number.
 /// @throws ShapeError for sizes that do not fit, ConfigError for a mask under which a query sees no
 /// row
-void masked_attention(TensorView<const float> q, TensorView<const float> k,
-                      TensorView<const float> v, std::span<const AttentionMask> masks,
-                      TensorView<float> out, AttentionRecord* record = nullptr);
+void masked_attention(TensorView<const float> q, TensorView<const float> k, TensorView<const float> v,
+                      std::span<const AttentionMask> masks, TensorView<float> out,
+                      AttentionRecord* record = nullptr);
 
 /// Adds the gradients that follow from `dout` to dq, dk and dv; `out` and `record` are those of
 /// masked_attention. KV heads and blocks of queries whose dout is all 0 cost nothing.
 /// @throws as masked_attention
-void masked_attention_back(TensorView<const float> q, TensorView<const float> k,
-                           TensorView<const float> v, std::span<const AttentionMask> masks,
-                           TensorView<const float> out, const AttentionRecord& record,
-                           TensorView<const float> dout, TensorView<float> dq,
+void masked_attention_back(TensorView<const float> q, TensorView<const float> k, TensorView<const float> v,
+                           std::span<const AttentionMask> masks, TensorView<const float> out,
+                           const AttentionRecord& record, TensorView<const float> dout, TensorView<float> dq,
                            TensorView<float> dk, TensorView<float> dv);
 
 }  // namespace kvpolicy::reference

@@ -16,8 +16,8 @@ namespace kvpolicy::reference {
 namespace {
 
 /// Replaces the gradient of normalised rows by that of the rows before their norm.
-void normalise_heads_back(const float* x, std::size_t rows, const std::vector<float>& weight,
-                          float eps, float* gradient) {
+void normalise_heads_back(const float* x, std::size_t rows, const std::vector<float>& weight, float eps,
+                          float* gradient) {
   std::vector<float> dx(rows * weight.size());
   normalise_back(x, rows, weight, eps, gradient, dx.data());
   std::ranges::copy(dx, gradient);
@@ -47,8 +47,7 @@ AttendFn attend_masked(const LlamaConfig& config, const HeadTable<AttentionMask>
   };
 }
 
-GatedLlama::GatedLlama(const Llama& model, AttentionMask streaming, Mixing mixing,
-                       std::size_t stored_bytes)
+GatedLlama::GatedLlama(const Llama& model, AttentionMask streaming, Mixing mixing, std::size_t stored_bytes)
     : model_{&model},
       streaming_{streaming},
       mixing_{mixing},
@@ -69,8 +68,7 @@ TensorView<T> GatedLlama::as_keys(T* data) const {
 }
 
 std::vector<AttentionMask> GatedLlama::masks(std::size_t layer, AttentionMask mask) const {
-  return std::vector<AttentionMask>(model_->config().kv_heads,
-                                    limited(mask, model_->config(), layer));
+  return std::vector<AttentionMask>(model_->config().kv_heads, limited(mask, model_->config(), layer));
 }
 
 Rotation GatedLlama::rotation() const {
@@ -100,8 +98,8 @@ std::size_t GatedLlama::stored_layers() const {
   const std::size_t key_width = c.kv_heads * c.head_dim;
   const std::size_t attentions = mixing_ == Mixing::full_of_mixed ? 2 : 1;
   const std::size_t plain = c.qk_norm ? query_width + key_width : 0;
-  const std::size_t row = query_width + 2 * key_width + plain +
-                          attentions * (query_width + c.q_heads) + c.hidden + 2 * c.intermediate;
+  const std::size_t row = query_width + 2 * key_width + plain + attentions * (query_width + c.q_heads) +
+                          c.hidden + 2 * c.intermediate;
   return std::min(c.layers, stored_bytes_ / (tokens_.size() * row * sizeof(float)));
 }
 
@@ -135,8 +133,7 @@ void GatedLlama::forward_layer(std::size_t layer, const Rotation& rotation, std:
       std::copy_n(run.k.data() + first * key_width, count * key_width,
                   run.plain_k.data() + first * key_width);
     }
-    normalise_heads(c, weights, count, run.q.data() + first * query_width,
-                    run.k.data() + first * key_width);
+    normalise_heads(c, weights, count, run.q.data() + first * query_width, run.k.data() + first * key_width);
     rotation.apply(run.q.data(), c.q_heads, first, count);
     rotation.apply(run.k.data(), c.kv_heads, first, count);
   });
@@ -178,9 +175,9 @@ void GatedLlama::forward_layer(std::size_t layer, const Rotation& rotation, std:
 
 const std::vector<float>& GatedLlama::mix(const HeadGates& gates) {
   const LlamaConfig& c = model_->config();
-  require<ShapeError>(gates.layers() == c.layers && gates.heads() == c.kv_heads,
-                      "GatedLlama: gates for ", gates.layers(), " layers of ", gates.heads(),
-                      " KV heads, the model has ", c.layers, " of ", c.kv_heads);
+  require<ShapeError>(gates.layers() == c.layers && gates.heads() == c.kv_heads, "GatedLlama: gates for ",
+                      gates.layers(), " layers of ", gates.heads(), " KV heads, the model has ", c.layers,
+                      " of ", c.kv_heads);
   require(!tokens_.empty(), "GatedLlama: nothing was read, mix needs a text");
   gates_ = gates;
   const std::size_t rows = tokens_.size();
@@ -222,8 +219,8 @@ void GatedLlama::back_mlp(std::size_t layer, const LayerRun& run, std::vector<fl
                 dup.data());
     weights.gate.back(dgate.data(), count, dnormed.data());
     weights.up.add_back(dup.data(), count, dnormed.data());
-    normalise_back(run.middle.data() + first * c.hidden, count, weights.mlp_norm, c.norm_eps,
-                   dnormed.data(), change);
+    normalise_back(run.middle.data() + first * c.hidden, count, weights.mlp_norm, c.norm_eps, dnormed.data(),
+                   change);
   });
 }
 
@@ -251,8 +248,8 @@ void GatedLlama::back_attention(std::size_t layer, const LayerRun& run, const Ro
   std::vector<float> dq(run.q.size());
   std::vector<float> dk(run.k.size());
   std::vector<float> dv(run.v.size());
-  const auto back = [&](const std::vector<float>& out, const AttentionRecord& record,
-                        AttentionMask mask, bool of_full) {
+  const auto back = [&](const std::vector<float>& out, const AttentionRecord& record, AttentionMask mask,
+                        bool of_full) {
     std::vector<float> dout(dmixed.size());
     for (std::size_t i = 0; i < dout.size(); ++i) {
       const auto gate = static_cast<float>(gates_(layer, i % query_width / head_width));
@@ -260,8 +257,8 @@ void GatedLlama::back_attention(std::size_t layer, const LayerRun& run, const Ro
     }
     masked_attention_back(as_queries(run.q.data()), as_keys(run.k.data()), as_keys(run.v.data()),
                           masks(layer, mask), as_queries(out.data()), record,
-                          as_queries<const float>(dout.data()), as_queries(dq.data()),
-                          as_keys(dk.data()), as_keys(dv.data()));
+                          as_queries<const float>(dout.data()), as_queries(dq.data()), as_keys(dk.data()),
+                          as_keys(dv.data()));
   };
   back(run.streaming, run.streaming_record, streaming_, false);
   if (mixing_ == Mixing::full_of_mixed) back(run.full, run.full_record, {}, true);
@@ -270,10 +267,10 @@ void GatedLlama::back_attention(std::size_t layer, const LayerRun& run, const Ro
     rotation.undo(dq.data(), c.q_heads, first, count);
     rotation.undo(dk.data(), c.kv_heads, first, count);
     if (c.qk_norm) {
-      normalise_heads_back(run.plain_q.data() + first * query_width, count * c.q_heads,
-                           weights.q_norm, c.norm_eps, dq.data() + first * query_width);
-      normalise_heads_back(run.plain_k.data() + first * key_width, count * c.kv_heads,
-                           weights.k_norm, c.norm_eps, dk.data() + first * key_width);
+      normalise_heads_back(run.plain_q.data() + first * query_width, count * c.q_heads, weights.q_norm,
+                           c.norm_eps, dq.data() + first * query_width);
+      normalise_heads_back(run.plain_k.data() + first * key_width, count * c.kv_heads, weights.k_norm,
+                           c.norm_eps, dk.data() + first * key_width);
     }
     std::vector<float> dnormed(count * c.hidden);
     weights.q.back(dq.data() + first * query_width, count, dnormed.data());
@@ -292,8 +289,8 @@ HeadGates GatedLlama::gradient(std::span<const float> dhidden) {
   std::vector<float> dx(last_.size());
   for_each_row_block(tokens_.size(), [&](std::size_t first, std::size_t count) {
     const std::size_t at = first * c.hidden;
-    normalise_back(last_.data() + at, count, model_->weights().norm, c.norm_eps,
-                   dhidden.data() + at, dx.data() + at);
+    normalise_back(last_.data() + at, count, model_->weights().norm, c.norm_eps, dhidden.data() + at,
+                   dx.data() + at);
   });
   const Rotation angles = rotation();
   HeadGates dgates{c.layers, c.kv_heads, 0.0};

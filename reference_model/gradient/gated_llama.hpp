@@ -35,12 +35,10 @@ enum class Mixing : std::uint8_t {
 
 /// An AttendFn of masked_attention with a mask for each layer and KV head, narrowed where a layer
 /// of the model has a sliding window. `masks` must outlive it.
-[[nodiscard]] AttendFn attend_masked(const LlamaConfig& config,
-                                     const HeadTable<AttentionMask>& masks);
+[[nodiscard]] AttendFn attend_masked(const LlamaConfig& config, const HeadTable<AttentionMask>& masks);
 
 /// The mask narrowed to a layer's sliding window, if it has one.
-[[nodiscard]] AttentionMask limited(AttentionMask mask, const LlamaConfig& config,
-                                    std::size_t layer);
+[[nodiscard]] AttentionMask limited(AttentionMask mask, const LlamaConfig& config, std::size_t layer);
 
 /// Works on one text at a time: call `read`, then `mix` and `gradient` once for each set of gates.
 /// The model must outlive it. It uses several threads itself but must not be shared between
@@ -53,8 +51,7 @@ class GatedLlama {
   static constexpr std::size_t default_stored_bytes = std::size_t{3} << 30;
 
   /// @throws ConfigError for a mask under which a query sees no row
-  GatedLlama(const Llama& model, AttentionMask streaming,
-             Mixing mixing = Mixing::full_of_unmodified,
+  GatedLlama(const Llama& model, AttentionMask streaming, Mixing mixing = Mixing::full_of_unmodified,
              std::size_t stored_bytes = default_stored_bytes);
 
   /// Runs the unmodified model and returns its rows after the final norm, [tokens, hidden].
@@ -76,16 +73,15 @@ class GatedLlama {
  private:
   /// The numbers of one layer that the backward pass needs besides the layer's input.
   struct LayerRun {
-    std::vector<float> q, k, v;            // rotated rows
-    std::vector<float> plain_q, plain_k;   // rows before their norm, where the model has one
-    std::vector<float> streaming;          // [tokens, q_heads, head_dim]
-    std::vector<float> full;               // the same, only for full_of_mixed
+    std::vector<float> q, k, v;           // rotated rows
+    std::vector<float> plain_q, plain_k;  // rows before their norm, where the model has one
+    std::vector<float> streaming;         // [tokens, q_heads, head_dim]
+    std::vector<float> full;              // the same, only for full_of_mixed
     AttentionRecord streaming_record, full_record;
-    std::vector<float> middle, gate, up;   // the stream between attention and MLP; SwiGLU's factors
+    std::vector<float> middle, gate, up;  // the stream between attention and MLP; SwiGLU's factors
   };
 
-  void forward_layer(std::size_t layer, const Rotation& rotation, std::vector<float>& x,
-                     LayerRun& run) const;
+  void forward_layer(std::size_t layer, const Rotation& rotation, std::vector<float>& x, LayerRun& run) const;
   void back_mlp(std::size_t layer, const LayerRun& run, std::vector<float>& dx) const;
   void back_attention(std::size_t layer, const LayerRun& run, const Rotation& rotation,
                       std::vector<float>& dx, HeadGates& dgates) const;
@@ -113,8 +109,8 @@ class GatedLlama {
   HeadGates gates_;
   std::vector<std::vector<float>> inputs_;  // of each layer, [tokens, hidden]
   std::vector<LayerRun> layers_;            // of the last layers, as many as are stored
-  std::vector<float> last_;    // the stream after the last layer
-  std::vector<float> hidden_;  // the same after the final norm; empty before a mixed run
+  std::vector<float> last_;                 // the stream after the last layer
+  std::vector<float> hidden_;               // the same after the final norm; empty before a mixed run
 };
 
 }  // namespace kvpolicy::reference

@@ -23,8 +23,8 @@ void normalise_back(const float* x, std::size_t rows, const std::vector<float>& 
   }
 }
 
-void swiglu_back(const float* gate, const float* up, std::size_t count, const float* dy,
-                 float* dgate, float* dup) {
+void swiglu_back(const float* gate, const float* up, std::size_t count, const float* dy, float* dgate,
+                 float* dup) {
   for (std::size_t i = 0; i < count; ++i) {
     const float sigmoid = 1.0F / (1.0F + std::exp(-gate[i]));
     const float change = dy[i];

@@ -17,7 +17,7 @@ void normalise_back(const float* x, std::size_t rows, const std::vector<float>& 
 
 /// Computes the gradients of gate and up from dy, that of y = silu(gate) * up; they may be written
 /// over dy.
-void swiglu_back(const float* gate, const float* up, std::size_t count, const float* dy,
-                 float* dgate, float* dup);
+void swiglu_back(const float* gate, const float* up, std::size_t count, const float* dy, float* dgate,
+                 float* dup);
 
 }  // namespace kvpolicy::reference

@@ -23,8 +23,7 @@ void GateTraining::validate() const {
   require(rate > 0.0 && std::isfinite(rate), "GateTraining: rate is ", rate, ", must be positive");
   require(penalty >= 0.0 && std::isfinite(penalty), "GateTraining: penalty is ", penalty,
           ", must be 0 or more");
-  require(initial >= 0.0 && initial <= 1.0, "GateTraining: initial is ", initial,
-          ", must be in [0, 1]");
+  require(initial >= 0.0 && initial <= 1.0, "GateTraining: initial is ", initial, ", must be in [0, 1]");
   require(streaming.sinks > 0 || streaming.recent > 0,
           "GateTraining: streaming heads without sinks and recent rows see nothing");
 }
@@ -50,13 +49,11 @@ void adam_step(GateState& state, const HeadGates& gradient, double rate) {
     double& square = state.square.values()[i];
     mean = keep_mean * mean + (1.0 - keep_mean) * change;
     square = keep_square * square + (1.0 - keep_square) * change * change;
-    state.gates.values()[i] -=
-        rate * (mean / mean_share) / (std::sqrt(square / square_share) + epsilon);
+    state.gates.values()[i] -= rate * (mean / mean_share) / (std::sqrt(square / square_share) + epsilon);
   }
 }
 
-GateTrainer::GateTrainer(const Llama& model, const GateTraining& training,
-                         std::optional<GateState> resumed)
+GateTrainer::GateTrainer(const Llama& model, const GateTraining& training, std::optional<GateState> resumed)
     : model_{&model},
       training_{(training.validate(), training)},
       gated_{model, training.streaming, training.mixing} {
@@ -67,11 +64,10 @@ GateTrainer::GateTrainer(const Llama& model, const GateTraining& training,
     state_.square = state_.mean;
     return;
   }
-  require<ShapeError>(has_shape(resumed->gates, c) && has_shape(resumed->mean, c) &&
-                          has_shape(resumed->square, c),
-                      "GateTrainer: the state to go on from has gates for ",
-                      resumed->gates.layers(), " layers of ", resumed->gates.heads(),
-                      " KV heads, the model has ", c.layers, " of ", c.kv_heads);
+  require<ShapeError>(
+      has_shape(resumed->gates, c) && has_shape(resumed->mean, c) && has_shape(resumed->square, c),
+      "GateTrainer: the state to go on from has gates for ", resumed->gates.layers(), " layers of ",
+      resumed->gates.heads(), " KV heads, the model has ", c.layers, " of ", c.kv_heads);
   check_gates(resumed->gates);
   check_gates(resumed->mean);
   check_gates(resumed->square);
@@ -91,12 +87,10 @@ GateStep GateTrainer::step(const LabelledText& text) {
                         : language_loss(*model_, mixed, text, training_.reduction);
   HeadGates gradient = gated_.gradient(loss.dhidden);
   check_gates(gradient);  // an overflow must stop here, before it becomes part of the state
-  const double share = training_.reduction == Reduction::sum
-                           ? 1.0
-                           : 1.0 / static_cast<double>(gates.values().size());
-  GateStep result{.loss = loss.value,
-                  .penalty = 0.0,
-                  .rate = training_.rate * rate_factor(state_.step, training_.steps)};
+  const double share =
+      training_.reduction == Reduction::sum ? 1.0 : 1.0 / static_cast<double>(gates.values().size());
+  GateStep result{
+      .loss = loss.value, .penalty = 0.0, .rate = training_.rate * rate_factor(state_.step, training_.steps)};
   for (std::size_t i = 0; i < gates.values().size(); ++i) {
     const double gate = gates.values()[i];
     result.penalty += training_.penalty * share * gate;

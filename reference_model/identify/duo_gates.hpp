@@ -69,8 +69,7 @@ struct GateStep {
 class GateTrainer {
  public:
   /// @throws as GateTraining::validate; ShapeError for a state of another model
-  GateTrainer(const Llama& model, const GateTraining& training,
-              std::optional<GateState> resumed = {});
+  GateTrainer(const Llama& model, const GateTraining& training, std::optional<GateState> resumed = {});
 
   [[nodiscard]] const GateState& state() const { return state_; }
   [[nodiscard]] bool done() const { return state_.step >= training_.steps; }

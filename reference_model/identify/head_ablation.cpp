@@ -11,9 +11,8 @@
 
 namespace kvpolicy::reference {
 
-HeadAblation ablate_heads(const Llama& model, std::span<const LabelledText> texts,
-                          AttentionMask streaming, GateObjective objective,
-                          const RunReport& report) {
+HeadAblation ablate_heads(const Llama& model, std::span<const LabelledText> texts, AttentionMask streaming,
+                          GateObjective objective, const RunReport& report) {
   const LlamaConfig& c = model.config();
   require<ShapeError>(!texts.empty(), "ablate_heads: no texts, expected at least 1");
   const std::size_t runs = texts.size() * (c.layers * c.kv_heads + 1);

@@ -33,16 +33,15 @@ std::vector<Watched> watched_queries(const LabelledText& text) {
 
 /// The share of one query's attention on rows for which counts(row) is true.
 template <class Counts>
-double mass(TensorView<const float> q, TensorView<const float> k, std::size_t query,
-            std::size_t head, std::size_t window, Counts counts) {
+double mass(TensorView<const float> q, TensorView<const float> k, std::size_t query, std::size_t head,
+            std::size_t window, Counts counts) {
   const std::size_t kv_head = head / (q.heads / k.heads);
   const std::size_t begin = window == 0 ? 0 : query + 1 - std::min(window, query + 1);
   std::vector<double> scores;
   for (std::size_t row = begin; row <= query; ++row) {
     double product = 0.0;
     for (std::size_t i = 0; i < q.head_dim; ++i) {
-      product += static_cast<double>(q.row(query, head)[i]) *
-                 static_cast<double>(k.row(row, kv_head)[i]);
+      product += static_cast<double>(q.row(query, head)[i]) * static_cast<double>(k.row(row, kv_head)[i]);
     }
     scores.push_back(product / std::sqrt(static_cast<double>(q.head_dim)));
   }
@@ -59,8 +58,8 @@ double mass(TensorView<const float> q, TensorView<const float> k, std::size_t qu
 
 }  // namespace
 
-HeadGates profile_heads(const Llama& model, std::span<const LabelledText> texts,
-                        AttentionMask streaming, ProfileOf what, const RunReport& report) {
+HeadGates profile_heads(const Llama& model, std::span<const LabelledText> texts, AttentionMask streaming,
+                        ProfileOf what, const RunReport& report) {
   const LlamaConfig& c = model.config();
   require<ShapeError>(!texts.empty(), "profile_heads: no texts, expected at least 1");
   HeadGates gates{c.layers, c.kv_heads, 0.0};
@@ -71,11 +70,9 @@ HeadGates profile_heads(const Llama& model, std::span<const LabelledText> texts,
     require(what == ProfileOf::outside || !text.passkeys.empty(),
             "profile_heads: a text has no passkeys to look for");
     const std::vector<Watched> watched = watched_queries(text);
-    const double share =
-        1.0 / static_cast<double>(watched.size() * group * texts.size());
-    const auto attend = [&](std::size_t layer, TensorView<const float> q,
-                            TensorView<const float> k, TensorView<const float> v,
-                            TensorView<float> out) {
+    const double share = 1.0 / static_cast<double>(watched.size() * group * texts.size());
+    const auto attend = [&](std::size_t layer, TensorView<const float> q, TensorView<const float> k,
+                            TensorView<const float> v, TensorView<float> out) {
       const std::vector<AttentionMask> masks(c.kv_heads, limited({}, c, layer));
       masked_attention(q, k, v, masks, out);
       for (const Watched& one : watched) {
@@ -84,8 +81,7 @@ HeadGates profile_heads(const Llama& model, std::span<const LabelledText> texts,
           return row >= streaming.sinks && one.query - row >= streaming.recent;
         };
         for (std::size_t head = 0; head < c.q_heads; ++head) {
-          gates(layer, head / group) +=
-              share * mass(q, k, one.query, head, c.windows[layer], counts);
+          gates(layer, head / group) += share * mass(q, k, one.query, head, c.windows[layer], counts);
         }
       }
     };

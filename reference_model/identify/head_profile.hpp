@@ -26,7 +26,6 @@ enum class ProfileOf : std::uint8_t {
 /// tokens) and over texts.
 /// @throws ShapeError for no texts, ConfigError for `passkey` without any; as LabelledText::check
 [[nodiscard]] HeadGates profile_heads(const Llama& model, std::span<const LabelledText> texts,
-                                      AttentionMask streaming, ProfileOf what,
-                                      const RunReport& report = {});
+                                      AttentionMask streaming, ProfileOf what, const RunReport& report = {});
 
 }  // namespace kvpolicy::reference

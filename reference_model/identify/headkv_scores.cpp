@@ -9,13 +9,12 @@
 namespace kvpolicy::reference {
 
 void NeedleSample::check() const {
-  require<ShapeError>(!prompt.empty() && !answer.empty(), "NeedleSample: the prompt has ",
-                      prompt.size(), " tokens and the answer ", answer.size(),
-                      ", both must have at least 1");
-  require<ShapeError>(needle_tokens > 0 && needle_tokens <= prompt.size() &&
-                          needle <= prompt.size() - needle_tokens,
-                      "NeedleSample: ", needle_tokens, " tokens from ", needle,
-                      " on are no part of a prompt of ", prompt.size());
+  require<ShapeError>(!prompt.empty() && !answer.empty(), "NeedleSample: the prompt has ", prompt.size(),
+                      " tokens and the answer ", answer.size(), ", both must have at least 1");
+  require<ShapeError>(
+      needle_tokens > 0 && needle_tokens <= prompt.size() && needle <= prompt.size() - needle_tokens,
+      "NeedleSample: ", needle_tokens, " tokens from ", needle, " on are no part of a prompt of ",
+      prompt.size());
 }
 
 NeedleScorer::NeedleScorer(const NeedleSample& sample, NeedleRule rule, std::size_t layers,
@@ -24,11 +23,10 @@ NeedleScorer::NeedleScorer(const NeedleSample& sample, NeedleRule rule, std::siz
   sample.check();
 }
 
-void NeedleScorer::attended(std::size_t layer, std::size_t q_head,
-                            std::span<const float> attention) {
+void NeedleScorer::attended(std::size_t layer, std::size_t q_head, std::span<const float> attention) {
   if (rule_ == NeedleRule::retrieval) {
-    most_attended_(layer, q_head) = static_cast<std::size_t>(
-        std::ranges::max_element(attention) - attention.begin());  // the first of equal ones
+    most_attended_(layer, q_head) = static_cast<std::size_t>(std::ranges::max_element(attention) -
+                                                             attention.begin());  // the first of equal ones
     return;
   }
   const std::size_t most = std::min(sample_->needle_tokens, attention.size());
@@ -36,8 +34,7 @@ void NeedleScorer::attended(std::size_t layer, std::size_t q_head,
   std::iota(ranked_.begin(), ranked_.end(), std::size_t{0});
   std::ranges::partial_sort(ranked_, ranked_.begin() + static_cast<std::ptrdiff_t>(most),
                             [&](std::size_t a, std::size_t b) {
-                              return attention[a] != attention[b] ? attention[a] > attention[b]
-                                                                  : a < b;
+                              return attention[a] != attention[b] ? attention[a] > attention[b] : a < b;
                             });
   double mass = 0.0;
   for (std::size_t i = 0; i < most; ++i) {

@@ -39,10 +39,10 @@ enum class NeedleRule : std::uint8_t {
 };
 
 struct NeedleSample {
-  std::vector<int> prompt;         ///< text and question
-  std::vector<int> answer;         ///< what the model should write
-  std::size_t needle = 0;          ///< position in the prompt of the right answer
-  std::size_t needle_tokens = 0;   ///< at least 1
+  std::vector<int> prompt;        ///< text and question
+  std::vector<int> answer;        ///< what the model should write
+  std::size_t needle = 0;         ///< position in the prompt of the right answer
+  std::size_t needle_tokens = 0;  ///< at least 1
 
   /// @throws ShapeError if prompt or answer is empty, or the needle is not in the prompt
   void check() const;
@@ -53,8 +53,7 @@ struct NeedleSample {
 class NeedleScorer {
  public:
   /// @throws ShapeError as NeedleSample::check
-  NeedleScorer(const NeedleSample& sample, NeedleRule rule, std::size_t layers,
-               std::size_t q_heads);
+  NeedleScorer(const NeedleSample& sample, NeedleRule rule, std::size_t layers, std::size_t q_heads);
 
   /// Reports a head's attention, [tokens read so far], before the next token is written.
   void attended(std::size_t layer, std::size_t q_head, std::span<const float> attention);
@@ -92,8 +91,8 @@ struct AnswerCheck {
 /// must be the sample's. The credits of all tokens written add up.
 /// @throws ShapeError as NeedleSample::check, or for a token outside the vocabulary
 template <AttentionEngine Engine = ScalarEngine>
-[[nodiscard]] NeedleResult score_needle(const Llama& model, const NeedleSample& sample,
-                                        NeedleRule rule, const AnswerCheck& check = {}) {
+[[nodiscard]] NeedleResult score_needle(const Llama& model, const NeedleSample& sample, NeedleRule rule,
+                                        const AnswerCheck& check = {}) {
   NeedleScorer scorer{sample, rule, model.config().layers, model.config().q_heads};
   ObservedText<Engine> text{model};
   const std::span<const int> prompt{sample.prompt};
@@ -103,8 +102,8 @@ template <AttentionEngine Engine = ScalarEngine>
   std::vector<int> said;
   const std::size_t most = check.judge ? check.most_tokens : sample.answer.size();
   while (said.size() < most) {
-    const std::vector<float> logits = text.observe(
-        token, [&](std::size_t layer, std::size_t q_head, std::span<const float> attention) {
+    const std::vector<float> logits =
+        text.observe(token, [&](std::size_t layer, std::size_t q_head, std::span<const float> attention) {
           scorer.attended(layer, q_head, attention);
         });
     token = likeliest(logits);

@@ -33,10 +33,10 @@ struct LabelledText {
                           tokens.size(), " tokens");
     }
     for (const Passkey& key : passkeys) {
-      require<ShapeError>(key.tokens > 0 && key.hidden + key.tokens <= key.answer &&
-                              key.answer + key.tokens <= tokens.size(),
-                          "LabelledText: a passkey of ", key.tokens, " tokens at ", key.hidden,
-                          " is answered at ", key.answer, " of ", tokens.size());
+      require<ShapeError>(
+          key.tokens > 0 && key.hidden + key.tokens <= key.answer && key.answer + key.tokens <= tokens.size(),
+          "LabelledText: a passkey of ", key.tokens, " tokens at ", key.hidden, " is answered at ",
+          key.answer, " of ", tokens.size());
     }
   }
 };

@@ -24,16 +24,15 @@ double surprise(std::span<float> logits, std::size_t token, double share) {
 
 }  // namespace
 
-Loss distillation_loss(std::span<const float> mixed, std::span<const float> full,
-                       const LabelledText& text, Reduction reduction) {
+Loss distillation_loss(std::span<const float> mixed, std::span<const float> full, const LabelledText& text,
+                       Reduction reduction) {
   text.check();
   require<ShapeError>(mixed.size() == full.size() && mixed.size() % text.tokens.size() == 0,
-                      "distillation_loss: ", mixed.size(), " and ", full.size(),
-                      " hidden numbers of ", text.tokens.size(), " tokens");
+                      "distillation_loss: ", mixed.size(), " and ", full.size(), " hidden numbers of ",
+                      text.tokens.size(), " tokens");
   const std::size_t width = mixed.size() / text.tokens.size();
-  const double share = reduction == Reduction::sum
-                           ? 1.0
-                           : 1.0 / static_cast<double>(text.labels.size() * width);
+  const double share =
+      reduction == Reduction::sum ? 1.0 : 1.0 / static_cast<double>(text.labels.size() * width);
   Loss loss{.value = 0.0, .dhidden = std::vector<float>(mixed.size())};
   for (const std::size_t label : text.labels) {
     for (std::size_t i = label * width; i < (label + 1) * width; ++i) {
@@ -50,13 +49,13 @@ Loss language_loss(const Llama& model, std::span<const float> hidden, const Labe
   text.check();
   const std::size_t width = model.config().hidden;
   const std::size_t vocabulary = model.config().vocabulary;
-  require<ShapeError>(hidden.size() == text.tokens.size() * width, "language_loss: ",
-                      hidden.size(), " hidden numbers of ", text.tokens.size(), " tokens of ",
-                      width);
+  require<ShapeError>(hidden.size() == text.tokens.size() * width, "language_loss: ", hidden.size(),
+                      " hidden numbers of ", text.tokens.size(), " tokens of ", width);
   const auto counted = static_cast<std::size_t>(
       std::ranges::count_if(text.labels, [](std::size_t label) { return label > 0; }));
-  require<ShapeError>(counted > 0, "language_loss: only the first token is labelled, nothing "
-                                   "foretells it");
+  require<ShapeError>(counted > 0,
+                      "language_loss: only the first token is labelled, nothing "
+                      "foretells it");
   const double share = reduction == Reduction::sum ? 1.0 : 1.0 / static_cast<double>(counted);
   Loss loss{.value = 0.0, .dhidden = std::vector<float>(hidden.size())};
   // Weights may have to be converted, which pays for many rows at once.
@@ -73,13 +72,11 @@ Loss language_loss(const Llama& model, std::span<const float> hidden, const Labe
     model.head().apply(rows.data(), count, logits.data());
     for (std::size_t i = 0; i < count; ++i) {
       const auto token = static_cast<std::size_t>(text.tokens[labels[first + i]]);
-      loss.value += share * surprise(std::span{logits}.subspan(i * vocabulary, vocabulary), token,
-                                     share);
+      loss.value += share * surprise(std::span{logits}.subspan(i * vocabulary, vocabulary), token, share);
     }
     model.head().back(logits.data(), count, rows.data());
     for (std::size_t i = 0; i < count; ++i) {
-      std::copy_n(rows.data() + i * width, width,
-                  loss.dhidden.data() + (labels[first + i] - 1) * width);
+      std::copy_n(rows.data() + i * width, width, loss.dhidden.data() + (labels[first + i] - 1) * width);
     }
   }
   return loss;

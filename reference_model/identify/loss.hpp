@@ -32,7 +32,7 @@ struct Loss {
 
 /// -log of the probability of each labelled token, in nats, by the row before it. A label on the
 /// first token is ignored. @throws ShapeError if sizes do not fit or all labels are ignored
-[[nodiscard]] Loss language_loss(const Llama& model, std::span<const float> hidden,
-                                 const LabelledText& text, Reduction reduction);
+[[nodiscard]] Loss language_loss(const Llama& model, std::span<const float> hidden, const LabelledText& text,
+                                 Reduction reduction);
 
 }  // namespace kvpolicy::reference

@@ -32,8 +32,7 @@ template <AttentionEngine Engine = ScalarEngine>
 class ObservedText {
  public:
   /// @throws ConfigError if the model's shape is impossible
-  explicit ObservedText(const Llama& model)
-      : model_{&model}, cache_{plan_for_model(model.config())} {}
+  explicit ObservedText(const Llama& model) : model_{&model}, cache_{plan_for_model(model.config())} {}
 
   [[nodiscard]] std::size_t tokens() const { return cache_.tokens(); }
 
@@ -48,9 +47,8 @@ class ObservedText {
   std::vector<float> observe(int token, const AttentionVisit& visit) {
     require_ready(*model_, cache_);
     const std::array one{token};
-    const auto attend = [&](std::size_t layer, TensorView<const float> q,
-                            TensorView<const float> k, TensorView<const float> v,
-                            TensorView<float> out) {
+    const auto attend = [&](std::size_t layer, TensorView<const float> q, TensorView<const float> k,
+                            TensorView<const float> v, TensorView<float> out) {
       show(layer, q, k, v, visit);
       cache_.step(layer, q, k, v, out);
     };
@@ -76,16 +74,16 @@ class ObservedText {
     for (std::size_t head = 0; head < k.heads; ++head) {
       SegmentList& list = lists[head];
       list = cache_.segments(layer, head);
-      list.push_back(rows_of(k.row(0, head), v.row(0, head), 1, k.head_dim,
-                             static_cast<std::int64_t>(position)));
+      list.push_back(
+          rows_of(k.row(0, head), v.row(0, head), 1, k.head_dim, static_cast<std::int64_t>(position)));
       std::size_t rows = 0;
       for (const Segment& segment : list) rows += segment.rows;
       sums[head].resize(group * rows);
       heads.emplace_back(list);
       sum_views.emplace_back(sums[head]);
     }
-    cache_.engine().observe(LayerObservation{ConstTensor{q}, static_cast<std::int64_t>(position),
-                                             heads, sum_views, AttendOptions{}});
+    cache_.engine().observe(LayerObservation{ConstTensor{q}, static_cast<std::int64_t>(position), heads,
+                                             sum_views, AttendOptions{}});
     std::vector<float> attention(position + 1);
     for (std::size_t q_head = 0; q_head < q.heads; ++q_head) {
       const std::size_t head = q_head / group;

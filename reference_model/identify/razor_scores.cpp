@@ -21,19 +21,16 @@ double product(const float* a, const float* b, std::size_t count) {
 
 }  // namespace
 
-RazorScores razor_scores(const Llama& model, std::span<const int> opening,
-                         std::span<const int> tokens, std::size_t repetitions) {
+RazorScores razor_scores(const Llama& model, std::span<const int> opening, std::span<const int> tokens,
+                         std::size_t repetitions) {
   // Where two tokens alternate, the row after the earlier occurrence is also the query's neighbour,
   // to which most heads attend anyway.
-  require<ShapeError>(tokens.size() >= 3, "razor_scores: ", tokens.size(),
-                      " tokens, must be at least 3");
-  require<ShapeError>(repetitions >= 2, "razor_scores: ", repetitions,
-                      " repetitions, must be at least 2");
+  require<ShapeError>(tokens.size() >= 3, "razor_scores: ", tokens.size(), " tokens, must be at least 3");
+  require<ShapeError>(repetitions >= 2, "razor_scores: ", repetitions, " repetitions, must be at least 2");
   const LlamaConfig& c = model.config();
   const std::size_t period = tokens.size();
   std::vector<int> text{opening.begin(), opening.end()};
-  for (std::size_t i = 0; i < repetitions; ++i)
-    text.insert(text.end(), tokens.begin(), tokens.end());
+  for (std::size_t i = 0; i < repetitions; ++i) text.insert(text.end(), tokens.begin(), tokens.end());
 
   RazorScores scores{.echo = {c.layers, c.q_heads}, .induction = {c.layers, c.q_heads}};
   const double share = 1.0 / static_cast<double>(period * (repetitions - 1));

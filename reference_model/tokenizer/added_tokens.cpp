@@ -10,9 +10,8 @@
 namespace kvpolicy::reference {
 void AddedTokens::add(const AddedToken& token, std::string spelling) {
   auto& list = by_first_byte_[static_cast<unsigned char>(spelling.front())];
-  const auto shorter = std::find_if(list.begin(), list.end(), [&](const Entry& entry) {
-    return entry.spelling.size() < spelling.size();
-  });
+  const auto shorter = std::find_if(
+      list.begin(), list.end(), [&](const Entry& entry) { return entry.spelling.size() < spelling.size(); });
   list.insert(shorter, {token, std::move(spelling)});
 }
 
@@ -26,13 +25,11 @@ bool AddedTokens::special_in(std::string_view text) const {
 }
 
 bool AddedTokens::touches_word(std::string_view text, std::size_t begin, std::size_t end) {
-  return (begin > 0 &&
-          is_word_character(first_code(text.substr(last_character(text.substr(0, begin)))))) ||
+  return (begin > 0 && is_word_character(first_code(text.substr(last_character(text.substr(0, begin)))))) ||
          (end < text.size() && is_word_character(first_code(text.substr(end))));
 }
 
-std::size_t AddedTokens::without_spaces_before(std::string_view text, std::size_t done,
-                                               std::size_t begin) {
+std::size_t AddedTokens::without_spaces_before(std::string_view text, std::size_t done, std::size_t begin) {
   while (begin > done) {
     const std::size_t last = last_character(text.substr(0, begin));
     if (last < done || !is_white_space(first_code(text.substr(last)))) break;

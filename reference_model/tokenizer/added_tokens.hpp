@@ -32,8 +32,7 @@ class AddedTokens {
   /// not taken, because it is text or a part of a word, no shorter one is looked for in it,
   /// as in `tokenizers`.
   template <class SpecialCounts>
-  [[nodiscard]] std::vector<TextPart> split(std::string_view text,
-                                            SpecialCounts special_counts) const {
+  [[nodiscard]] std::vector<TextPart> split(std::string_view text, SpecialCounts special_counts) const {
     std::vector<TextPart> parts;
     std::size_t done = 0;
     for (std::size_t at = 0; at < text.size();) {

@@ -22,9 +22,7 @@ class ByteAlphabet {
     return alphabet;
   }
 
-  [[nodiscard]] std::string_view spelled(unsigned char byte) const noexcept {
-    return spellings_[byte];
-  }
+  [[nodiscard]] std::string_view spelled(unsigned char byte) const noexcept { return spellings_[byte]; }
 
   void append_spelled(std::string_view bytes, std::string& out) const {
     for (const char byte : bytes) out.append(spelled(static_cast<unsigned char>(byte)));

@@ -25,9 +25,8 @@ constexpr std::size_t most_known_pieces = 1 << 15;
 std::pair<std::string, std::string> split_merge(std::string_view text, std::size_t index,
                                                 std::string_view origin) {
   const std::size_t space = text.find(' ');
-  require<FormatError>(space != text.npos && text.find(' ', space + 1) == text.npos, origin,
-                       ": merge ", index, " is ", io::in_quotes(text),
-                       ", must be two tokens with a space between them");
+  require<FormatError>(space != text.npos && text.find(' ', space + 1) == text.npos, origin, ": merge ",
+                       index, " is ", io::in_quotes(text), ", must be two tokens with a space between them");
   return {std::string{text.substr(0, space)}, std::string{text.substr(space + 1)}};
 }
 
@@ -37,9 +36,7 @@ std::string spelled_byte(unsigned char byte) {
 }
 
 BytePairEncoding::BytePairEncoding(const TokenizerParts& parts)
-    : unknown_{parts.unknown},
-      fuse_unknown_{parts.fuse_unknown},
-      ignore_merges_{parts.ignore_merges} {
+    : unknown_{parts.unknown}, fuse_unknown_{parts.fuse_unknown}, ignore_merges_{parts.ignore_merges} {
   std::vector<bool> outside(parts.tokens.size());
   for (const AddedToken& added : parts.added) {
     if (added.outside_model) outside[static_cast<std::size_t>(added.id)] = true;
@@ -68,9 +65,9 @@ void BytePairEncoding::read_merges(const TokenizerParts& parts) {
     const std::string& right = halves.second;
     const auto token_of = [&](const std::string& spelling) {
       const std::optional<int> token = find(spelling);
-      require<FormatError>(token.has_value(), parts.origin, ": merge ", rank, " is of ",
-                           io::in_quotes(left), " and ", io::in_quotes(right), ", but ",
-                           io::in_quotes(spelling), " is no token of the vocabulary");
+      require<FormatError>(token.has_value(), parts.origin, ": merge ", rank, " is of ", io::in_quotes(left),
+                           " and ", io::in_quotes(right), ", but ", io::in_quotes(spelling),
+                           " is no token of the vocabulary");
       return *token;
     };
     require<FormatError>(!left.empty() && !right.empty(), parts.origin, ": merge ", rank,
@@ -79,8 +76,8 @@ void BytePairEncoding::read_merges(const TokenizerParts& parts) {
     std::string joint = left;
     joint.append(right);
     const bool is_new = merges_.try_emplace(pair, Merge{rank, token_of(joint)}).second;
-    require<FormatError>(is_new, parts.origin, ": merge ", rank, " of ", io::in_quotes(left),
-                         " and ", io::in_quotes(right), " is given twice");
+    require<FormatError>(is_new, parts.origin, ": merge ", rank, " of ", io::in_quotes(left), " and ",
+                         io::in_quotes(right), " is given twice");
     ++rank;
   }
 }
@@ -108,8 +105,8 @@ void BytePairEncoding::read_scores(const TokenizerParts& parts) {
     const auto joint = tokens_.find(spelling);
     if (joint == tokens_.end()) continue;
     // Every cut of a token in two is tried.
-    require<FormatError>(spelling.size() <= longest_scored, parts.origin, ": token ", joint->second,
-                         " has ", spelling.size(), " bytes, must have at most ", longest_scored,
+    require<FormatError>(spelling.size() <= longest_scored, parts.origin, ": token ", joint->second, " has ",
+                         spelling.size(), " bytes, must have at most ", longest_scored,
                          " in a vocabulary with scores");
     for (std::size_t cut = 1; cut < spelling.size(); ++cut) {
       const std::optional<int> left = find(spelling.substr(0, cut));
@@ -119,8 +116,7 @@ void BytePairEncoding::read_scores(const TokenizerParts& parts) {
   }
 }
 
-void BytePairEncoding::encode(std::string_view piece, Scratch& scratch,
-                              std::vector<int>& tokens) const {
+void BytePairEncoding::encode(std::string_view piece, Scratch& scratch, std::vector<int>& tokens) const {
   if (piece.empty()) return;
   if (ignore_merges_) {
     if (const std::optional<int> whole = find(piece)) {

@@ -86,8 +86,7 @@ class BytePairEncoding {
 
   std::unordered_map<std::string, int, TextHash, std::equal_to<>> tokens_;
   std::unordered_map<std::uint64_t, Merge, PairHash> merges_;
-  std::vector<int>
-      bytes_;  // the tokens "<0x00>" to "<0xFF>", -1 where there is none; empty without fallback
+  std::vector<int> bytes_;  // the tokens "<0x00>" to "<0xFF>", -1 where there is none; empty without fallback
   std::optional<int> unknown_;
   bool fuse_unknown_;
   bool ignore_merges_;
@@ -95,8 +94,7 @@ class BytePairEncoding {
 
 /// A merge as files have it, "left right". @throws FormatError, naming `origin`, unless it is two
 /// tokens
-[[nodiscard]] std::pair<std::string, std::string> split_merge(std::string_view text,
-                                                              std::size_t index,
+[[nodiscard]] std::pair<std::string, std::string> split_merge(std::string_view text, std::size_t index,
                                                               std::string_view origin);
 
 /// The spelling of a byte in vocabularies with byte fallback: "<0xE2>".

@@ -27,16 +27,16 @@ struct MistralSpelling {
 };
 
 constexpr std::array mistral_spellings = {
-    MistralSpelling{"{'[INST] '+message.content+' [/INST]'}", "{message.content+eos_token}", "",
-                    "[INST] ", " [/INST]", "", "</s>", false, false},
+    MistralSpelling{"{'[INST] '+message.content+' [/INST]'}", "{message.content+eos_token}", "", "[INST] ",
+                    " [/INST]", "", "</s>", false, false},
     MistralSpelling{"{'[INST] '+message.content+' [/INST]'}", "{message.content+eos_token+' '}", "",
                     "[INST] ", " [/INST]", "", "</s> ", false, false},
     MistralSpelling{"{' [INST] '+message.content+' [/INST]'}", "{' '+message.content+eos_token}",
-                    "{' [INST] '+system_message+'\n\n'+message.content+' [/INST]'}", " [INST] ",
-                    " [/INST]", " ", "</s>", false, false},
+                    "{' [INST] '+system_message+'\n\n'+message.content+' [/INST]'}", " [INST] ", " [/INST]",
+                    " ", "</s>", false, false},
     MistralSpelling{"{'[INST] '+message.content+'[/INST]'}", "{' '+message.content|trim+eos_token}",
-                    "{'[INST] '+system_message+'\n\n'+message.content+'[/INST]'}", "[INST] ",
-                    "[/INST]", " ", "</s>", true, true},
+                    "{'[INST] '+system_message+'\n\n'+message.content+'[/INST]'}", "[INST] ", "[/INST]", " ",
+                    "</s>", true, true},
 };
 
 constexpr std::string_view known_families =
@@ -45,9 +45,7 @@ constexpr std::string_view known_families =
 
 /// What Python's str.strip() removes.
 std::string_view stripped(std::string_view text) {
-  const auto goes = [](char32_t code) {
-    return (code >= 0x1C && code <= 0x1F) || is_white_space(code);
-  };
+  const auto goes = [](char32_t code) { return (code >= 0x1C && code <= 0x1F) || is_white_space(code); };
   while (!text.empty() && goes(first_code(text))) text.remove_prefix(first_character(text).bytes);
   while (!text.empty() && goes(first_code(text.substr(last_character(text))))) {
     text = text.substr(0, last_character(text));
@@ -101,8 +99,7 @@ void write_qwen3(Writer& writer, Messages messages) {
   std::size_t question = messages.size();
   for (std::size_t i = 0; i < messages.size(); ++i) {
     const std::string_view content = messages[i].content;
-    const bool tool =
-        content.starts_with("<tool_response>") && content.ends_with("</tool_response>");
+    const bool tool = content.starts_with("<tool_response>") && content.ends_with("</tool_response>");
     if (messages[i].role == "user" && !tool) question = i;
   }
   for (std::size_t i = 0; i < messages.size(); ++i) {
@@ -118,8 +115,7 @@ void write_qwen3(Writer& writer, Messages messages) {
         if (begin != thoughts.npos) thoughts.remove_prefix(begin + 7);
         content = without_newlines(content.substr(content.rfind("</think>") + 8), false);
       }
-      if (i > question &&
-          (i + 1 == messages.size() || !without_newlines(thoughts, false).empty())) {
+      if (i > question && (i + 1 == messages.size() || !without_newlines(thoughts, false).empty())) {
         writer.markup("<think>\n").content(without_newlines(thoughts)).markup("\n</think>\n\n");
         content = without_newlines(content, false);
       }
@@ -139,8 +135,7 @@ void write_llama2(Writer& writer, Messages messages) {
       // if the question is all white space, the line breaks before it.
       writer.markup("<s>[INST] <<SYS>>\n").content(messages.front().content).markup("\n<</SYS>>");
       if (const std::string_view question = stripped(content); !question.empty()) {
-        const auto length =
-            static_cast<std::size_t>(question.data() + question.size() - content.data());
+        const auto length = static_cast<std::size_t>(question.data() + question.size() - content.data());
         writer.markup("\n\n").content(content.substr(0, length));
       }
       writer.markup(" [/INST]");
@@ -157,9 +152,7 @@ void write_llama3(Writer& writer, Messages messages, const std::string* date) {
   };
   if (date != nullptr) {
     header("system");
-    writer.markup("Cutting Knowledge Date: December 2023\nToday Date: ")
-        .markup(*date)
-        .markup("\n\n");
+    writer.markup("Cutting Knowledge Date: December 2023\nToday Date: ").markup(*date).markup("\n\n");
     if (messages.front().role == "system") writer.content(stripped(messages.front().content));
     writer.markup("<|eot_id|>");
     messages = without_system(messages);
@@ -196,8 +189,8 @@ void require_order(Messages messages, bool alternating) {
   require(!messages.empty(), "a conversation needs at least one message");
   for (std::size_t i = 0; i < messages.size(); ++i) {
     const std::string& role = messages[i].role;
-    require(role == "user" || role == "assistant" || role == "system", "message ", i,
-            " has the role ", io::in_quotes(role), ", must be system, user or assistant");
+    require(role == "user" || role == "assistant" || role == "system", "message ", i, " has the role ",
+            io::in_quotes(role), ", must be system, user or assistant");
     require(role != "system" || i == 0, "message ", i, " has the role system; only the first may");
     require(valid_utf8(messages[i].content) == messages[i].content, "message ", i, " is not UTF-8");
   }
@@ -205,9 +198,8 @@ void require_order(Messages messages, bool alternating) {
   require(!turns.empty(), "a conversation needs a message after the system message");
   for (std::size_t i = 0; alternating && i < turns.size(); ++i) {
     const std::string_view expected = i % 2 == 0 ? "user" : "assistant";
-    require(turns[i].role == expected, "message ", i + (messages.size() - turns.size()),
-            " has the role ", turns[i].role, ", must be ", expected,
-            ": in this template they alternate");
+    require(turns[i].role == expected, "message ", i + (messages.size() - turns.size()), " has the role ",
+            turns[i].role, ", must be ", expected, ": in this template they alternate");
   }
 }
 
@@ -219,8 +211,7 @@ std::string default_system(std::string_view code) {
     const std::string_view text = code.substr(at + before.size());
     const std::size_t end = text.find('\'');
     if (end == text.npos || end == 0) continue;
-    if (text.substr(0, end + 1).ends_with(after))
-      return std::string{text.substr(0, end + 1 - after.size())};
+    if (text.substr(0, end + 1).ends_with(after)) return std::string{text.substr(0, end + 1 - after.size())};
   }
   return {};
 }
@@ -228,13 +219,11 @@ std::string default_system(std::string_view code) {
 }  // namespace
 
 ChatTemplate::ChatTemplate(Tokenizer tokenizer) : tokenizer_{std::move(tokenizer)} {
-  require<FormatError>(
-      !tokenizer_.chat_template().empty(),
-      "the model has no chat template: it may be a base model, which continues a text");
+  require<FormatError>(!tokenizer_.chat_template().empty(),
+                       "the model has no chat template: it may be a base model, which continues a text");
   const std::string code = normalized_template(tokenizer_.chat_template());
   const auto has = [&](std::string_view part) { return code.find(part) != code.npos; };
-  const bool im_end = has("+message.content+'<|im_end|>'+'\n'}") ||
-                      has("+message.content+'<|im_end|>\n'}") ||
+  const bool im_end = has("+message.content+'<|im_end|>'+'\n'}") || has("+message.content+'<|im_end|>\n'}") ||
                       has("+content+'<|im_end|>'+'\n'}") || has("+content+'<|im_end|>\n'}");
   std::vector<std::string_view> needed;
   bool known = true;
@@ -246,8 +235,8 @@ ChatTemplate::ChatTemplate(Tokenizer tokenizer) : tokenizer_{std::move(tokenizer
     if (has("reasoning_content")) {
       family_ = Family::qwen3;
       known = has("loop.index0>ns.last_query_index") && has("{'<think>\n\n</think>\n\n'}") &&
-              has("enable_thinkingisfalse") &&
-              has("loop.lastor(notloop.lastandreasoning_content)") && system_.empty();
+              has("enable_thinkingisfalse") && has("loop.lastor(notloop.lastandreasoning_content)") &&
+              system_.empty();
     } else {
       known = !has("trim") && !has("strip(") && !has("+content+");
     }
@@ -268,8 +257,8 @@ ChatTemplate::ChatTemplate(Tokenizer tokenizer) : tokenizer_{std::move(tokenizer
     needed = {"<s>", "</s>"};
     known = !has("true==true") && !has("add_generation_prompt");
   } else {
-    const auto spelling = std::find_if(
-        mistral_spellings.begin(), mistral_spellings.end(), [&](const MistralSpelling& one) {
+    const auto spelling =
+        std::find_if(mistral_spellings.begin(), mistral_spellings.end(), [&](const MistralSpelling& one) {
           return has(one.user_code) && has(one.assistant_code) &&
                  (one.system_code.empty() ? !has("system_message") : has(one.system_code));
         });
@@ -287,8 +276,8 @@ ChatTemplate::ChatTemplate(Tokenizer tokenizer) : tokenizer_{std::move(tokenizer
                        ". It begins ", io::in_quotes(tokenizer_.chat_template()));
   for (const std::string_view token : needed) {
     const std::optional<int> id = tokenizer_.find(token);
-    require<FormatError>(id && tokenizer_.is_special(*id), "the chat template of ", name(),
-                         " needs ", token, ", which is no special token of this tokenizer");
+    require<FormatError>(id && tokenizer_.is_special(*id), "the chat template of ", name(), " needs ", token,
+                         ", which is no special token of this tokenizer");
   }
 }
 
@@ -302,28 +291,15 @@ ChatText ChatTemplate::render(Messages messages, const ChatOptions& options) con
   require_order(messages, family_ == Family::llama2 || family_ == Family::mistral);
   Writer writer;
   switch (family_) {
-    case Family::chatml:
-      write_chatml(writer, messages, system_);
-      break;
-    case Family::qwen3:
-      write_qwen3(writer, messages);
-      break;
-    case Family::llama2:
-      write_llama2(writer, messages);
-      break;
-    case Family::llama3:
-      write_llama3(writer, messages, nullptr);
-      break;
-    case Family::llama3_1:
-      write_llama3(writer, messages, &options.date);
-      break;
-    case Family::mistral:
-      write_mistral(writer, messages, mistral_spellings[mistral_]);
-      break;
+    case Family::chatml: write_chatml(writer, messages, system_); break;
+    case Family::qwen3: write_qwen3(writer, messages); break;
+    case Family::llama2: write_llama2(writer, messages); break;
+    case Family::llama3: write_llama3(writer, messages, nullptr); break;
+    case Family::llama3_1: write_llama3(writer, messages, &options.date); break;
+    case Family::mistral: write_mistral(writer, messages, mistral_spellings[mistral_]); break;
   }
   if (options.add_generation_prompt) {
-    if (family_ == Family::chatml || family_ == Family::qwen3)
-      writer.markup("<|im_start|>assistant\n");
+    if (family_ == Family::chatml || family_ == Family::qwen3) writer.markup("<|im_start|>assistant\n");
     if (family_ == Family::qwen3 && !options.thinking) writer.markup("<think>\n\n</think>\n\n");
     if (family_ == Family::llama3 || family_ == Family::llama3_1) {
       writer.markup("<|start_header_id|>assistant<|end_header_id|>\n\n");

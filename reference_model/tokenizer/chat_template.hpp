@@ -35,8 +35,7 @@ struct ChatOptions {
 
 struct ChatText {
   std::string text;
-  std::vector<ByteRange>
-      literal;  ///< Where the messages' contents are: no special tokens are parsed there.
+  std::vector<ByteRange> literal;  ///< Where the messages' contents are: no special tokens are parsed there.
 };
 
 class ChatTemplate {
@@ -52,8 +51,7 @@ class ChatTemplate {
   /// The text with the special tokens spelled out, the bos token too.
   /// @throws ConfigError for no messages, an unknown role, or an order of roles that the family
   /// does not have
-  [[nodiscard]] ChatText render(std::span<const ChatMessage> messages,
-                                const ChatOptions& options = {}) const;
+  [[nodiscard]] ChatText render(std::span<const ChatMessage> messages, const ChatOptions& options = {}) const;
 
   /// The tokens of that text. A special token's spelling inside a message is text like any other.
   /// @throws as render and Tokenizer::encode
@@ -65,7 +63,7 @@ class ChatTemplate {
 
   Tokenizer tokenizer_;
   Family family_ = Family::chatml;
-  std::string system_;  // ChatML's system message where the conversation has none; empty for none
+  std::string system_;       // ChatML's system message where the conversation has none; empty for none
   std::size_t mistral_ = 0;  // which of Mistral's spellings
 };
 

@@ -47,8 +47,7 @@ void read_byte_level(const GgufTokenizer& gguf, TokenizerParts& parts) {
 void read_scored(const GgufTokenizer& gguf, TokenizerParts& parts) {
   parts.scores.assign(gguf.scores.begin(), gguf.scores.end());
   require<FormatError>(parts.scores.size() == parts.tokens.size(), parts.origin, ": has ",
-                       parts.scores.size(), " tokenizer.ggml.scores for ", parts.tokens.size(),
-                       " tokens");
+                       parts.scores.size(), " tokenizer.ggml.scores for ", parts.tokens.size(), " tokens");
   const bool space_in_front = gguf.add_space_prefix.value_or(true);
   if (space_in_front) {
     parts.normalizer.push_back({NormalizerStep::Kind::prepend, "", false, std::string{space_mark}});
@@ -72,9 +71,8 @@ TokenizerParts parts_of_gguf(const GgufTokenizer& gguf, std::string_view origin)
   parts.tokens = gguf.tokens;
   parts.chat_template = gguf.chat_template;
   const std::size_t count = gguf.tokens.size();
-  require<FormatError>(gguf.token_types.empty() || gguf.token_types.size() == count, origin,
-                       ": has ", gguf.token_types.size(), " tokenizer.ggml.token_type for ", count,
-                       " tokens");
+  require<FormatError>(gguf.token_types.empty() || gguf.token_types.size() == count, origin, ": has ",
+                       gguf.token_types.size(), " tokenizer.ggml.token_type for ", count, " tokens");
   for (std::size_t id = 0; id < gguf.token_types.size(); ++id) {
     const std::int64_t type = gguf.token_types[id];
     if (type != unknown_token && type != control_token && type != added_token) continue;

@@ -42,8 +42,7 @@ class Section {
     const io::Json& array = object_.at(key);
     require<FormatError>(array.is_array(), where(key), ": must be an array, is ", io::shown(array));
     std::vector<Section> all;
-    for (const io::Json& item : array)
-      all.emplace_back(item, message(where(key), ", ", all.size()));
+    for (const io::Json& item : array) all.emplace_back(item, message(where(key), ", ", all.size()));
     return all;
   }
   void refuse_others() const { object_.refuse_others(); }

@@ -30,8 +30,7 @@ std::optional<Json> read_config(const fs::path& folder, const char* name) {
   const fs::path path = folder / name;
   if (!fs::exists(path)) return {};
   Json json = io::parse_json(io::read_text_file(path, largest_config), path.string());
-  require<FormatError>(json.is_object(), path.string(), ": must be an object, is ",
-                       io::shown(json));
+  require<FormatError>(json.is_object(), path.string(), ": must be an object, is ", io::shown(json));
   return json;
 }
 
@@ -83,8 +82,7 @@ std::string chat_template_of(const fs::path& folder, const Json& config) {
 /// Adds what the files beside the tokenizer's own say.
 void read_neighbours(const fs::path& folder, TokenizerParts& parts) {
   const Json config = read_config(folder, "tokenizer_config.json").value_or(Json::object());
-  if (const auto spelling = spelling_of(config, "bos_token"))
-    parts.bos = token_of(parts, *spelling);
+  if (const auto spelling = spelling_of(config, "bos_token")) parts.bos = token_of(parts, *spelling);
   if (const auto spelling = spelling_of(config, "eos_token")) {
     if (const auto end = token_of(parts, *spelling)) parts.ends.push_back(*end);
   }
@@ -127,10 +125,9 @@ Tokenizer Tokenizer::load(const fs::path& folder) {
     read_neighbours(folder, parts);
     return {std::move(parts), std::move(pieces)};
   }
-  require<FormatError>(
-      reads_bytes(folder), folder.string(),
-      ": has no tokenizer: neither tokenizer.json nor tokenizer.model is there, and "
-      "only a model of 256 tokens can do without");
+  require<FormatError>(reads_bytes(folder), folder.string(),
+                       ": has no tokenizer: neither tokenizer.json nor tokenizer.model is there, and "
+                       "only a model of 256 tokens can do without");
   return bytes();
 }
 

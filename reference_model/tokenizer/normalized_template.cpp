@@ -66,10 +66,9 @@ std::size_t end_of_tag(std::string_view rest) {
 }
 
 /// What is left of the text between two tags, as Jinja trims it with trim_blocks and lstrip_blocks.
-std::string_view printed_text(std::string_view text, std::string_view before,
-                              std::string_view after) {
-  const bool cut = (before.size() > 2 && before[before.size() - 3] == '-') ||
-                   (after.size() > 2 && after[2] == '-');
+std::string_view printed_text(std::string_view text, std::string_view before, std::string_view after) {
+  const bool cut =
+      (before.size() > 2 && before[before.size() - 3] == '-') || (after.size() > 2 && after[2] == '-');
   if (cut && text.find_first_not_of(white_space) == text.npos) return {};
   if (!before.empty() && !before.starts_with("{{") && text.starts_with('\n')) text.remove_prefix(1);
   if (!after.empty() && !after.starts_with("{{")) {

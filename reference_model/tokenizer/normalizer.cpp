@@ -24,21 +24,12 @@ std::string Normalizer::apply(std::string_view text) const {
         if (!out.empty()) out.insert(0, what.content);
         break;
       case Kind::replace:
-        out = pattern ? pattern->replaced(out, what.content)
-                      : with_replaced(out, what.pattern, what.content);
+        out = pattern ? pattern->replaced(out, what.content) : with_replaced(out, what.pattern, what.content);
         break;
-      case Kind::nfc:
-        out = normalized(out, NormalForm::nfc);
-        break;
-      case Kind::nfd:
-        out = normalized(out, NormalForm::nfd);
-        break;
-      case Kind::nfkc:
-        out = normalized(out, NormalForm::nfkc);
-        break;
-      case Kind::nfkd:
-        out = normalized(out, NormalForm::nfkd);
-        break;
+      case Kind::nfc: out = normalized(out, NormalForm::nfc); break;
+      case Kind::nfd: out = normalized(out, NormalForm::nfd); break;
+      case Kind::nfkc: out = normalized(out, NormalForm::nfkc); break;
+      case Kind::nfkd: out = normalized(out, NormalForm::nfkd); break;
     }
   }
   return out;

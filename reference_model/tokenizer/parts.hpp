@@ -63,10 +63,10 @@ struct DecoderParts {
   bool byte_fallback = false;  ///< A token "<0xE2>" is this byte.
   std::string replaced{};      ///< This text inside tokens becomes `replacement`; empty for none.
   std::string replacement{};
-  std::size_t strip_spaces = 0;      ///< At most so many spaces are removed at the beginning.
-  bool strip_replaced_only = false;  ///< Strips only spaces that `replaced` spelled.
+  std::size_t strip_spaces = 0;             ///< At most so many spaces are removed at the beginning.
+  bool strip_replaced_only = false;         ///< Strips only spaces that `replaced` spelled.
   bool first_token_drops_replaced = false;  ///< In the first token, `replaced` becomes nothing.
-  std::string unknown_text{};  ///< What the unknown token decodes to; empty for its spelling.
+  std::string unknown_text{};               ///< What the unknown token decodes to; empty for its spelling.
 };
 
 /// A token that is found in the text before it is cut into pieces.
@@ -90,8 +90,7 @@ struct TokenizerParts {
   /// with the highest score first. Empty, or one for each token.
   std::vector<float> scores;
   bool ignore_merges = false;  ///< A piece that is a token is that token, whatever the merges say.
-  std::optional<int>
-      unknown;  ///< Stands for a character that is no token; without it, such are dropped.
+  std::optional<int> unknown;  ///< Stands for a character that is no token; without it, such are dropped.
   bool fuse_unknown = false;   ///< Unknown neighbours are one token.
   bool byte_fallback = false;  ///< A character that is no token becomes its bytes, "<0xE2>".
 
@@ -100,10 +99,10 @@ struct TokenizerParts {
   DecoderParts decoder;
   std::vector<AddedToken> added;
 
-  std::vector<int> prefix;  ///< What `add_special` puts in front of a text, usually the bos token.
-  std::vector<int> suffix;  ///< What it puts after it.
-  std::optional<int> bos;   ///< Begins a text.
-  std::vector<int> ends;    ///< Tokens that end a text or a turn.
+  std::vector<int> prefix;    ///< What `add_special` puts in front of a text, usually the bos token.
+  std::vector<int> suffix;    ///< What it puts after it.
+  std::optional<int> bos;     ///< Begins a text.
+  std::vector<int> ends;      ///< Tokens that end a text or a turn.
   std::string chat_template;  ///< As in tokenizer_config.json; empty if there is none.
 };
 

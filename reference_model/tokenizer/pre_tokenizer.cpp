@@ -22,8 +22,7 @@ void append_pieces(const std::vector<Found>& found, SplitBehaviour behaviour,
   bool match_before = false;
   const auto grows = [&](bool is_match) {
     return pieces.size() > first &&
-           (behaviour == SplitBehaviour::contiguous ? is_match == match_before
-                                                    : is_match && !match_before);
+           (behaviour == SplitBehaviour::contiguous ? is_match == match_before : is_match && !match_before);
   };
   switch (behaviour) {
     case SplitBehaviour::removed:
@@ -82,8 +81,7 @@ PreTokenizer::PreTokenizer(const PreTokenizerParts& parts, std::string_view orig
 std::string PreTokenizer::with_spaces(std::string_view text, bool at_start) const {
   std::string out = metaspace_ ? with_replaced(text, " ", space_mark) : std::string{text};
   const std::string_view space = metaspace_ ? space_mark : " ";
-  const bool wanted =
-      prepend_ == PrependSpace::always || (prepend_ == PrependSpace::first && at_start);
+  const bool wanted = prepend_ == PrependSpace::always || (prepend_ == PrependSpace::first && at_start);
   if (wanted && !out.empty() && !out.starts_with(space)) out.insert(0, space);
   return out;
 }
@@ -96,9 +94,7 @@ std::vector<TextRange> PreTokenizer::ranges(std::u16string_view text) const {
     std::vector<TextRange> next;
     step.pattern.split(
         text, pieces,
-        [&](TextRange range, bool is_match) {
-          found.push_back({range, is_match != step.invert});
-        },
+        [&](TextRange range, bool is_match) { found.push_back({range, is_match != step.invert}); },
         [&] {
           append_pieces(found, step.behaviour, next);
           found.clear();

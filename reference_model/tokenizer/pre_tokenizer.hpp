@@ -65,7 +65,6 @@ inline constexpr std::string_view gpt2_pattern =
 inline constexpr std::string_view space_mark = "\xE2\x96\x81";
 
 /// `text` with each `from` replaced by `to`.
-[[nodiscard]] std::string with_replaced(std::string_view text, std::string_view from,
-                                        std::string_view to);
+[[nodiscard]] std::string with_replaced(std::string_view text, std::string_view from, std::string_view to);
 
 }  // namespace kvpolicy::reference

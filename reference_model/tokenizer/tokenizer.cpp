@@ -19,8 +19,8 @@ namespace kvpolicy::reference {
 namespace {
 
 constexpr std::size_t longest_token = 4096;
-constexpr std::array<std::string_view, 5> well_known_ends = {
-    "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|endoftext|>"};
+constexpr std::array<std::string_view, 5> well_known_ends = {"<|im_end|>", "<|eot_id|>", "<|eom_id|>",
+                                                             "<|end_of_text|>", "<|endoftext|>"};
 
 class BytePairModel final : public TokenModel {
  public:
@@ -63,12 +63,12 @@ std::string decoded(const std::string& token, const DecoderParts& rules, bool fi
 TokenizerParts checked(TokenizerParts parts) {
   const std::size_t count = parts.tokens.size();
   require<FormatError>(count > 0, parts.origin, ": has no tokens");
-  require<FormatError>(count < max_vocabulary, parts.origin, ": has ", count,
-                       " tokens, must be less than ", max_vocabulary);
+  require<FormatError>(count < max_vocabulary, parts.origin, ": has ", count, " tokens, must be less than ",
+                       max_vocabulary);
   for (std::size_t id = 0; id < count; ++id) {
     const std::string& token = parts.tokens[id];
-    require<FormatError>(!token.empty() && token.size() <= longest_token, parts.origin, ": token ",
-                         id, " has ", token.size(), " bytes, must have 1 to ", longest_token);
+    require<FormatError>(!token.empty() && token.size() <= longest_token, parts.origin, ": token ", id,
+                         " has ", token.size(), " bytes, must have 1 to ", longest_token);
     require<FormatError>(valid_utf8(token) == token, parts.origin, ": token ", id, " is not UTF-8");
   }
   const auto require_token = [&](int id, std::string_view what) {
@@ -99,8 +99,8 @@ struct Tokenizer::State {
     // A base model's files name the end of a text only; a chat ends with the end of a turn.
     for (const AddedToken& added : parts.added) {
       const std::string& spelling = parts.tokens[static_cast<std::size_t>(added.id)];
-      if (added.special && std::find(well_known_ends.begin(), well_known_ends.end(), spelling) !=
-                               well_known_ends.end()) {
+      if (added.special &&
+          std::find(well_known_ends.begin(), well_known_ends.end(), spelling) != well_known_ends.end()) {
         ends.push_back(added.id);
       }
     }
@@ -112,8 +112,8 @@ struct Tokenizer::State {
     for (std::size_t id = 0; id < spelled.size(); ++id) {
       bytes.push_back(decoded(spelled[id], rules, false));
       const bool is_new = ids.try_emplace(spelled[id], static_cast<int>(id)).second;
-      require<FormatError>(is_new, origin, ": tokens ", ids.at(spelled[id]), " and ", id,
-                           " are both ", io::in_quotes(spelled[id]));
+      require<FormatError>(is_new, origin, ": tokens ", ids.at(spelled[id]), " and ", id, " are both ",
+                           io::in_quotes(spelled[id]));
     }
     if (parts.unknown && !rules.unknown_text.empty()) {
       bytes[static_cast<std::size_t>(*parts.unknown)] = rules.unknown_text;
@@ -131,8 +131,8 @@ struct Tokenizer::State {
   }
 
   std::size_t require_known(int token) const {
-    require<ShapeError>(token >= 0 && static_cast<std::size_t>(token) < spelled.size(), origin,
-                        ": token ", token, " is not in the vocabulary of ", spelled.size());
+    require<ShapeError>(token >= 0 && static_cast<std::size_t>(token) < spelled.size(), origin, ": token ",
+                        token, " is not in the vocabulary of ", spelled.size());
     return static_cast<std::size_t>(token);
   }
 
@@ -178,18 +178,16 @@ std::vector<int> Tokenizer::encode(std::string_view text, const EncodeOptions& o
   }
   bool special_in_literal = false;
   for (const ByteRange range : options.literal) {
-    require<ShapeError>(range.begin <= range.end && range.end <= text.size(),
-                        "a literal range of bytes ", range.begin, " to ", range.end,
-                        " of a text of ", text.size());
+    require<ShapeError>(range.begin <= range.end && range.end <= text.size(), "a literal range of bytes ",
+                        range.begin, " to ", range.end, " of a text of ", text.size());
     const std::string_view part = text.substr(range.begin, range.end - range.begin);
     special_in_literal = special_in_literal || state.found_first.special_in(part) ||
                          state.found_later.special_in(state.normalizer.apply(part));
   }
   const auto special_counts = [&](std::size_t begin) {
     if (!options.parse_special) return false;
-    return std::none_of(
-        options.literal.begin(), options.literal.end(),
-        [&](const ByteRange& range) { return range.begin <= begin && begin < range.end; });
+    return std::none_of(options.literal.begin(), options.literal.end(),
+                        [&](const ByteRange& range) { return range.begin <= begin && begin < range.end; });
   };
   // Normalised text has lost its positions: there, special tokens count unless a literal range
   // holds one.
@@ -233,9 +231,7 @@ std::optional<int> Tokenizer::find(std::string_view token_text) const {
   const auto found = state_->ids.find(token_text);
   return found == state_->ids.end() ? std::nullopt : std::optional{found->second};
 }
-bool Tokenizer::is_special(int token) const {
-  return state_->special[state_->require_known(token)];
-}
+bool Tokenizer::is_special(int token) const { return state_->special[state_->require_known(token)]; }
 std::optional<int> Tokenizer::bos() const noexcept { return state_->bos; }
 std::span<const int> Tokenizer::ends() const noexcept { return state_->ends; }
 bool Tokenizer::is_end(int token) const noexcept {
@@ -247,9 +243,8 @@ void Tokenizer::require_fits(std::size_t model_vocabulary) const {
   const std::size_t count = vocabulary();
   require<FormatError>(count <= model_vocabulary, state_->origin, ": has ", count,
                        " tokens, but the model's embedding has only ", model_vocabulary, " rows");
-  require<FormatError>(model_vocabulary - count <= most_padding, state_->origin, ": has only ",
-                       count, " tokens for a model of ", model_vocabulary,
-                       "; it may be another model's tokenizer");
+  require<FormatError>(model_vocabulary - count <= most_padding, state_->origin, ": has only ", count,
+                       " tokens for a model of ", model_vocabulary, "; it may be another model's tokenizer");
 }
 
 TextStream::TextStream(Tokenizer tokenizer, const DecodeOptions& options)

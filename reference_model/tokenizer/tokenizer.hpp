@@ -34,10 +34,8 @@ struct ByteRange {
 };
 
 struct EncodeOptions {
-  bool add_special =
-      true;  ///< Adds what the model's texts begin and end with, usually a bos token.
-  bool parse_special =
-      true;  ///< "<|im_end|>" in the text is the special token; otherwise it is text.
+  bool add_special = true;    ///< Adds what the model's texts begin and end with, usually a bos token.
+  bool parse_special = true;  ///< "<|im_end|>" in the text is the special token; otherwise it is text.
   /// Parts of the text in which special tokens are never parsed, for example what a user typed into
   /// a chat.
   std::span<const ByteRange> literal = {};
@@ -76,13 +74,11 @@ class Tokenizer {
 
   /// @throws ConfigError if a pattern takes too long on this text; ShapeError for 2^30 bytes or
   /// more, or if there are literal ranges that are not inside the text or the text is not UTF-8
-  [[nodiscard]] std::vector<int> encode(std::string_view text,
-                                        const EncodeOptions& options = {}) const;
+  [[nodiscard]] std::vector<int> encode(std::string_view text, const EncodeOptions& options = {}) const;
 
   /// Valid UTF-8; bytes that are not become U+FFFD. @throws ShapeError for a token outside the
   /// vocabulary
-  [[nodiscard]] std::string decode(std::span<const int> tokens,
-                                   const DecodeOptions& options = {}) const;
+  [[nodiscard]] std::string decode(std::span<const int> tokens, const DecodeOptions& options = {}) const;
 
   /// How many tokens there are; their numbers are 0 to vocabulary() - 1.
   [[nodiscard]] std::size_t vocabulary() const noexcept;

@@ -62,9 +62,8 @@ SplitBehaviour behaviour_of(const Section& section, const std::string& name) {
   if (name == "MergedWithPrevious") return SplitBehaviour::merged_with_previous;
   if (name == "MergedWithNext") return SplitBehaviour::merged_with_next;
   if (name == "Contiguous") return SplitBehaviour::contiguous;
-  fail<FormatError>(
-      section.where(), ", behavior: is ", io::in_quotes(name),
-      ", must be Removed, Isolated, MergedWithPrevious, MergedWithNext or Contiguous");
+  fail<FormatError>(section.where(), ", behavior: is ", io::in_quotes(name),
+                    ", must be Removed, Isolated, MergedWithPrevious, MergedWithNext or Contiguous");
 }
 
 /// Metaspace, in its spelling of today (prepend_scheme) and that of before (add_prefix_space).
@@ -76,15 +75,15 @@ PrependSpace read_prepend_scheme(Section& section) {
   const std::string& scheme = section.text("prepend_scheme");
   if (scheme == "always") return PrependSpace::always;
   if (scheme == "first") return PrependSpace::first;
-  require<FormatError>(scheme == "never", section.where(), ", prepend_scheme: is ",
-                       io::in_quotes(scheme), ", must be always, first or never");
+  require<FormatError>(scheme == "never", section.where(), ", prepend_scheme: is ", io::in_quotes(scheme),
+                       ", must be always, first or never");
   return PrependSpace::never;
 }
 
 void require_space_mark(Section& section) {
   const std::string& mark = section.text("replacement");
-  require<FormatError>(mark == space_mark, section.where(), ", replacement: is ",
-                       io::in_quotes(mark), ", must be U+2581");
+  require<FormatError>(mark == space_mark, section.where(), ", replacement: is ", io::in_quotes(mark),
+                       ", must be U+2581");
   section.find("str_rep");
 }
 
@@ -93,9 +92,8 @@ void read_pre_tokenizer(Section section, PreTokenizerParts& parts) {
   require<FormatError>(!parts.byte_level, section.where(), ": ", io::in_quotes(type),
                        " follows ByteLevel, which must be the last");
   const auto require_first = [&](std::string_view what) {
-    require<FormatError>(
-        parts.splits.empty() && parts.prepend == PrependSpace::never && !parts.metaspace,
-        section.where(), ": ", what, " must be the first pre-tokenizer");
+    require<FormatError>(parts.splits.empty() && parts.prepend == PrependSpace::never && !parts.metaspace,
+                         section.where(), ": ", what, " must be the first pre-tokenizer");
   };
   if (type == "Sequence") {
     for (const Section& inner : section.sections("pretokenizers")) read_pre_tokenizer(inner, parts);
@@ -146,12 +144,10 @@ void read_template(Section& section, TokenizerParts& parts) {
     Section token = item.section("SpecialToken");
     Section meant = known.section(token.text("id").c_str());
     const Json& ids = meant.at("ids");
-    require<FormatError>(ids.is_array(), meant.where("ids"), ": must be an array, is ",
-                         io::shown(ids));
+    require<FormatError>(ids.is_array(), meant.where("ids"), ": must be an array, is ", io::shown(ids));
     for (const Json& id : ids) {
       (text_seen ? parts.suffix : parts.prefix)
-          .push_back(
-              static_cast<int>(io::JsonObject::as_count(id, meant.where("ids"), max_vocabulary)));
+          .push_back(static_cast<int>(io::JsonObject::as_count(id, meant.where("ids"), max_vocabulary)));
     }
   }
   require<FormatError>(text_seen, section.where(), ", single: holds no Sequence for the text");
@@ -193,8 +189,7 @@ void read_decoder(Section section, DecoderParts& parts, bool& fused) {
     fused = true;
   } else if (type == "Strip") {
     require<FormatError>(fused && section.text("content") == " " && section.count("stop") == 0,
-                         section.where(),
-                         ": only spaces at the beginning, after Fuse, can be stripped");
+                         section.where(), ": only spaces at the beginning, after Fuse, can be stripped");
     parts.strip_spaces = section.count("start");
   } else if (type == "Metaspace") {
     require_space_mark(section);
@@ -216,19 +211,15 @@ class Numbering {
   explicit Numbering(std::size_t most) : spellings_(most) {}
 
   void add(const std::string& spelling, std::size_t id, const Section& section) {
-    require<FormatError>(id < spellings_.size(), section.where(), ": ", io::in_quotes(spelling),
-                         " is token ", id, ", but the file has only ", spellings_.size(),
-                         " tokens");
+    require<FormatError>(id < spellings_.size(), section.where(), ": ", io::in_quotes(spelling), " is token ",
+                         id, ", but the file has only ", spellings_.size(), " tokens");
     const std::string& other = spellings_[id];
-    require<FormatError>(other.empty() || other == spelling, section.where(), ": ",
-                         io::in_quotes(other), " and ", io::in_quotes(spelling), " are both token ",
-                         id);
+    require<FormatError>(other.empty() || other == spelling, section.where(), ": ", io::in_quotes(other),
+                         " and ", io::in_quotes(spelling), " are both token ", id);
     spellings_[id] = spelling;
     used_ = std::max(used_, id + 1);
   }
-  [[nodiscard]] bool has(std::size_t id) const {
-    return id < spellings_.size() && !spellings_[id].empty();
-  }
+  [[nodiscard]] bool has(std::size_t id) const { return id < spellings_.size() && !spellings_[id].empty(); }
   /// @throws FormatError for a number without a spelling, below the highest
   [[nodiscard]] std::vector<std::string> take(std::string_view origin) {
     spellings_.resize(used_);
@@ -245,8 +236,7 @@ class Numbering {
 
 std::size_t size_of(const Json* value) { return value == nullptr ? 0 : value->size(); }
 
-std::pair<std::string, std::string> read_merge(const Json& merge, const Section& section,
-                                               std::size_t index) {
+std::pair<std::string, std::string> read_merge(const Json& merge, const Section& section, std::size_t index) {
   if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string()) {
     return {merge[0].get<std::string>(), merge[1].get<std::string>()};
   }
@@ -261,8 +251,7 @@ void read_model(Section section, TokenizerParts& parts, Numbering& numbering) {
     section.refuse_type(type, "BPE (for Unigram, give the folder's tokenizer.model instead)");
   for (const char* key : {"dropout", "continuing_subword_prefix", "end_of_word_suffix"}) {
     const Json* value = section.find(key);
-    const bool unset =
-        value == nullptr || *value == Json("") || (value->is_number() && *value == Json(0));
+    const bool unset = value == nullptr || *value == Json("") || (value->is_number() && *value == Json(0));
     require<FormatError>(unset, section.where(key), ": is not implemented, must be null");
   }
   parts.fuse_unknown = section.flag_or("fuse_unk", false);
@@ -272,8 +261,7 @@ void read_model(Section section, TokenizerParts& parts, Numbering& numbering) {
   require<FormatError>(vocabulary.is_object(), section.where("vocab"), ": must be an object, is ",
                        io::shown(vocabulary));
   for (const auto& item : vocabulary.items()) {
-    const std::size_t id =
-        io::JsonObject::as_count(item.value(), section.where("vocab"), max_vocabulary);
+    const std::size_t id = io::JsonObject::as_count(item.value(), section.where("vocab"), max_vocabulary);
     require<FormatError>(!item.key().empty(), section.where("vocab"), ": token ", id, " is empty");
     numbering.add(item.key(), id, section);
   }
@@ -281,13 +269,11 @@ void read_model(Section section, TokenizerParts& parts, Numbering& numbering) {
   require<FormatError>(merges.is_array(), section.where("merges"), ": must be an array, is ",
                        io::shown(merges));
   parts.merges.reserve(merges.size());
-  for (const Json& merge : merges)
-    parts.merges.push_back(read_merge(merge, section, parts.merges.size()));
+  for (const Json& merge : merges) parts.merges.push_back(read_merge(merge, section, parts.merges.size()));
   if (section.find("unk_token") != nullptr) {
     const auto unknown = vocabulary.find(section.text("unk_token"));
     require<FormatError>(unknown != vocabulary.end(), section.where("unk_token"), ": ",
-                         io::in_quotes(section.text("unk_token")),
-                         " is no token of the vocabulary");
+                         io::in_quotes(section.text("unk_token")), " is no token of the vocabulary");
     parts.unknown = unknown->get<int>();
   }
   section.refuse_others();
@@ -319,24 +305,20 @@ TokenizerParts parse_tokenizer_json(std::string_view text, std::string_view orig
   Section root{json, std::string{origin}};
   root.find("version");
   for (const char* key : {"truncation", "padding"}) {
-    require<FormatError>(root.find(key) == nullptr, root.where(key),
-                         ": is not implemented, must be null");
+    require<FormatError>(root.find(key) == nullptr, root.where(key), ": is not implemented, must be null");
   }
   Section model = root.section("model");
   Numbering numbering{size_of(model.find("vocab")) + size_of(root.find("added_tokens"))};
   read_model(std::move(model), parts, numbering);
   if (root.find("added_tokens") != nullptr) {
-    for (const Section& token : root.sections("added_tokens"))
-      read_added_token(token, parts, numbering);
+    for (const Section& token : root.sections("added_tokens")) read_added_token(token, parts, numbering);
   }
   parts.tokens = numbering.take(origin);
-  if (root.find("normalizer") != nullptr)
-    read_normalizer(root.section("normalizer"), parts.normalizer);
+  if (root.find("normalizer") != nullptr) read_normalizer(root.section("normalizer"), parts.normalizer);
   if (root.find("pre_tokenizer") != nullptr) {
     read_pre_tokenizer(root.section("pre_tokenizer"), parts.pre_tokenizer);
   }
-  if (root.find("post_processor") != nullptr)
-    read_post_processor(root.section("post_processor"), parts);
+  if (root.find("post_processor") != nullptr) read_post_processor(root.section("post_processor"), parts);
   bool fused = false;
   read_decoder(root.section("decoder"), parts.decoder, fused);
   root.refuse_others();

@@ -64,11 +64,10 @@ void append_utf8(std::u16string_view text, std::string& out) {
 
 std::string normalized(std::string_view text, NormalForm form) {
   UErrorCode status = U_ZERO_ERROR;
-  const icu::Normalizer2* normalizer =
-      form == NormalForm::nfc    ? icu::Normalizer2::getNFCInstance(status)
-      : form == NormalForm::nfd  ? icu::Normalizer2::getNFDInstance(status)
-      : form == NormalForm::nfkc ? icu::Normalizer2::getNFKCInstance(status)
-                                 : icu::Normalizer2::getNFKDInstance(status);
+  const icu::Normalizer2* normalizer = form == NormalForm::nfc    ? icu::Normalizer2::getNFCInstance(status)
+                                       : form == NormalForm::nfd  ? icu::Normalizer2::getNFDInstance(status)
+                                       : form == NormalForm::nfkc ? icu::Normalizer2::getNFKCInstance(status)
+                                                                  : icu::Normalizer2::getNFKDInstance(status);
   const std::u16string units = to_utf16(text);
   icu::UnicodeString result;
   if (U_SUCCESS(status)) normalizer->normalize(alias_of(units), result, status);
@@ -78,9 +77,7 @@ std::string normalized(std::string_view text, NormalForm form) {
   return out;
 }
 
-bool is_white_space(char32_t character) {
-  return u_isUWhiteSpace(static_cast<UChar32>(character)) != 0;
-}
+bool is_white_space(char32_t character) { return u_isUWhiteSpace(static_cast<UChar32>(character)) != 0; }
 
 bool is_word_character(char32_t character) {
   const auto code = static_cast<UChar32>(character);
@@ -111,19 +108,18 @@ Pattern::Pattern(std::string_view expression, std::string_view origin, bool lite
   const std::u16string units = to_utf16(expression);
   const std::uint32_t flags = literal ? UREGEX_LITERAL : 0;
   compiled_->pattern.reset(icu::RegexPattern::compile(alias_of(units), flags, where, status));
-  require<FormatError>(U_SUCCESS(status), origin, ": the regular expression ",
-                       io::in_quotes(expression), " is refused by ICU: ", u_errorName(status));
+  require<FormatError>(U_SUCCESS(status), origin, ": the regular expression ", io::in_quotes(expression),
+                       " is refused by ICU: ", u_errorName(status));
 }
 
-void Pattern::each(std::u16string_view text, const std::vector<TextRange>& pieces, void* to,
-                   TakeCall take, DoneCall piece_done) const {
+void Pattern::each(std::u16string_view text, const std::vector<TextRange>& pieces, void* to, TakeCall take,
+                   DoneCall piece_done) const {
   const auto matcher = compiled_->matcher();
   const icu::UnicodeString alias = alias_of(text);
   matcher->reset(alias);
   UErrorCode status = U_ZERO_ERROR;
   for (const TextRange piece : pieces) {
-    matcher->region(static_cast<std::int64_t>(piece.begin), static_cast<std::int64_t>(piece.end),
-                    status);
+    matcher->region(static_cast<std::int64_t>(piece.begin), static_cast<std::int64_t>(piece.end), status);
     std::size_t done = piece.begin;
     while (matcher->find(status) != 0 && U_SUCCESS(status)) {
       const auto begin = static_cast<std::size_t>(matcher->start64(status));
@@ -176,8 +172,7 @@ bool is_white_space(char32_t) { refuse_without_icu(); }
 bool is_word_character(char32_t) { refuse_without_icu(); }
 struct Pattern::Compiled {};
 Pattern::Pattern(std::string_view, std::string_view, bool) { refuse_without_icu(); }
-void Pattern::each(std::u16string_view, const std::vector<TextRange>&, void*, TakeCall,
-                   DoneCall) const {
+void Pattern::each(std::u16string_view, const std::vector<TextRange>&, void*, TakeCall, DoneCall) const {
   refuse_without_icu();
 }
 std::string Pattern::replaced(std::string_view, std::string_view) const { refuse_without_icu(); }

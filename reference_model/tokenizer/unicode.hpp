@@ -58,9 +58,7 @@ class Pattern {
     } calls{take, piece_done};
     each(
         text, pieces, &calls,
-        [](void* to, TextRange range, bool is_match) {
-          static_cast<Calls*>(to)->take(range, is_match);
-        },
+        [](void* to, TextRange range, bool is_match) { static_cast<Calls*>(to)->take(range, is_match); },
         [](void* to) { static_cast<Calls*>(to)->piece_done(); });
   }
 

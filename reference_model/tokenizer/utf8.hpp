@@ -24,11 +24,7 @@ struct Utf8Character {
   const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
   const unsigned lead = byte(0);
   if (lead < 0x80) return {1, true, false};
-  const std::size_t length = lead < 0xC2   ? 0
-                             : lead < 0xE0 ? 2
-                             : lead < 0xF0 ? 3
-                             : lead < 0xF5 ? 4
-                                           : 0;
+  const std::size_t length = lead < 0xC2 ? 0 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : lead < 0xF5 ? 4 : 0;
   if (length == 0) return {1, false, false};
   // The second byte's range excludes long spellings, surrogates, and what lies above U+10FFFF.
   unsigned lowest = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
@@ -61,8 +57,7 @@ struct Utf8Character {
 
 /// Appends `text` with what is not UTF-8 replaced. Returns how many bytes at its end are the
 /// beginning of a character; with `keep_truncated` these are not appended.
-inline std::size_t append_valid_utf8(std::string_view text, std::string& out,
-                                     bool keep_truncated = false) {
+inline std::size_t append_valid_utf8(std::string_view text, std::string& out, bool keep_truncated = false) {
   while (!text.empty()) {
     const Utf8Character next = first_character(text);
     if (next.truncated && keep_truncated) return text.size();

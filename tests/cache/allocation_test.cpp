@@ -38,7 +38,9 @@ Plan mixed_plan(std::size_t compress_every) {
   for (std::size_t layer = 0; layer < 2; ++layer) {
     plan.set(layer, 1, Quantized::Config{.storage = {.bits = 4, .key_group = 16, .residual = 10}});
     plan.set(layer, 2, Window::Config{.sinks = 3, .recent = 20, .storage = {.bits = 8, .residual = 4}});
-    plan.set(layer, 3, Budget::Config{.budget = 10, .compress_every = compress_every, .scorer = {.observation_window = 4}});
+    plan.set(
+        layer, 3,
+        Budget::Config{.budget = 10, .compress_every = compress_every, .scorer = {.observation_window = 4}});
     plan.set(layer, 4, Retrieval::Config{.chunk = 4, .budget = 8});
   }
   return plan;
@@ -75,8 +77,9 @@ std::vector<float> next_steps(Cache& cache) {
 // `prepare(state)` makes what `call` needs, `call(state, prepared)` is what fails, and `settle(state)` runs
 // before the steps with which the cache continues.
 template <class Prepare, class Call, class Settle = void (*)(State&)>
-void survive(const char* what, const CacheOptions& options, Prepare prepare, Call call,
-             std::size_t compress_every = 0, Settle settle = [](State&) {}) {
+void survive(
+    const char* what, const CacheOptions& options, Prepare prepare, Call call, std::size_t compress_every = 0,
+    Settle settle = [](State&) {}) {
   CAPTURE(what);
   State control{options, compress_every};
   auto control_prepared = prepare(control);
@@ -163,44 +166,55 @@ TEST_CASE("allocation failure: the first step of a fork") {
   CacheOptions options;
   for (const std::size_t max_rollback : std::initializer_list<std::size_t>{0, 6}) {
     options.max_rollback = max_rollback;
-    survive("nine tokens", options, [](State& state) {
-      state.cache = std::make_unique<Cache>(state.cache->fork());
-      return test::Chunk<>{state.random, state.cache->plan().shape(), 9};
-    }, [](State& s, auto& chunk) { chunk.step(*s.cache, 0); });
+    survive(
+        "nine tokens", options,
+        [](State& state) {
+          state.cache = std::make_unique<Cache>(state.cache->fork());
+          return test::Chunk<>{state.random, state.cache->plan().shape(), 9};
+        },
+        [](State& s, auto& chunk) { chunk.step(*s.cache, 0); });
   }
 }
 
 TEST_CASE("allocation failure: compression and refresh after a step") {
   CacheOptions options;
-  survive("a refresh for later reads", options, chunk_of(9), [](State& s, auto& chunk) {
-    chunk.step(*s.cache, 0, {.refresh_selection = true});
-  });
-  survive("a compression that is due", options, chunk_of(30), [](State& s, auto& chunk) {
-    chunk.step(*s.cache, 0);
-  }, 40);
+  survive("a refresh for later reads", options, chunk_of(9),
+          [](State& s, auto& chunk) { chunk.step(*s.cache, 0, {.refresh_selection = true}); });
+  survive(
+      "a compression that is due", options, chunk_of(30),
+      [](State& s, auto& chunk) { chunk.step(*s.cache, 0); }, 40);
 }
 
 TEST_CASE("allocation failure: append, attend") {
   CacheOptions options;
   options.max_append = 20;
   options.max_rollback = 2;
-  survive("append", options, [](State& state) {
-    test::Chunk<> first{state.random, state.cache->plan().shape(), 20};
-    first.append(*state.cache, 0);
-    return test::Chunk<>{state.random, state.cache->plan().shape(), 20};
-  }, [](State& s, auto& chunk) { chunk.append(*s.cache, 0); });
-  survive("attend", options, [](State& state) {
-    test::Chunk<> chunk{state.random, state.cache->plan().shape(), 12};
-    chunk.append(*state.cache, 0);
-    return chunk;
-  }, [](State& s, auto& chunk) { chunk.attend(*s.cache, 0, {.read = Read::selected, .refresh_selection = true}); });
+  survive(
+      "append", options,
+      [](State& state) {
+        test::Chunk<> first{state.random, state.cache->plan().shape(), 20};
+        first.append(*state.cache, 0);
+        return test::Chunk<>{state.random, state.cache->plan().shape(), 20};
+      },
+      [](State& s, auto& chunk) { chunk.append(*s.cache, 0); });
+  survive(
+      "attend", options,
+      [](State& state) {
+        test::Chunk<> chunk{state.random, state.cache->plan().shape(), 12};
+        chunk.append(*state.cache, 0);
+        return chunk;
+      },
+      [](State& s, auto& chunk) {
+        chunk.attend(*s.cache, 0, {.read = Read::selected, .refresh_selection = true});
+      });
 }
 
 TEST_CASE("allocation failure: trees") {
   CacheOptions options;
   options.max_append = 20;
   options.max_rollback = 20;
-  static const TokenTree tree{std::vector<std::size_t>{TokenTree::text, 0, TokenTree::text, 0, 1, 1, 2, 4, 3}};
+  static const TokenTree tree{
+      std::vector<std::size_t>{TokenTree::text, 0, TokenTree::text, 0, 1, 1, 2, 4, 3}};
   static const TokenTree first = tree.first(4);
   // `survive` continues with plain steps, which are refused while a tree is pending, so each call drops it.
   const auto drop = [](State& s) { s.cache->truncate(43); };
@@ -209,18 +223,31 @@ TEST_CASE("allocation failure: trees") {
     for (std::size_t layer = 0; layer < 2; ++layer) level.step(*state.cache, layer, {.tree = &first});
     return test::Chunk<>{state.random, state.cache->plan().shape(), 5};
   };
-  survive("a tree at once", options, chunk_of(9), [](State& s, auto& chunk) { chunk.step(*s.cache, 0, {.tree = &tree}); }, 0, drop);
-  survive("its second level", options, held, [](State& s, auto& chunk) { chunk.step(*s.cache, 1, {.tree = &tree}); }, 0, drop);
-  survive("append of the second level", options, held, [](State& s, auto& chunk) { chunk.append(*s.cache, 0, {.tree = &tree}); }, 0, drop);
-  survive("attend to nodes", options, [&](State& state) {
-    auto chunk = held(state);
-    chunk.append(*state.cache, 0, {.tree = &tree});
-    return chunk;
-  }, [](State& s, auto& chunk) { chunk.attend(*s.cache, 0, {.read = Read::selected, .tree = &tree}); }, 0, drop);
-  survive("a fork with a tree", options, held, [](State& s, auto&) {
-    const Cache fork = s.cache->fork();
-    CHECK(fork.tokens(0) == 47);
-  }, 0, drop);
+  survive(
+      "a tree at once", options, chunk_of(9),
+      [](State& s, auto& chunk) { chunk.step(*s.cache, 0, {.tree = &tree}); }, 0, drop);
+  survive(
+      "its second level", options, held,
+      [](State& s, auto& chunk) { chunk.step(*s.cache, 1, {.tree = &tree}); }, 0, drop);
+  survive(
+      "append of the second level", options, held,
+      [](State& s, auto& chunk) { chunk.append(*s.cache, 0, {.tree = &tree}); }, 0, drop);
+  survive(
+      "attend to nodes", options,
+      [&](State& state) {
+        auto chunk = held(state);
+        chunk.append(*state.cache, 0, {.tree = &tree});
+        return chunk;
+      },
+      [](State& s, auto& chunk) { chunk.attend(*s.cache, 0, {.read = Read::selected, .tree = &tree}); }, 0,
+      drop);
+  survive(
+      "a fork with a tree", options, held,
+      [](State& s, auto&) {
+        const Cache fork = s.cache->fork();
+        CHECK(fork.tokens(0) == 47);
+      },
+      0, drop);
   // Calls that accept a path must not fail at all.
   State state{options};
   held(state);
@@ -239,7 +266,10 @@ TEST_CASE("allocation failure: commit, compress") {
   options.max_rollback = 40;
   const auto nothing = [](State&) { return 0; };
   survive("commit", options, nothing, [](State& s, int) { s.cache->commit(); });
-  const auto commit = [](State& s) { s.cache->commit(); return 0; };
+  const auto commit = [](State& s) {
+    s.cache->commit();
+    return 0;
+  };
   survive("compress", options, commit, [](State& s, int) { s.cache->compress(); });
   survive("compress one layer", options, commit, [](State& s, int) { s.cache->compress(1); });
   // The rows are tentative at first; a failed call may commit them, but nothing more.
@@ -287,8 +317,7 @@ TEST_CASE("allocation failure: heads that add up attention, and the keys that ar
 TEST_CASE("allocation failure: clear") {
   CacheOptions options;
   options.max_rollback = 2;
-  survive(
-      "clear", options, [](State&) { return 0; }, [](State& s, int) { s.cache->clear(); });
+  survive("clear", options, [](State&) { return 0; }, [](State& s, int) { s.cache->clear(); });
 }
 
 TEST_CASE("allocation failure: a fork under another plan") {
@@ -308,10 +337,12 @@ TEST_CASE("allocation failure: a fork under another plan") {
 
 TEST_CASE("allocation failure: fork, construction") {
   CacheOptions options;
-  survive("fork", options, [](State&) { return 0; }, [](State& s, int) {
-    const Cache fork = s.cache->fork();
-    CHECK(fork.bytes() == s.cache->bytes());
-  });
+  survive(
+      "fork", options, [](State&) { return 0; },
+      [](State& s, int) {
+        const Cache fork = s.cache->fork();
+        CHECK(fork.bytes() == s.cache->bytes());
+      });
   std::size_t failures = 0;
   for (std::size_t n = 0;; ++n) {
     test::CountingResource memory;
@@ -379,7 +410,9 @@ void check_growth(const typename Policy::Config& config, PagePool* pool, bool co
   prompt.step(cache, 0);
   if (compress) cache.compress();
   for (int i = 0; i < 3; ++i) chunk.step(cache, 0, {.read = Read::selected});
-  const auto overhead = [&] { return cache.overhead_bytes() + (pool == nullptr ? 0 : pool->overhead_bytes()); };
+  const auto overhead = [&] {
+    return cache.overhead_bytes() + (pool == nullptr ? 0 : pool->overhead_bytes());
+  };
   std::size_t grew = 0, began_without = 0;
   for (int i = 0; i < 1000; ++i) {
     const std::size_t news = test::all_news, bytes = cache.bytes(), before = overhead();
@@ -411,8 +444,8 @@ TEST_CASE("a decode step allocates nothing") {
 TEST_CASE("a decode step that chooses chunks allocates nothing") {
   const AttendOptions choosing{.read = Read::selected, .refresh_selection = true};
   CHECK(news_of_decoding<Retrieval>({.chunk = 4, .budget = 40}, choosing) == 0);
-  CHECK(news_of_decoding<ChunkRetrievalCache<DenseStorage<bfloat16>, MeanKey>>(
-            {.chunk = 4, .budget = 40}, choosing) == 0);
+  CHECK(news_of_decoding<ChunkRetrievalCache<DenseStorage<bfloat16>, MeanKey>>({.chunk = 4, .budget = 40},
+                                                                               choosing) == 0);
   CHECK(news_of_decoding<ChunkRetrievalCache<Residual>>(
             {.chunk = 4, .budget = 40, .storage = {.residual = 1}}, choosing) == 0);
 }

@@ -62,8 +62,10 @@ struct Chunk {
 
   Chunk(Random& random, const kvpolicy::ModelShape& shape, std::size_t tokens,
         Layout layout = Layout::contiguous)
-      : q{tokens, shape.q_heads, shape.head_dim, layout}, k{tokens, shape.kv_heads, shape.head_dim, layout},
-        v{tokens, shape.kv_heads, shape.head_dim, layout}, out{tokens, shape.q_heads, shape.head_dim, layout},
+      : q{tokens, shape.q_heads, shape.head_dim, layout},
+        k{tokens, shape.kv_heads, shape.head_dim, layout},
+        v{tokens, shape.kv_heads, shape.head_dim, layout},
+        out{tokens, shape.q_heads, shape.head_dim, layout},
         log_sum_exp(tokens * shape.q_heads, -1.0F) {
     q.randomize(random);
     k.randomize(random);
@@ -73,7 +75,8 @@ struct Chunk {
   template <class Cache>
   void step(Cache& cache, std::size_t layer, kvpolicy::AttendOptions options = {}) {
     options.log_sum_exp = log_sum_exp;
-    cache.step(layer, std::as_const(q).view(), std::as_const(k).view(), std::as_const(v).view(), out.view(), options);
+    cache.step(layer, std::as_const(q).view(), std::as_const(k).view(), std::as_const(v).view(), out.view(),
+               options);
   }
   template <class Cache>
   void append(Cache& cache, std::size_t layer, const kvpolicy::AttendOptions& options = {}) {

@@ -148,8 +148,7 @@ TEST_CASE_FIXTURE(Fixture, "strides and counts whose product overflows an addres
     refused([&](Step& s) { s.out.head_stride = stride; }, {"out has", "beyond all memory"});
   }
   // Each stride by itself would fit, but the last row of the last head does not.
-  refused([](Step& s) { s.k.token_stride = s.k.head_stride = huge / 32; },
-          {"k has", "beyond all memory"});
+  refused([](Step& s) { s.k.token_stride = s.k.head_stride = huge / 32; }, {"k has", "beyond all memory"});
   // Token counts whose size in bytes wraps around to 0.
   for (const std::size_t tokens : {huge / 2 + 1, huge / 64 + 1, huge}) {
     CAPTURE(tokens);
@@ -166,8 +165,7 @@ TEST_CASE_FIXTURE(Fixture, "strides and counts whose product overflows an addres
   CHECK_NOTHROW(cache.step(0, s.q, s.k, s.v, s.out));
 }
 
-TEST_CASE_FIXTURE(Fixture,
-                  "more queries are asked for than any memory holds: as many as are known answer") {
+TEST_CASE_FIXTURE(Fixture, "more queries are asked for than any memory holds: as many as are known answer") {
   CacheOptions keeping = options();
   keeping.kept_queries = 4;
   Cache own{make_plan(), keeping};
@@ -182,9 +180,8 @@ TEST_CASE_FIXTURE(Fixture,
   }
 }
 
-TEST_CASE_FIXTURE(
-    Fixture,
-    "a cache that was moved from refuses every call for its rows, and can be assigned to") {
+TEST_CASE_FIXTURE(Fixture,
+                  "a cache that was moved from refuses every call for its rows, and can be assigned to") {
   const auto before = test::dump(cache);
   Cache other = std::move(cache);
   Step s;
@@ -242,7 +239,8 @@ TEST_CASE_FIXTURE(Fixture, "step refuses options that are not numbers") {
   refused([](Step& s) { s.options.scale = not_a_number; }, {"scale is nan"});
   refused([](Step& s) { s.options.scale = -inf; }, {"scale is -inf"});
   std::vector<float> sinks(5, 0.0F);
-  refused([&](Step& s) { s.options.attention_sink_bias = sinks; }, {"attention_sink_bias has 5", "q_heads = 6"});
+  refused([&](Step& s) { s.options.attention_sink_bias = sinks; },
+          {"attention_sink_bias has 5", "q_heads = 6"});
   sinks.assign(6, 0.0F);
   sinks[4] = not_a_number;
   refused([&](Step& s) { s.options.attention_sink_bias = sinks; }, {"sink logit is NaN"});
@@ -251,7 +249,8 @@ TEST_CASE_FIXTURE(Fixture, "step refuses options that are not numbers") {
   goes_on();
 }
 
-TEST_CASE_FIXTURE(Fixture, "numbers that cannot be quantised are refused, in the layer that would quantise them") {
+TEST_CASE_FIXTURE(Fixture,
+                  "numbers that cannot be quantised are refused, in the layer that would quantise them") {
   for (const float bad : {not_a_number, inf, -inf, 1e6F, -65505.0F}) {
     for (const bool is_key : {true, false}) {
       test::Random random{5};
@@ -354,7 +353,9 @@ TEST_CASE("compress needs the latest queries") {
 
   // A head that compresses by itself waits until it has these queries.
   options.max_rollback = 0;
-  Cache own{Plan{shape, Budget::Config{.budget = 4, .compress_every = 5, .scorer = {.observation_window = 3}}}, options};
+  Cache own{
+      Plan{shape, Budget::Config{.budget = 4, .compress_every = 5, .scorer = {.observation_window = 3}}},
+      options};
   test::Chunk<>{random, shape, 8}.append(own, 0);
   test::Chunk<>{random, shape, 8}.append(own, 0);
   test::Chunk<>{random, shape, 1}.step(own, 0);
@@ -370,12 +371,12 @@ TEST_CASE("invalid settings") {
   CHECK(contains(shape_error({1, 4, 0, 64}), "kv_heads is 0"));
   CHECK(contains(shape_error({1, 0, 2, 64}), "q_heads is 0"));
   CHECK(contains(shape_error({1, 5, 2, 64}), "q_heads is 5, must be a positive multiple of kv_heads = 2"));
-  CHECK(contains(shape_error({1, 4, 2, 12}),
-                 "head_dim is 12, must be a multiple of 8 from 8 to 576"));
+  CHECK(contains(shape_error({1, 4, 2, 12}), "head_dim is 12, must be a multiple of 8 from 8 to 576"));
   CHECK(contains(shape_error({1, 4, 2, 0}), "head_dim is 0"));
   CHECK(contains(shape_error({1, 4, 2, 584}), "head_dim is 584"));
   CHECK(contains(shape_error({1, 4, 2, 64, 4}), "value_dim is 4"));
-  CHECK(contains(shape_error({std::numeric_limits<std::size_t>::max(), 4, 2, 64}), "layers is 18446744073709551615"));
+  CHECK(contains(shape_error({std::numeric_limits<std::size_t>::max(), 4, 2, 64}),
+                 "layers is 18446744073709551615"));
 
   const auto option_error = [](auto change) {
     CacheOptions options;
@@ -383,14 +384,18 @@ TEST_CASE("invalid settings") {
     return thrown<ConfigError>([&] { Cache{Plan{shape}, options}; });
   };
   CHECK(option_error([](CacheOptions&) {}).empty());
-  CHECK(contains(option_error([](CacheOptions& o) { o.page_rows = 48; }), "page_rows is 48, must be a power of two"));
+  CHECK(contains(option_error([](CacheOptions& o) { o.page_rows = 48; }),
+                 "page_rows is 48, must be a power of two"));
   CHECK(contains(option_error([](CacheOptions& o) { o.page_rows = 8; }), "page_rows is 8"));
   CHECK(contains(option_error([](CacheOptions& o) { o.page_rows = 8192; }), "page_rows is 8192"));
   CHECK(contains(option_error([](CacheOptions& o) { o.max_append = 0; }), "max_append is 0"));
-  CHECK(contains(option_error([](CacheOptions& o) { o.max_rollback = std::size_t{1} << 40; }), "max_rollback is"));
+  CHECK(contains(option_error([](CacheOptions& o) { o.max_rollback = std::size_t{1} << 40; }),
+                 "max_rollback is"));
   CHECK(contains(option_error([](CacheOptions& o) { o.memory = nullptr; }), "memory is null"));
 
-  const auto plan_error = [](const HeadSettings<float>& settings) { return thrown<ConfigError>([&] { Plan{shape, settings}; }); };
+  const auto plan_error = [](const HeadSettings<float>& settings) {
+    return thrown<ConfigError>([&] { Plan{shape, settings}; });
+  };
   const auto residual = [&](ResidualConfig c) { return plan_error(Quantized::Config{.storage = c}); };
   CHECK(residual({}).empty());
   CHECK(contains(residual({.bits = 3}), "bits is 3, must be 2, 4 or 8"));
@@ -403,8 +408,9 @@ TEST_CASE("invalid settings") {
   CHECK(contains(plan_error(Window::Config{.sinks = std::size_t{1} << 60}), "sinks is"));
   CHECK(contains(plan_error(Budget::Config{.budget = std::size_t{1} << 60}), "budget is"));
   CHECK(contains(plan_error(Budget::Config{.compress_every = test::never}), "compress_every is"));
-  CHECK(contains(plan_error(ChunkRetrievalCache<DenseStorage<float>>::Config{.chunk = 1, .budget = test::never}),
-                 "budget is 18446744073709551615, must be at most 2^40"));
+  CHECK(contains(
+      plan_error(ChunkRetrievalCache<DenseStorage<float>>::Config{.chunk = 1, .budget = test::never}),
+      "budget is 18446744073709551615, must be at most 2^40"));
   CHECK(contains(plan_error(Budget::Config{.scorer = {.observation_window = 0}}), "window is 0"));
   CHECK(contains(plan_error(Budget::Config{.scorer = {.kernel = 4}}), "kernel is 4, must be odd"));
 
@@ -412,14 +418,16 @@ TEST_CASE("invalid settings") {
   CacheOptions small;
   small.page_rows = 16;
   const Plan grouped{shape, Quantized::Config{.storage = {.key_group = 32}}};
-  CHECK(contains(thrown<ConfigError>([&] { Cache{grouped, small}; }), "key_group is 32, must divide the rows of a page = 16"));
+  CHECK(contains(thrown<ConfigError>([&] { Cache{grouped, small}; }),
+                 "key_group is 32, must divide the rows of a page = 16"));
   CHECK(!thrown<ConfigError>([&] { static_cast<void>(grouped.memory(100, small)); }).empty());
   CHECK(thrown<ConfigError>([&] { Cache{grouped, CacheOptions{}}; }).empty());
 
   CacheOptions rollback;
   rollback.max_rollback = 1;
-  CHECK(contains(thrown<ConfigError>([&] { Cache{Plan{shape, Budget::Config{.compress_every = 9}}, rollback}; }),
-                 "max_rollback is 1, must be 0"));
+  CHECK(contains(
+      thrown<ConfigError>([&] { Cache{Plan{shape, Budget::Config{.compress_every = 9}}, rollback}; }),
+      "max_rollback is 1, must be 0"));
   Plan left{shape};
   const Plan moved = std::move(left);
   CHECK(contains(thrown<ConfigError>([&] { static_cast<void>(left.memory(100)); }), "moved from"));

@@ -74,9 +74,11 @@ template <class Cache>
 std::vector<float> go_on(Cache& cache, std::uint64_t seed) {
   std::vector<float> all;
   test::Random random{seed};
-  for (const auto& [tokens, read, refresh] :
-       {std::tuple{1, Read::all, false}, {3, Read::selected, false}, {1, Read::selected, true},
-        {17, Read::all, true}, {2, Read::selected, false}}) {
+  for (const auto& [tokens, read, refresh] : {std::tuple{1, Read::all, false},
+                                              {3, Read::selected, false},
+                                              {1, Read::selected, true},
+                                              {17, Read::all, true},
+                                              {2, Read::selected, false}}) {
     for (std::size_t l = 0; l < shape.layers; ++l) {
       test::Chunk<> chunk{random, shape, static_cast<std::size_t>(tokens)};
       chunk.step(cache, l, {.read = read, .refresh_selection = refresh});
@@ -124,8 +126,8 @@ TEST_CASE("fork_as: every policy takes the rows as if it had read them in one ch
       CAPTURE(max_rollback);
       CAPTURE(tokens);
       test::CountingResource memory;
-      const CacheOptions options{.max_rollback = max_rollback, .kept_queries = 8, .page_rows = 16,
-                                 .memory = &memory};
+      const CacheOptions options{
+          .max_rollback = max_rollback, .kept_queries = 8, .page_rows = 16, .memory = &memory};
       Text text{tokens + 1, tokens};
       KvCache<E> source{Plan{shape}, options};
       text.feed_in_pieces(source, 3);
@@ -191,9 +193,7 @@ TEST_CASE("fork_as: heads that stay as they are share their pages, quantised and
   other.set(1, 4, Codes::Config{.storage = {.bits = 2, .residual = 0}});
   const auto fork = source.fork();
   const auto forked = source.fork_as(other);
-  const auto bytes = [&](std::size_t l, std::size_t h) {
-    return forked.head(l, h).shared_bytes();
-  };
+  const auto bytes = [&](std::size_t l, std::size_t h) { return forked.head(l, h).shared_bytes(); };
   CHECK(bytes(1, 4) == 0);
   CHECK(bytes(0, 4) > 0);
   CHECK(forked.shared_bytes() + fork.head(1, 4).shared_bytes() == fork.shared_bytes());
@@ -244,7 +244,8 @@ TEST_CASE("fork_as: a compression by more queries than were kept is refused unti
   KvCache<E> source{Plan{shape}, {.kept_queries = 5}};  // and one more, that of the tail
   Text text{5, 60};
   text.feed_in_pieces(source, 2);
-  auto forked = source.fork_as(Plan{shape, Budget::Config{.budget = 20, .scorer = {.observation_window = 8}}});
+  auto forked =
+      source.fork_as(Plan{shape, Budget::Config{.budget = 20, .scorer = {.observation_window = 8}}});
   CHECK(refusal([&] { forked.compress(); }).find("of the latest 8 tokens not all queries are known, 6") !=
         std::string::npos);
   Text more{6, 3};
@@ -263,8 +264,7 @@ TEST_CASE("fork_as: a pending tree is copied") {
     tree.add(parent);
   }
   const CacheOptions options{.max_rollback = 6, .page_rows = 16};
-  const auto plan = test::plan_of<E>(shape,
-                                  test::some_heads(0, shape.kv_head_count(), false));
+  const auto plan = test::plan_of<E>(shape, test::some_heads(0, shape.kv_head_count(), false));
   Text text{5, 40};
   KvCache<E> source{Plan{shape}, options};
   KvCache<E> fed{plan, options};
@@ -286,10 +286,9 @@ TEST_CASE("fork_as: a pending tree is copied") {
 TEST_CASE("fork_as: a failed allocation changes nothing") {
   test::CountingResource memory;
   test::FailingSlowMemory slow;
-  const CacheOptions options{.max_rollback = 2, .kept_queries = 8, .page_rows = 16,
-                             .memory = &memory, .slow_memory = &slow};
-  const auto plan = test::plan_of<E>(shape,
-                                  test::some_heads(0, shape.kv_head_count(), false));
+  const CacheOptions options{
+      .max_rollback = 2, .kept_queries = 8, .page_rows = 16, .memory = &memory, .slow_memory = &slow};
+  const auto plan = test::plan_of<E>(shape, test::some_heads(0, shape.kv_head_count(), false));
   Text text{5, 90};
   KvCache<E> source{Plan{shape}, options};
   text.feed_in_pieces(source, 2);

@@ -68,8 +68,7 @@ struct HostBackend {
   static constexpr bool trees = true;
 
   /// The rows that a policy holds, without those of the tail.
-  static Rows held(const auto& cache, std::size_t l, std::size_t h, Read read,
-                   std::size_t /*appended*/) {
+  static Rows held(const auto& cache, std::size_t l, std::size_t h, Read read, std::size_t /*appended*/) {
     kvpolicy::SegmentList list;
     cache.head(l, h).show({0, 1, read}, list);
     return rows_of_segments(list, cache.plan().shape().layer(l));

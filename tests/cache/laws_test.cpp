@@ -38,11 +38,19 @@ constexpr ModelShape shape{2, 14, 7, 64};
 Plan mixed_plan() {
   Plan plan{shape};
   for (std::size_t l = 0; l < shape.layers; ++l) {
-    plan.set(l, 1, Kivi::Config{.storage = {.bits = 2, .key_group = 8, .residual = 16, .flush = l == 0 ? Flush::steady : Flush::kivi}});
+    plan.set(
+        l, 1,
+        Kivi::Config{
+            .storage = {
+                .bits = 2, .key_group = 8, .residual = 16, .flush = l == 0 ? Flush::steady : Flush::kivi}});
     plan.set(l, 2, Window::Config{.sinks = 4, .recent = 21});
-    plan.set(l, 3, Window::Config{.sinks = 20, .recent = 5, .mask = Mask::prefill_chunk, .rotary_in_cache = RotaryConfig{}});
+    plan.set(l, 3,
+             Window::Config{
+                 .sinks = 20, .recent = 5, .mask = Mask::prefill_chunk, .rotary_in_cache = RotaryConfig{}});
     plan.set(l, 4, QuantizedWindow::Config{.sinks = 1, .recent = 30, .storage = {.bits = 4, .residual = 3}});
-    plan.set(l, 5, Budget::Config{.budget = 17, .scorer = {.observation_window = 5}, .storage = {.bits = 8, .residual = 6}});
+    plan.set(l, 5,
+             Budget::Config{
+                 .budget = 17, .scorer = {.observation_window = 5}, .storage = {.bits = 8, .residual = 6}});
     plan.set(l, 6, Retrieval::Config{.chunk = 6, .budget = 18});
   }
   return plan;
@@ -128,7 +136,8 @@ TEST_CASE("append and attend are the two halves of a step") {
     Run whole{max_rollback};
     Run halves{max_rollback};
     test::Random random{1};
-    for (const std::size_t tokens : std::initializer_list<std::size_t>{8, 1, 8, 7, 1, 8, 8, 3, 8, 8, 1, 1, 8}) {
+    for (const std::size_t tokens :
+         std::initializer_list<std::size_t>{8, 1, 8, 7, 1, 8, 8, 3, 8, 8, 1, 1, 8}) {
       for (std::size_t l = 0; l < shape.layers; ++l) {
         // Rows are of the cache's own type, because the tail stores them rounded to it.
         test::Chunk<E> chunk{random, shape, tokens};
@@ -167,7 +176,8 @@ TEST_CASE("forks continue independently, and do not change the original") {
       Cache second = fork.fork();
       { const Cache gone = std::move(fork); }
       const auto of_second = test::dump(second);
-      CHECK(test::same_bits(next_step(run.cache, 4, 20, Read::selected), next_step(control.cache, 4, 20, Read::selected)));
+      CHECK(test::same_bits(next_step(run.cache, 4, 20, Read::selected),
+                            next_step(control.cache, 4, 20, Read::selected)));
       CHECK(test::dump(run.cache) == test::dump(control.cache));
       CHECK(test::dump(second) == of_second);
     }
@@ -204,12 +214,14 @@ TEST_CASE("the division into chunks does not matter to dense heads") {
   Cache at_once{plan};
   whole.step(at_once, 0);
   for (const std::size_t max_rollback : std::initializer_list<std::size_t>{0, 3, 200}) {
-    for (const std::vector<std::size_t>& sizes : {std::vector<std::size_t>{1}, {7}, {64}, {65, 63, 2}, {149}}) {
+    for (const std::vector<std::size_t>& sizes :
+         {std::vector<std::size_t>{1}, {7}, {64}, {65, 63, 2}, {149}}) {
       Cache cut{plan, {.max_rollback = max_rollback, .page_rows = 16}};
       test::Tensor<float> out{tokens, 6, 64};
       for (std::size_t done = 0, i = 0; done < tokens; ++i) {
         const std::size_t count = std::min(sizes[i % sizes.size()], tokens - done);
-        cut.step(0, std::as_const(whole.q).view().slice(done, count), std::as_const(whole.k).view().slice(done, count),
+        cut.step(0, std::as_const(whole.q).view().slice(done, count),
+                 std::as_const(whole.k).view().slice(done, count),
                  std::as_const(whole.v).view().slice(done, count), out.view().slice(done, count));
         done += count;
       }

@@ -22,7 +22,9 @@ struct Window {
   // Each number encodes its position, head and `mark`.
   void push(std::size_t position, std::size_t tokens, float mark = 0) {
     test::Tensor<half> q{tokens, 2, 8, test::Layout::padded};
-    q.fill([&](std::size_t t, std::size_t h, std::size_t) { return static_cast<float>(position + t) + 0.5F * static_cast<float>(h) + mark; });
+    q.fill([&](std::size_t t, std::size_t h, std::size_t) {
+      return static_cast<float>(position + t) + 0.5F * static_cast<float>(h) + mark;
+    });
     queries.push(ConstTensor{std::as_const(q).view()}, position);
   }
   // The positions (and marks) of head 0.
@@ -52,7 +54,8 @@ TEST_CASE("the latest queries, after the ring has wrapped many times") {
     position += tokens;
     CHECK(w.queries.end() == position);
     Positions expected;
-    for (std::size_t p = position - std::min<std::size_t>(position, 3); p < position; ++p) expected.push_back(static_cast<float>(p));
+    for (std::size_t p = position - std::min<std::size_t>(position, 3); p < position; ++p)
+      expected.push_back(static_cast<float>(p));
     CHECK(w.latest(3) == expected);
     CHECK(w.latest(1) == Positions{static_cast<float>(position - 1)});
   }

@@ -23,9 +23,7 @@ using Cache = KvCache<float>;
 constexpr std::size_t kv_heads = 14;
 constexpr ModelShape shape{.layers = 2, .q_heads = kv_heads, .kv_heads = kv_heads, .head_dim = 64};
 
-Plan every_head() {
-  return test::plan_of<float>(shape, test::some_heads(0, shape.kv_head_count(), false));
-}
+Plan every_head() { return test::plan_of<float>(shape, test::some_heads(0, shape.kv_head_count(), false)); }
 
 void same_step(Cache& a, Cache& b, test::Random& random, std::size_t tokens,
                const AttendOptions& options = {}) {

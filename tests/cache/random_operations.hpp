@@ -16,31 +16,73 @@ inline std::vector<std::pair<std::string, HeadSpec>> all_heads() {
       {"full", {}},
       {"full, 4 bits per token", {.bits = 4, .residual = 20}},
       {"full, 8 bits per token, no residual", {.bits = 8, .key_group = 32, .value_group = 16}},
-      {"full, 2 bits per channel", {.bits = 2, .key_group = 8, .value_group = 32, .residual = 13, .per_channel = true}},
+      {"full, 2 bits per channel",
+       {.bits = 2, .key_group = 8, .value_group = 32, .residual = 13, .per_channel = true}},
       {"full, kivi", {.bits = 4, .key_group = 16, .residual = 32, .per_channel = true, .kivi = true}},
       {"full, kivi's flush per token", {.bits = 8, .residual = 24, .kivi = true}},
       {"window", {.kind = Kind::window, .sinks = 4, .recent = 37}},
       {"window, no sinks", {.kind = Kind::window, .sinks = 0, .recent = 1}},
-      {"window, many sinks, chunk mask", {.kind = Kind::window, .sinks = 33, .recent = 16, .prefill_chunk_mask = true}},
+      {"window, many sinks, chunk mask",
+       {.kind = Kind::window, .sinks = 33, .recent = 16, .prefill_chunk_mask = true}},
       {"window, positions in the cache", {.kind = Kind::window, .sinks = 5, .recent = 64, .in_cache = true}},
       {"window, 8 bits", {.kind = Kind::window, .sinks = 3, .recent = 40, .bits = 8, .residual = 9}},
-      {"window, smaller than the residual", {.kind = Kind::window, .sinks = 1, .recent = 17, .prefill_chunk_mask = true, .bits = 4, .residual = 50}},
-      {"window, kivi's flush", {.kind = Kind::window, .sinks = 2, .recent = 70, .bits = 4, .value_group = 32, .residual = 16, .kivi = true}},
+      {"window, smaller than the residual",
+       {.kind = Kind::window,
+        .sinks = 1,
+        .recent = 17,
+        .prefill_chunk_mask = true,
+        .bits = 4,
+        .residual = 50}},
+      {"window, kivi's flush",
+       {.kind = Kind::window,
+        .sinks = 2,
+        .recent = 70,
+        .bits = 4,
+        .value_group = 32,
+        .residual = 16,
+        .kivi = true}},
       {"budget", {.kind = Kind::budget, .budget = 30, .window = 8}},
-      {"budget of nothing, average", {.kind = Kind::budget, .budget = 0, .window = 5, .kernel = 5, .average = true}},
-      {"budget, compresses by itself", {.kind = Kind::budget, .budget = 24, .window = 3, .kernel = 1, .compress_every = 40}},
-      {"budget, by itself after the first", {.kind = Kind::budget, .budget = 11, .window = 4, .compress_every = 9, .after_first = true}},
+      {"budget of nothing, average",
+       {.kind = Kind::budget, .budget = 0, .window = 5, .kernel = 5, .average = true}},
+      {"budget, compresses by itself",
+       {.kind = Kind::budget, .budget = 24, .window = 3, .kernel = 1, .compress_every = 40}},
+      {"budget, by itself after the first",
+       {.kind = Kind::budget, .budget = 11, .window = 4, .compress_every = 9, .after_first = true}},
       {"budget, short texts whole", {.kind = Kind::budget, .budget = 9, .window = 4, .compress_from = 75}},
-      {"budget, short texts whole, by itself", {.kind = Kind::budget, .budget = 6, .window = 2, .compress_every = 20, .compress_from = 60}},
-      {"budget, short texts whole, 4 bits", {.kind = Kind::budget, .budget = 20, .window = 5, .compress_from = 90, .bits = 4, .residual = 3}},
-      {"budget, 8 bits", {.kind = Kind::budget, .budget = 40, .window = 6, .kernel = 3, .bits = 8, .residual = 7}},
-      {"budget, kivi's flush", {.kind = Kind::budget, .budget = 40, .window = 6, .bits = 4, .residual = 10, .kivi = true}},
+      {"budget, short texts whole, by itself",
+       {.kind = Kind::budget, .budget = 6, .window = 2, .compress_every = 20, .compress_from = 60}},
+      {"budget, short texts whole, 4 bits",
+       {.kind = Kind::budget, .budget = 20, .window = 5, .compress_from = 90, .bits = 4, .residual = 3}},
+      {"budget, 8 bits",
+       {.kind = Kind::budget, .budget = 40, .window = 6, .kernel = 3, .bits = 8, .residual = 7}},
+      {"budget, kivi's flush",
+       {.kind = Kind::budget, .budget = 40, .window = 6, .bits = 4, .residual = 10, .kivi = true}},
       {"retrieval", {.kind = Kind::retrieval, .budget = 32, .chunk = 8}},
-      {"retrieval, min/max", {.kind = Kind::retrieval, .budget = 15, .chunk = 5, .refresh_every = 1, .min_max = true}},
-      {"retrieval, 4 bits", {.kind = Kind::retrieval, .budget = 14, .chunk = 7, .refresh_every = 20, .bits = 4, .residual = 11}},
-      {"retrieval, per channel", {.kind = Kind::retrieval, .budget = 32, .chunk = 16, .bits = 8, .key_group = 8, .residual = 19, .per_channel = true}},
-      {"retrieval, min/max, kivi", {.kind = Kind::retrieval, .budget = 16, .chunk = 16, .refresh_every = 33, .min_max = true, .bits = 4, .key_group = 16, .residual = 16, .per_channel = true, .kivi = true}},
-      {"retrieval, min/max, 4 bits", {.kind = Kind::retrieval, .budget = 64, .chunk = 32, .min_max = true, .bits = 4, .residual = 3}},
+      {"retrieval, min/max",
+       {.kind = Kind::retrieval, .budget = 15, .chunk = 5, .refresh_every = 1, .min_max = true}},
+      {"retrieval, 4 bits",
+       {.kind = Kind::retrieval, .budget = 14, .chunk = 7, .refresh_every = 20, .bits = 4, .residual = 11}},
+      {"retrieval, per channel",
+       {.kind = Kind::retrieval,
+        .budget = 32,
+        .chunk = 16,
+        .bits = 8,
+        .key_group = 8,
+        .residual = 19,
+        .per_channel = true}},
+      {"retrieval, min/max, kivi",
+       {.kind = Kind::retrieval,
+        .budget = 16,
+        .chunk = 16,
+        .refresh_every = 33,
+        .min_max = true,
+        .bits = 4,
+        .key_group = 16,
+        .residual = 16,
+        .per_channel = true,
+        .kivi = true}},
+      {"retrieval, min/max, 4 bits",
+       {.kind = Kind::retrieval, .budget = 64, .chunk = 32, .min_max = true, .bits = 4, .residual = 3}},
   };
 }
 
@@ -75,7 +117,8 @@ void random_call(Random& random, Sequence<E, Backend>& sequence, std::size_t max
   Call call;
   call.tokens = one_of(random, std::vector<std::size_t>{1, 1, 1, 1, 2, 3, 5, 7, 17, 31});
   if (below(random, 12) == 0) call.tokens = one_of(random, std::vector<std::size_t>{63, 64, 65, 101, 150});
-  call.layout = one_of(random, std::vector<Layout>{Layout::contiguous, Backend::odd_layout, Layout::heads_first});
+  call.layout =
+      one_of(random, std::vector<Layout>{Layout::contiguous, Backend::odd_layout, Layout::heads_first});
   call.apart = below(random, 4) == 0;
   if (call.apart) call.tokens = std::min(call.tokens, max_append);
   call.read = below(random, 2) == 0 ? Read::selected : Read::all;
@@ -86,7 +129,8 @@ void random_call(Random& random, Sequence<E, Backend>& sequence, std::size_t max
 template <class In, kvpolicy::Element E, class Backend>
 void grow_random_tree(Random& random, Sequence<E, Backend>& sequence, std::size_t max_rollback,
                       std::size_t max_append) {
-  const std::size_t nodes = below(random, 3) == 0 ? max_rollback : 1 + below(random, std::min<std::size_t>(max_rollback, 24));
+  const std::size_t nodes =
+      below(random, 3) == 0 ? max_rollback : 1 + below(random, std::min<std::size_t>(max_rollback, 24));
   const kvpolicy::TokenTree tree = random_tree(random, nodes);
   for (std::size_t done = 0; done < nodes;) {
     if (done > 0 && below(random, 8) == 0) break;
@@ -95,7 +139,8 @@ void grow_random_tree(Random& random, Sequence<E, Backend>& sequence, std::size_
       sequence.truncate(sequence.tokens() + done);
     }
     Call call;
-    call.tokens = below(random, 3) == 0 ? nodes - done : 1 + below(random, std::min<std::size_t>(nodes - done, 9));
+    call.tokens =
+        below(random, 3) == 0 ? nodes - done : 1 + below(random, std::min<std::size_t>(nodes - done, 9));
     call.apart = below(random, 2) == 0;
     if (call.apart) call.tokens = std::min(call.tokens, max_append);
     call.read = below(random, 2) == 0 ? Read::selected : Read::all;
@@ -187,7 +232,7 @@ void random_sequences(std::uint64_t seed, std::size_t operations) {
     std::size_t group, kv_heads, layers, max_rollback, max_append, page_rows;
   };
   const std::vector<Case> cases{
-      {1, 13, 1, 0, 1, 16}, {2, 6, 2, 0, 40, 16}, {7, 3, 1, 1, 1, 64},   {1, 12, 1, 5, 9, 16},
+      {1, 13, 1, 0, 1, 16}, {2, 6, 2, 0, 40, 16},  {7, 3, 1, 1, 1, 64},   {1, 12, 1, 5, 9, 16},
       {2, 7, 1, 5, 1, 64},  {1, 12, 1, 70, 3, 16}, {2, 5, 1, 70, 70, 64}, {7, 2, 1, 0, 5, 16},
       {1, 11, 1, 1, 2, 16}, {1, 8, 1, 0, 100, 64},
   };
@@ -202,7 +247,8 @@ void random_sequences(std::uint64_t seed, std::size_t operations) {
     if (i % 2 == 1) logits.scale = 0.2F;
     if (i % 3 == 1) logits.softcap = 5.0F;
     if (i % 3 == 2) {
-      for (std::size_t h = 0; h < shape.q_heads; ++h) logits.sinks.push_back(0.1F * static_cast<float>(h) - 1.0F);
+      for (std::size_t h = 0; h < shape.q_heads; ++h)
+        logits.sinks.push_back(0.1F * static_cast<float>(h) - 1.0F);
     }
     CacheOptions options;
     options.max_rollback = one.max_rollback;

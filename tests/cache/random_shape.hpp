@@ -31,8 +31,7 @@ inline kvpolicy::LayerShape random_layer_shape(Random& random) {
 
 inline kvpolicy::ModelShape random_shape(Random& random) {
   kvpolicy::ModelShape shape{.layers = 2 + below(random, 3)};
-  for (std::size_t l = 0; l < shape.layers; ++l)
-    shape.per_layer.push_back(random_layer_shape(random));
+  for (std::size_t l = 0; l < shape.layers; ++l) shape.per_layer.push_back(random_layer_shape(random));
   if (shape.kv_head_count() == 0) shape.per_layer.back() = {2, 1, 24, 40};
   return shape;
 }
@@ -41,9 +40,9 @@ inline kvpolicy::ModelShape random_shape(Random& random) {
 inline HeadSpec fitted(HeadSpec spec, const kvpolicy::LayerShape& layer) {
   if (spec.key_group > 0 && !spec.per_channel) spec.key_group = 8;
   if (spec.value_group > 0) spec.value_group = 8;
-  const bool narrower = spec.kind == Kind::window && !spec.prefill_chunk_mask && spec.sinks + spec.recent <= layer.window;
-  if (layer.window > 0 && !narrower)
-    spec = {.kind = Kind::window, .sinks = 0, .recent = layer.window};
+  const bool narrower =
+      spec.kind == Kind::window && !spec.prefill_chunk_mask && spec.sinks + spec.recent <= layer.window;
+  if (layer.window > 0 && !narrower) spec = {.kind = Kind::window, .sinks = 0, .recent = layer.window};
   return spec;
 }
 

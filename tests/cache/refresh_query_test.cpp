@@ -24,8 +24,10 @@ struct Call {
   std::size_t tokens;
 
   Call(std::mt19937& random, std::size_t count)
-      : q(count * shape.q_heads * shape.head_dim), k(count * shape.kv_heads * shape.head_dim),
-        v(k.size()), tokens{count} {
+      : q(count * shape.q_heads * shape.head_dim),
+        k(count * shape.kv_heads * shape.head_dim),
+        v(k.size()),
+        tokens{count} {
     for (auto* numbers : {&q, &k, &v}) {
       for (float& number : *numbers) number = static_cast<float>(random()) * 0x1p-31F - 1.0F;
     }
@@ -93,7 +95,8 @@ TEST_CASE("a selection survives a rollback that keeps its token, and no longer o
 TEST_CASE("in a tree a node on all paths selects, and its selection is kept with it") {
   Setup setup;
   TokenTree tree;
-  for (const std::size_t parent : {TokenTree::text, std::size_t{0}, std::size_t{1}, std::size_t{1}, std::size_t{2}}) {
+  for (const std::size_t parent :
+       {TokenTree::text, std::size_t{0}, std::size_t{1}, std::size_t{1}, std::size_t{2}}) {
     tree.add(parent);
   }
   const Call call{setup.random, 5};

@@ -59,7 +59,8 @@ HeadSettings<E> settings_of(const Spec& spec) {
     config.adaptive_in_layer = spec.safe.has_value();
     config.safeguard = spec.safe.value_or(0.2);
     if constexpr (requires { config.scorer.recent; }) config.scorer.recent = spec.kept;
-    if constexpr (requires { config.scorer.kernel; }) config.scorer = {.observation_window = spec.kept, .kernel = 1};
+    if constexpr (requires { config.scorer.kernel; })
+      config.scorer = {.observation_window = spec.kept, .kernel = 1};
     return HeadSettings<E>{config};
   };
   switch (spec.rank) {
@@ -97,7 +98,8 @@ class Twin {
   [[nodiscard]] Twin fork() const { return Twin{*this, cache_.fork()}; }
 
   void step(test::Random& random, std::size_t tokens, bool apart, const AttendOptions& options = {}) {
-    test::Tensor<E> q{tokens, shape_.q_heads, 64}, k{tokens, shape_.kv_heads, 64}, v{tokens, shape_.kv_heads, 64};
+    test::Tensor<E> q{tokens, shape_.q_heads, 64}, k{tokens, shape_.kv_heads, 64},
+        v{tokens, shape_.kv_heads, 64};
     q.randomize(random, 2.0F);
     k.randomize(random);
     v.randomize(random);
@@ -106,7 +108,8 @@ class Twin {
       cache_.append(0, std::as_const(k).view(), std::as_const(v).view());
       cache_.attend(0, std::as_const(q).view(), out.view(), options);
     } else {
-      cache_.step(0, std::as_const(q).view(), std::as_const(k).view(), std::as_const(v).view(), out.view(), options);
+      cache_.step(0, std::as_const(q).view(), std::as_const(k).view(), std::as_const(v).view(), out.view(),
+                  options);
     }
     const auto first = static_cast<std::int64_t>(tokens_);
     tokens_ += tokens;
@@ -151,8 +154,12 @@ class Twin {
 
  private:
   Twin(const Twin& other, Cache cache)
-      : shape_{other.shape_}, cache_{std::move(cache)}, heads_{other.heads_}, queries_{other.queries_},
-        options_{other.options_}, tokens_{other.tokens_} {}
+      : shape_{other.shape_},
+        cache_{std::move(cache)},
+        heads_{other.heads_},
+        queries_{other.queries_},
+        options_{other.options_},
+        tokens_{other.tokens_} {}
 
   static Plan plan_of(const ModelShape& shape, const std::vector<Spec>& specs) {
     Plan plan{shape};
@@ -166,7 +173,8 @@ class Twin {
     oracle::Options own;
     own.scale = options.scale ? static_cast<double>(*options.scale) : 0.125;
     own.softcap = static_cast<double>(options.softcap);
-    if (!options.attention_sink_bias.empty()) own.sink_logit = static_cast<double>(options.attention_sink_bias[q_head]);
+    if (!options.attention_sink_bias.empty())
+      own.sink_logit = static_cast<double>(options.attention_sink_bias[q_head]);
     return own;
   }
 
@@ -241,7 +249,8 @@ class Twin {
   void follow(bool requested) {
     const auto is_due = [&](const SlowHead& head) {
       return head.spec.rank != Rank::none &&
-             (requested || (head.spec.every > 0 && (head.was_compressed || !head.spec.waits) && head.unshared_rows >= head.capacity() + head.spec.every));
+             (requested || (head.spec.every > 0 && (head.was_compressed || !head.spec.waits) &&
+                            head.unshared_rows >= head.capacity() + head.spec.every));
     };
     // Heads that share budgets form one pool; any other head is a pool of its own.
     std::vector<std::vector<std::size_t>> pools;
@@ -257,7 +266,8 @@ class Twin {
         over = over || (is_due(heads_[h]) && heads_[h].unshared_rows > heads_[h].capacity());
       }
       if (due && requested) {
-        over = std::ranges::any_of(pool, [&](auto h) { return heads_[h].unshared_rows > heads_[h].capacity(); });
+        over =
+            std::ranges::any_of(pool, [&](auto h) { return heads_[h].unshared_rows > heads_[h].capacity(); });
       }
       if (due && over) follow_pool(pool);
       for (const std::size_t h : pool) {
@@ -296,7 +306,8 @@ class Twin {
       chosen += best.size();
       std::ranges::sort(best);
       const auto safe = std::min(
-          head.before.size(), static_cast<std::size_t>(head.spec.safe.value_or(0) * static_cast<double>(head.spec.budget)));
+          head.before.size(),
+          static_cast<std::size_t>(head.spec.safe.value_or(0) * static_cast<double>(head.spec.budget)));
       CHECK(best.size() >= safe);
       if (!best.empty()) CHECK(best.front() >= own_out - slack);
       if (best.size() > safe) lowest_in = std::min(lowest_in, best.front());
@@ -320,10 +331,20 @@ class Twin {
 };
 
 const std::vector<Spec> apart{
-    {Rank::tova, 20, 0, 1},   {Rank::tova, 1, 0, 5},      {Rank::h2o, 10, 10, 1},   {Rank::h2o, 0, 7, 1},
-    {Rank::h2o, 33, 0, 4},    {Rank::h2o, 24, 8, 0},      {Rank::key_norm, 16, 4, 1}, {Rank::key_norm, 31, 0, 0},
-    {Rank::tova, 20, 0, 1, {}, true}, {Rank::h2o, 9, 9, 2, {}, true},
-    {Rank::snapkv, 12, 5, 0}, {Rank::snapkv, 12, 3, 3},   {},                        {Rank::tova, 15, 0, 0},
+    {Rank::tova, 20, 0, 1},
+    {Rank::tova, 1, 0, 5},
+    {Rank::h2o, 10, 10, 1},
+    {Rank::h2o, 0, 7, 1},
+    {Rank::h2o, 33, 0, 4},
+    {Rank::h2o, 24, 8, 0},
+    {Rank::key_norm, 16, 4, 1},
+    {Rank::key_norm, 31, 0, 0},
+    {Rank::tova, 20, 0, 1, {}, true},
+    {Rank::h2o, 9, 9, 2, {}, true},
+    {Rank::snapkv, 12, 5, 0},
+    {Rank::snapkv, 12, 3, 3},
+    {},
+    {Rank::tova, 15, 0, 0},
 };
 
 }  // namespace
@@ -333,7 +354,8 @@ TEST_CASE("scorers: random chunks, calls in halves, forks") {
     test::Random random{group};
     test::CountingResource memory;
     std::vector<float> sinks;
-    for (std::size_t h = 0; h < group * apart.size(); ++h) sinks.push_back(0.2F * static_cast<float>(h) - 1.0F);
+    for (std::size_t h = 0; h < group * apart.size(); ++h)
+      sinks.push_back(0.2F * static_cast<float>(h) - 1.0F);
     for (const AttendOptions& options :
          {AttendOptions{}, AttendOptions{.scale = 0.2F, .softcap = 4.0F, .attention_sink_bias = sinks}}) {
       std::vector<Twin> twins;
@@ -357,8 +379,10 @@ TEST_CASE("scorers: random chunks, calls in halves, forks") {
 
 TEST_CASE("scorers: one row at a time, from the first token") {
   for (const std::size_t budget : std::vector<std::size_t>{0, 1, 2, 15, 16, 17}) {
-    const std::vector<Spec> specs{{Rank::tova, budget, 0, 1}, {Rank::h2o, budget, 1, 1},
-                                  {Rank::h2o, budget, budget, 1}, {Rank::key_norm, budget, 0, 1}};
+    const std::vector<Spec> specs{{Rank::tova, budget, 0, 1},
+                                  {Rank::h2o, budget, 1, 1},
+                                  {Rank::h2o, budget, budget, 1},
+                                  {Rank::key_norm, budget, 0, 1}};
     Twin twin{specs, 2, {.page_rows = 16}};
     test::Random random{budget + 1};
     for (int token = 0; token < 40; ++token) twin.step(random, 1, token % 2 == 1);
@@ -375,7 +399,8 @@ TEST_CASE("sharing: the heads of a layer compete for rows, and keep in all as ma
         CAPTURE(every);
         const std::size_t kept = rank == Rank::tova ? 0 : 4;
         std::vector<Spec> specs;
-        for (const std::size_t budget : std::vector<std::size_t>{20, 0, 7, 20, 60}) specs.push_back({rank, budget, kept, every, safe});
+        for (const std::size_t budget : std::vector<std::size_t>{20, 0, 7, 20, 60})
+          specs.push_back({rank, budget, kept, every, safe});
         specs.push_back({});
         specs.push_back({rank, 11, kept, every});  // does not share
         test::Random random{static_cast<std::uint64_t>(every) + 7};
@@ -405,8 +430,7 @@ TEST_CASE("share_rows by hand: safe rows first, ties to the lower head, then the
     for (const float score : scores) one.ranks.push_back(rank_of(score, 0.0F));
     return one;
   };
-  const std::vector<SharingHead> heads{head({1, 5, 3}, 2, 1), head({4, 4, 4, 4}, 2, 1),
-                                       head({0, 0}, 1, 1)};
+  const std::vector<SharingHead> heads{head({1, 5, 3}, 2, 1), head({4, 4, 4, 4}, 2, 1), head({0, 0}, 1, 1)};
   CHECK(share_rows(heads) == Chosen{{1}, {0, 1, 2}, {0}});
   const std::vector<SharingHead> tied{head({2, 2}, 1, 0), head({2, 2, 2}, 2, 0)};
   CHECK(share_rows(tied) == Chosen{{0, 1}, {0}});
@@ -419,10 +443,9 @@ TEST_CASE("share_rows by hand: safe rows first, ties to the lower head, then the
 
 TEST_CASE("scorers: scorers that cannot be rolled back or shared are refused") {
   const ModelShape shape{1, 2, 2, 64};
-  CHECK(test::contains(test::thrown<ConfigError>([&] {
-                         Cache{Plan{shape, H2o::Config{}}, {.max_rollback = 1}};
-                       }),
-                       "KV head 0 of layer 0 adds up the attention of every call"));
+  CHECK(test::contains(
+      test::thrown<ConfigError>([&] { Cache{Plan{shape, H2o::Config{}}, {.max_rollback = 1}}; }),
+      "KV head 0 of layer 0 adds up the attention of every call"));
   CHECK(test::thrown<ConfigError>([&] { Cache{Plan{shape, H2o::Config{}}}; }).empty());
   CHECK(test::thrown<ConfigError>([&] {
           Cache{Plan{shape, Tova::Config{.budget = 3}}, {.max_rollback = 1}};
@@ -432,15 +455,14 @@ TEST_CASE("scorers: scorers that cannot be rolled back or shared are refused") {
   CHECK(test::thrown<ConfigError>([&] { Cache{plan}; }).empty());
   for (const HeadSettings<E>& other :
        {HeadSettings<E>{Snap::Config{.budget = 9, .adaptive_in_layer = true, .safeguard = 0.5}},
-        HeadSettings<E>{Snap::Config{.budget = 9, .adaptive_in_layer = true, .scorer = {.observation_window = 4}}},
+        HeadSettings<E>{
+            Snap::Config{.budget = 9, .adaptive_in_layer = true, .scorer = {.observation_window = 4}}},
         HeadSettings<E>{KeyNorm::Config{.budget = 9, .adaptive_in_layer = true}}}) {
     plan.set(0, 1, other);
     CHECK(test::contains(test::thrown<ConfigError>([&] { Cache{plan}; }), "KV head 1 of layer 0 shares"));
   }
   for (const double share : {-0.1, 1.1, std::nan("")}) {
-    CHECK(test::contains(test::thrown<ConfigError>([&] {
-                           Plan{shape, Snap::Config{.safeguard = share}};
-                         }),
+    CHECK(test::contains(test::thrown<ConfigError>([&] { Plan{shape, Snap::Config{.safeguard = share}}; }),
                          "HeadBudgetCache: safeguard is "));
   }
 }

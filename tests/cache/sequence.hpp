@@ -37,7 +37,7 @@ struct Call {
   std::size_t tokens = 1;
   Read read = Read::all;
   bool refresh_selection = false;
-  bool apart = false;   // append, then attend
+  bool apart = false;                         // append, then attend
   const kvpolicy::TokenTree* tree = nullptr;  // the tokens are its last nodes
   Layout layout = Layout::contiguous;
 };
@@ -49,9 +49,10 @@ class Sequence {
   using Options = typename Backend::Options;
   using Out = typename Backend::Out;
 
-  Sequence(const ModelShape& shape, const std::vector<HeadSpec>& heads, const Options& options,
-           Logits logits)
-      : shape_{shape}, options_{options}, logits_{std::move(logits)},
+  Sequence(const ModelShape& shape, const std::vector<HeadSpec>& heads, const Options& options, Logits logits)
+      : shape_{shape},
+        options_{options},
+        logits_{std::move(logits)},
         cache_{plan_for(shape, heads), options} {
     std::size_t number = 0;
     for (std::size_t l = 0; l < shape.layers; ++l) {
@@ -64,9 +65,7 @@ class Sequence {
   }
 
   [[nodiscard]] Cache& cache() { return cache_; }
-  [[nodiscard]] Sequence fork() const {
-    return Sequence{shape_, options_, logits_, cache_.fork(), layers_};
-  }
+  [[nodiscard]] Sequence fork() const { return Sequence{shape_, options_, logits_, cache_.fork(), layers_}; }
   [[nodiscard]] std::size_t tokens() const { return cached().queries.size(); }
   [[nodiscard]] std::size_t commit_point() const { return cached().committed; }
   [[nodiscard]] std::size_t pending_nodes() const { return cached().node_queries.size(); }
@@ -145,8 +144,8 @@ class Sequence {
         CAPTURE(l);
         CAPTURE(h);
         check_held(l, h);
-        check_rule<std::size_t>(cache_.plan().at(l, h).rule(layer.shape.head_dim),
-                                layer.heads[h].model, layer.queries.size());
+        check_rule<std::size_t>(cache_.plan().at(l, h).rule(layer.shape.head_dim), layer.heads[h].model,
+                                layer.queries.size());
         if (layer.node_queries.empty()) check_shown(l, h);
       }
     }
@@ -196,8 +195,7 @@ class Sequence {
     oracle::Options options;
     options.scale = logits_.scale ? static_cast<double>(*logits_.scale)
                                   : 1.0 / std::sqrt(static_cast<double>(layer.shape.head_dim));
-    options.softcap =
-        static_cast<double>(logits_.softcap > 0 ? logits_.softcap : layer.shape.softcap);
+    options.softcap = static_cast<double>(logits_.softcap > 0 ? logits_.softcap : layer.shape.softcap);
     if (!logits_.sinks.empty()) options.sink_logit = static_cast<double>(logits_.sinks[q_head]);
     return options;
   }
@@ -224,8 +222,8 @@ class Sequence {
       const std::int64_t position = entry.first;
       const oracle::Row& row = entry.second;
       const oracle::Row& original = head.text[static_cast<std::size_t>(position)];
-      const auto side = [&](bool quantized, const std::vector<double>& now,
-                            const std::vector<double>& then, auto& seen, bool is_key) {
+      const auto side = [&](bool quantized, const std::vector<double>& now, const std::vector<double>& then,
+                            auto& seen, bool is_key) {
         const auto before = seen.find(position);
         const bool returned = head.model.spec().returns_rows && before != seen.end();
         if (!quantized) {
@@ -250,9 +248,8 @@ class Sequence {
     return near;
   }
 
-  static void check_bound(const kvpolicy::LayerShape& shape, const Head& head,
-                          std::int64_t position, const std::vector<double>& now,
-                          const std::vector<double>& then, bool is_key) {
+  static void check_bound(const kvpolicy::LayerShape& shape, const Head& head, std::int64_t position,
+                          const std::vector<double>& now, const std::vector<double>& then, bool is_key) {
     const HeadSpec& spec = head.model.spec();
     bool inside = true;
     bool lossy = false;
@@ -331,14 +328,15 @@ class Sequence {
     for (std::size_t h = 0; h < layer.heads.size(); ++h) {
       rows.push_back(held(l, h, Read::all, call.apart ? tokens : 0));
       const HeadModel& model = layer.heads[h].model;
-      refreshed[h] = model.spec().kind == Kind::retrieval &&
-                     (call.read == Read::selected ? call.refresh_selection || model.selection_is_stale() : false);
+      refreshed[h] =
+          model.spec().kind == Kind::retrieval &&
+          (call.read == Read::selected ? call.refresh_selection || model.selection_is_stale() : false);
     }
     if (call.apart) {
       cache_.attend(l, std::as_const(q).view(), out.view(), options);
     } else {
-      cache_.step(l, std::as_const(q).view(), std::as_const(k).view(), std::as_const(v).view(),
-                  out.view(), options);
+      cache_.step(l, std::as_const(q).view(), std::as_const(k).view(), std::as_const(v).view(), out.view(),
+                  options);
     }
     CHECK(out.guards_intact());
 
@@ -346,15 +344,16 @@ class Sequence {
       Head& head = layer.heads[h];
       // Rows of the tail are exact. Rows of the chunk are as the caller gave them, or rounded as in the tail
       // if they were appended before.
-      for (std::size_t p = layer.committed; p < text; ++p) rows[h][static_cast<std::int64_t>(p)] = head.text[p];
+      for (std::size_t p = layer.committed; p < text; ++p)
+        rows[h][static_cast<std::int64_t>(p)] = head.text[p];
       nodes.push_back(head.nodes);
       for (std::size_t i = 0; i < tokens; ++i) {
         const auto position = static_cast<std::int64_t>(
             call.tree == nullptr ? before + i : text + call.tree->depth(before - text + i));
         auto& own = call.tree == nullptr ? head.text : head.nodes;
         own.push_back({position, rounded(k.row(i, h)), rounded(v.row(i, h))});
-        const oracle::Row row = call.apart ? own.back()
-                                           : oracle::Row{position, k.row_of_doubles(i, h), v.row_of_doubles(i, h)};
+        const oracle::Row row =
+            call.apart ? own.back() : oracle::Row{position, k.row_of_doubles(i, h), v.row_of_doubles(i, h)};
         if (call.tree == nullptr) {
           rows[h][position] = row;
         } else {
@@ -371,7 +370,8 @@ class Sequence {
       for (std::size_t h = 0; h < layer.shape.q_heads; ++h) query.push_back(rounded(q.row(i, h)));
     }
     // Added-up attention cannot be taken back, so its rows are committed.
-    const bool adds_up = std::ranges::any_of(layer.heads, [](const Head& head) { return head.model.spec().adds_up(); });
+    const bool adds_up =
+        std::ranges::any_of(layer.heads, [](const Head& head) { return head.model.spec().adds_up(); });
     if (adds_up) commit_model(layer, before + tokens);
     if (!call.apart) commit_model(layer, committed_at(before + tokens));
     for (std::size_t h = 0; h < layer.heads.size(); ++h) {
@@ -404,7 +404,8 @@ class Sequence {
         for (const auto& [p, row] : rows[h]) {
           if (p <= static_cast<std::int64_t>(before + token)) visible.push_back(&row);
         }
-        const auto shares = oracle::probabilities(q.row_of_doubles(token, q_head), visible, oracle_options(layer, q_head));
+        const auto shares =
+            oracle::probabilities(q.row_of_doubles(token, q_head), visible, oracle_options(layer, q_head));
         for (std::size_t r = 0; r < shares.size(); ++r) {
           model.pay(visible[r]->position, shares[r] / static_cast<double>(group));
         }
@@ -435,8 +436,8 @@ class Sequence {
       return path;
     };
     const auto position_of = [&](std::size_t token) {
-      return static_cast<std::int64_t>(call.tree == nullptr ? before + token
-                                                            : layer.queries.size() + path_of(token).size() - 1);
+      return static_cast<std::int64_t>(
+          call.tree == nullptr ? before + token : layer.queries.size() + path_of(token).size() - 1);
     };
     std::int64_t first = position_of(0);
     for (std::size_t token = 0; token < q.tokens(); ++token) first = std::min(first, position_of(token));
@@ -472,9 +473,8 @@ class Sequence {
         const auto expected = oracle::attend(q.row_of_doubles(token, q_head), read_rows,
                                              oracle_options(layer, q_head), layer.shape.value_dim);
         const double one = largest_difference(expected.out, out.row(token, q_head));
-        const double lse =
-            std::abs(expected.log_sum_exp -
-                     static_cast<double>(log_sum_exp[token * layer.shape.q_heads + q_head]));
+        const double lse = std::abs(expected.log_sum_exp -
+                                    static_cast<double>(log_sum_exp[token * layer.shape.q_heads + q_head]));
         error = !(one <= error) ? one : error;
         lse_error = !(lse <= lse_error) ? lse : lse_error;
       }
@@ -520,8 +520,9 @@ class Sequence {
 
   // The attention of each of the latest queries that a head's scorer uses to each of its rows: [query
   // head][query][row].
-  [[nodiscard]] std::vector<std::vector<std::vector<double>>> attention_of_latest(
-      const Layer& layer, std::size_t h, const Rows& before) const {
+  [[nodiscard]] std::vector<std::vector<std::vector<double>>> attention_of_latest(const Layer& layer,
+                                                                                  std::size_t h,
+                                                                                  const Rows& before) const {
     const std::size_t tokens = layer.queries.size();
     std::vector<std::vector<std::vector<double>>> attention;
     for (std::size_t g = 0; g < layer.shape.queries_per_kv(); ++g) {
@@ -532,8 +533,8 @@ class Sequence {
         for (const auto& [p, row] : before) {
           if (p <= static_cast<std::int64_t>(t)) visible.push_back(&row);
         }
-        of_head.push_back(oracle::probabilities(layer.queries[t][q_head], visible,
-                                                oracle_options(layer, q_head)));
+        of_head.push_back(
+            oracle::probabilities(layer.queries[t][q_head], visible, oracle_options(layer, q_head)));
         of_head.back().resize(before.size(), 0.0);
       }
     }

@@ -45,9 +45,7 @@ struct LayerCall {
     k.randomize(random);
     v.randomize(random);
   }
-  void step(Cache& cache, std::size_t layer) {
-    cache.step(layer, q.view(), k.view(), v.view(), out.view());
-  }
+  void step(Cache& cache, std::size_t layer) { cache.step(layer, q.view(), k.view(), v.view(), out.view()); }
 };
 
 // Makes one call on every layer that takes a step.
@@ -78,16 +76,12 @@ TEST_CASE("an impossible shape is refused with the value and what would fit") {
   CHECK(with({4, 2, 576, 512}).empty());
   CHECK(with({4, 2, 8, 8}).empty());
   CHECK(with({}).empty());
-  CHECK(
-      contains(with({4, 2, 12}), "layer 1: head_dim is 12, must be a multiple of 8 from 8 to 576"));
+  CHECK(contains(with({4, 2, 12}), "layer 1: head_dim is 12, must be a multiple of 8 from 8 to 576"));
   CHECK(contains(with({4, 2, 0}), "layer 1: head_dim is 0"));
   CHECK(contains(with({4, 2, 584}), "layer 1: head_dim is 584"));
-  CHECK(contains(with({4, 2, 64, 4}),
-                 "layer 1: value_dim is 4, must be a multiple of 8 from 8 to 576"));
-  CHECK(contains(with({5, 2, 64}),
-                 "layer 1: q_heads is 5, must be a positive multiple of kv_heads = 2"));
-  CHECK(contains(with({.q_heads = 4, .kv_heads = 2, .head_dim = 64, .softcap = -1.0F}),
-                 "softcap is -1"));
+  CHECK(contains(with({4, 2, 64, 4}), "layer 1: value_dim is 4, must be a multiple of 8 from 8 to 576"));
+  CHECK(contains(with({5, 2, 64}), "layer 1: q_heads is 5, must be a positive multiple of kv_heads = 2"));
+  CHECK(contains(with({.q_heads = 4, .kv_heads = 2, .head_dim = 64, .softcap = -1.0F}), "softcap is -1"));
   CHECK(contains(with({.q_heads = 4, .reads = 1}),
                  "layer 1: reads the cache of layer 1, must be an earlier layer"));
   CHECK(contains(with({.q_heads = 3, .reads = 0}),
@@ -103,8 +97,7 @@ TEST_CASE("an impossible shape is refused with the value and what would fit") {
   CHECK(contains(refused(empty), "reads the cache of layer 0, which has none of its own"));
   empty.per_layer = {{4, 2, 64}};
   CHECK(contains(refused(empty), "per_layer has 1 entries, must have one for each of 2 layers"));
-  CHECK(contains(thrown<ConfigError>([&] { static_cast<void>(empty.change(2)); }),
-                 "there is no layer 2"));
+  CHECK(contains(thrown<ConfigError>([&] { static_cast<void>(empty.change(2)); }), "there is no layer 2"));
 }
 
 TEST_CASE("a storage refuses values with channels that it cannot hold") {
@@ -112,12 +105,12 @@ TEST_CASE("a storage refuses values with channels that it cannot hold") {
   using Codes = PerTokenStorage<float>;
   CHECK(contains(thrown<ConfigError>([] { Dense{{}, {.head_dim = 8, .value_dim = 12}}; }),
                  "value_dim is 12, must be 0 or a multiple of 8"));
-  CHECK(contains(thrown<ConfigError>([] {
-                   Codes{{.key_group = 8, .value_group = 16}, {.head_dim = 64, .value_dim = 24}};
-                 }),
+  CHECK(contains(thrown<ConfigError>(
+                     [] { Codes{{.key_group = 8, .value_group = 16}, {.head_dim = 64, .value_dim = 24}}; }),
                  "value_group is 16, must divide value_dim = 24"));
-  CHECK(thrown<ConfigError>([] { Codes{{.key_group = 32, .value_group = 8}, {.head_dim = 64, .value_dim = 24}}; })
-            .empty());
+  CHECK(thrown<ConfigError>([] {
+          Codes{{.key_group = 32, .value_group = 8}, {.head_dim = 64, .value_dim = 24}};
+        }).empty());
 }
 
 TEST_CASE("shapes are equal if their layers are, however they are written") {
@@ -156,17 +149,13 @@ TEST_CASE("calls on layers that keep no rows are refused by name") {
   const LayerShape source = cache.plan().shape().layer(2);
   LayerCall call{random, source, 1};
   const std::size_t bytes = cache.bytes();
-  CHECK(contains(thrown<ShapeError>([&] { call.step(cache, 1); }),
-                 "layer 1 has no cache (its kv_heads is 0)"));
-  CHECK(contains(thrown<ShapeError>([&] { static_cast<void>(cache.tokens(1)); }),
-                 "layer 1 has no cache"));
-  CHECK(contains(
-      thrown<ShapeError>([&] { call.step(cache, 3); }),
-      "layer 3 reads the cache of layer 2 and has no rows of its own; it takes attend alone"));
-  CHECK(contains(thrown<ShapeError>([&] { cache.compress(3); }),
-                 "layer 3 reads the cache of layer 2"));
-  CHECK(contains(thrown<ShapeError>([&] { call.step(cache, 4); }),
-                 "there is no layer 4, the plan has 4"));
+  CHECK(
+      contains(thrown<ShapeError>([&] { call.step(cache, 1); }), "layer 1 has no cache (its kv_heads is 0)"));
+  CHECK(contains(thrown<ShapeError>([&] { static_cast<void>(cache.tokens(1)); }), "layer 1 has no cache"));
+  CHECK(contains(thrown<ShapeError>([&] { call.step(cache, 3); }),
+                 "layer 3 reads the cache of layer 2 and has no rows of its own; it takes attend alone"));
+  CHECK(contains(thrown<ShapeError>([&] { cache.compress(3); }), "layer 3 reads the cache of layer 2"));
+  CHECK(contains(thrown<ShapeError>([&] { call.step(cache, 4); }), "there is no layer 4, the plan has 4"));
   CHECK(contains(thrown<ConfigError>([&] { static_cast<void>(cache.plan().at(1, 0)); }),
                  "there is no KV head 0 in layer 1, which has 0, for it has no cache of its own"));
   // The rows of the call are committed, so nothing of it is left to attend to.
@@ -175,9 +164,9 @@ TEST_CASE("calls on layers that keep no rows are refused by name") {
   CHECK(contains(thrown<ShapeError>([&] { cache.attend(3, q.view(), out.view()); }),
                  "only the latest 0 rows of layer 2 have not been committed"));
   cache.append(2, call.k.view(), call.v.view());
-  CHECK(contains(thrown<ShapeError>(
-                     [&] { cache.attend(3, q.view(), out.view(), {.refresh_selection = true}); }),
-                 "layer 2, whose cache it reads, selects for both"));
+  CHECK(contains(
+      thrown<ShapeError>([&] { cache.attend(3, q.view(), out.view(), {.refresh_selection = true}); }),
+      "layer 2, whose cache it reads, selects for both"));
   Tensor<float> narrow{1, 3, 24};
   CHECK(contains(thrown<ShapeError>([&] { cache.attend(3, q.view(), narrow.view()); }),
                  "out is [1, 3, 24], must be [1, 3, 40]"));
@@ -194,8 +183,7 @@ TEST_CASE("a layer that reads another one's cache attends as if it held the same
   copied.change(3) = {.q_heads = 3, .kv_heads = 3, .head_dim = 24, .value_dim = 40};
   const auto set = [](Plan plan, std::size_t layer) {
     plan.set(layer, 0, SinkRecentCache<DenseStorage<float>>::Config{.sinks = 2, .recent = 9});
-    plan.set(layer, 1,
-             QuantizedResidualCache<float>::Config{.storage = {.bits = 4, .residual = 5}});
+    plan.set(layer, 1, QuantizedResidualCache<float>::Config{.storage = {.bits = 4, .residual = 5}});
     return plan;
   };
   const CacheOptions options{.max_rollback = 2, .max_append = 7, .page_rows = 16};
@@ -215,20 +203,19 @@ TEST_CASE("a layer that reads another one's cache attends as if it held the same
   CHECK(cache.tokens(3) == cache.tokens(2));
   CHECK(&cache.head(3, 1) == &cache.head(2, 1));
   CHECK(!cache.segments(3, 0).empty());
-  CHECK(contains(
-      thrown<ConfigError>([&] {
-        Plan plan{shape};
-        plan.set(2, 0, HeadBudgetCache<DenseStorage<float>, H2oScorer>::Config{.budget = 8});
-        Cache{plan};
-      }),
-      "layer 3 reads the cache of layer 2, whose heads add up the attention of every call"));
-  CHECK(contains(
-      thrown<ConfigError>([&] {
-        Plan plan{shape};
-        plan.set(2, 1, HeadBudgetCache<DenseStorage<float>>::Config{.budget = 8, .compress_every = 1});
-        Cache{plan};
-      }),
-      "layer 3 reads the cache of layer 2, whose KV head 1 compresses by itself"));
+  CHECK(contains(thrown<ConfigError>([&] {
+                   Plan plan{shape};
+                   plan.set(2, 0, HeadBudgetCache<DenseStorage<float>, H2oScorer>::Config{.budget = 8});
+                   Cache{plan};
+                 }),
+                 "layer 3 reads the cache of layer 2, whose heads add up the attention of every call"));
+  CHECK(contains(thrown<ConfigError>([&] {
+                   Plan plan{shape};
+                   plan.set(2, 1,
+                            HeadBudgetCache<DenseStorage<float>>::Config{.budget = 8, .compress_every = 1});
+                   Cache{plan};
+                 }),
+                 "layer 3 reads the cache of layer 2, whose KV head 1 compresses by itself"));
 }
 
 TEST_CASE("bytes are those that the plan predicts, and a saved cache continues bit for bit") {

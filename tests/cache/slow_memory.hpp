@@ -15,9 +15,7 @@ namespace test {
 struct TwoMemories : CountingResource {
   CountingResource slow;
 
-  [[nodiscard]] std::size_t live_bytes() const {
-    return CountingResource::live_bytes() + slow.live_bytes();
-  }
+  [[nodiscard]] std::size_t live_bytes() const { return CountingResource::live_bytes() + slow.live_bytes(); }
   [[nodiscard]] std::size_t live_blocks() const {
     return CountingResource::live_blocks() + slow.live_blocks();
   }

@@ -66,8 +66,7 @@ struct Pair {
 
 // Makes the same random call on both, which must give the same bits.
 void random_call(test::Random& random, Pair& pair, std::size_t max_append) {
-  const std::size_t tokens =
-      test::one_of(random, std::vector<std::size_t>{1, 1, 1, 2, 3, 8, 17, 40, 70});
+  const std::size_t tokens = test::one_of(random, std::vector<std::size_t>{1, 1, 1, 2, 3, 8, 17, 40, 70});
   AttendOptions options;
   options.read = test::below(random, 2) == 0 ? Read::selected : Read::all;
   options.refresh_selection = test::below(random, 4) == 0;
@@ -97,7 +96,8 @@ TEST_CASE("slow memory changes no bit of any output, whatever the heads and the 
     CAPTURE(seed);
     test::Random random{300 + seed};
     test::FailingSlowMemory slow;
-    CacheOptions options{.max_rollback = seed % 2 == 0 ? 0 : std::size_t{20}, .max_append = 8,
+    CacheOptions options{.max_rollback = seed % 2 == 0 ? 0 : std::size_t{20},
+                         .max_append = 8,
                          .page_rows = seed == 0 || seed == 3 ? std::size_t{16} : std::size_t{64}};
     CacheOptions with_slow = options;
     with_slow.slow_memory = &slow;
@@ -176,7 +176,8 @@ TEST_CASE("a plan predicts the bytes in slow memory") {
   const std::size_t n = cache.commit_point();
   CHECK(n == 586);
   const std::size_t full = 2 * 18 * 32 * 64 * 4;
-  const std::size_t four_bits = 2 * (544 / 32) * 32 * 32 + (544 / 32) * (2 * 64 * 2 * 2) + (544 / 32) * 32 * 4;
+  const std::size_t four_bits =
+      2 * (544 / 32) * 32 * 32 + (544 / 32) * (2 * 64 * 2 * 2) + (544 / 32) * 32 * 4;
   const std::size_t eight_bits = 2 * (576 / 32) * 32 * (64 + 4);
   CHECK(cache.slow_bytes() == full + four_bits + eight_bits);
   // A new selection makes copies; later rows stay in fast memory until the next selection.

@@ -84,7 +84,8 @@ struct Fixture {
 }  // namespace
 
 TEST_CASE_FIXTURE(Fixture, "a tree must begin with the nodes that the cache holds") {
-  refuses<ShapeError>([&] { step(0, tree, 2); }, {"2 tokens are to be the last of a tree of 5 nodes", "holds 0"});
+  refuses<ShapeError>([&] { step(0, tree, 2); },
+                      {"2 tokens are to be the last of a tree of 5 nodes", "holds 0"});
   refuses<ShapeError>([&] { step(0, tree, 6); }, {"6 tokens", "tree of 5 nodes"});
   refuses<ShapeError>([&] { step(0, TokenTree{}, 1); }, {"1 tokens", "tree of 0 nodes"});
   hold();
@@ -95,8 +96,10 @@ TEST_CASE_FIXTURE(Fixture, "a tree must begin with the nodes that the cache hold
   test::Chunk<> chunk{random, shape, 2};
   const TokenTree other = tree_of({text, text, text, 0, 1});
   refuses<ShapeError>([&] { chunk.append(cache, 0, {.tree = &other}); }, {"the first 3 of the tree's 5"});
-  refuses<ShapeError>([&] { chunk.attend(cache, 0, {.tree = &tree}); }, {"a tree of 5 nodes", "the one of 3"});
-  refuses<ShapeError>([&] { test::Chunk<>{random, shape, 4}.attend(cache, 0, {.tree = &tree}); }, {"5 nodes"});
+  refuses<ShapeError>([&] { chunk.attend(cache, 0, {.tree = &tree}); },
+                      {"a tree of 5 nodes", "the one of 3"});
+  refuses<ShapeError>([&] { test::Chunk<>{random, shape, 4}.attend(cache, 0, {.tree = &tree}); },
+                      {"5 nodes"});
   const TokenTree three = tree.first(3);
   refuses<ShapeError>([&] { test::Chunk<>{random, shape, 4}.attend(cache, 0, {.tree = &three}); },
                       {"4 queries", "3 nodes"});
@@ -124,7 +127,8 @@ TEST_CASE_FIXTURE(Fixture, "a whole tree must fit into the tail and the cache") 
   Cache committed{make_plan(), {}};
   test::Chunk<> one{random, shape, 1};
   const TokenTree node = tree.first(1);
-  CHECK(contains(thrown<CapacityError>([&] { one.step(committed, 0, {.tree = &node}); }), "max_rollback = 0"));
+  CHECK(
+      contains(thrown<CapacityError>([&] { one.step(committed, 0, {.tree = &node}); }), "max_rollback = 0"));
 }
 
 TEST_CASE_FIXTURE(Fixture, "while a tree is pending, nothing else adds, reads or commits rows") {
@@ -146,8 +150,10 @@ TEST_CASE_FIXTURE(Fixture, "while a tree is pending, nothing else adds, reads or
 }
 
 TEST_CASE_FIXTURE(Fixture, "a call with a branching tree must name the query that selects") {
-  refuses<ShapeError>([&] { step(0, tree, 5, {.refresh_selection = true}); }, {"refresh_selection with a tree"});
-  refuses<ShapeError>([&] { step(0, tree, 5, {.read = Read::selected, .refresh_selection = true}); }, {"refresh_selection with a tree"});
+  refuses<ShapeError>([&] { step(0, tree, 5, {.refresh_selection = true}); },
+                      {"refresh_selection with a tree"});
+  refuses<ShapeError>([&] { step(0, tree, 5, {.read = Read::selected, .refresh_selection = true}); },
+                      {"refresh_selection with a tree"});
 }
 
 TEST_CASE_FIXTURE(Fixture, "accept requires a path of a tree that every layer holds") {

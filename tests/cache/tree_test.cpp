@@ -44,11 +44,21 @@ constexpr ModelShape shape{2, 14, 7, 64};
 Plan mixed_plan(bool linear) {
   Plan plan{shape};
   for (std::size_t l = 0; l < shape.layers; ++l) {
-    plan.set(l, 1, Kivi::Config{.storage = {.bits = 2, .key_group = 8, .residual = 16, .flush = l == 0 ? Flush::steady : Flush::kivi}});
+    plan.set(
+        l, 1,
+        Kivi::Config{
+            .storage = {
+                .bits = 2, .key_group = 8, .residual = 16, .flush = l == 0 ? Flush::steady : Flush::kivi}});
     plan.set(l, 2, Window::Config{.sinks = 4, .recent = 5});
-    plan.set(l, 3, Window::Config{.sinks = 9, .recent = 3, .mask = linear ? Mask::exact : Mask::prefill_chunk, .rotary_in_cache = RotaryConfig{}});
+    plan.set(l, 3,
+             Window::Config{.sinks = 9,
+                            .recent = 3,
+                            .mask = linear ? Mask::exact : Mask::prefill_chunk,
+                            .rotary_in_cache = RotaryConfig{}});
     plan.set(l, 4, QuantizedWindow::Config{.sinks = 1, .recent = 30, .storage = {.bits = 4, .residual = 3}});
-    plan.set(l, 5, Budget::Config{.budget = 17, .scorer = {.observation_window = 5}, .storage = {.bits = 8, .residual = 6}});
+    plan.set(l, 5,
+             Budget::Config{
+                 .budget = 17, .scorer = {.observation_window = 5}, .storage = {.bits = 8, .residual = 6}});
     plan.set(l, 6, Retrieval::Config{.chunk = 6, .budget = 18, .storage = {.bits = 8, .residual = 2}});
   }
   return plan;
@@ -74,7 +84,8 @@ struct Tokens {
     }
   }
 
-  static void copy_row(const test::Tensor<E>& from, std::size_t a, test::Tensor<E>& to, std::size_t b, std::size_t heads) {
+  static void copy_row(const test::Tensor<E>& from, std::size_t a, test::Tensor<E>& to, std::size_t b,
+                       std::size_t heads) {
     for (std::size_t h = 0; h < heads; ++h) {
       for (std::size_t c = 0; c < shape.head_dim; ++c) to.at(b, h, c) = E{from.number(a, h, c)};
     }
@@ -85,8 +96,8 @@ struct Tokens {
 using Outputs = std::vector<std::vector<float>>;
 
 // Makes a call for the tokens [first, last), with `tree` if it is not null.
-void run(Cache& cache, const Tokens& tokens, std::size_t first, std::size_t last, AttendOptions options, bool apart,
-         Outputs& outputs) {
+void run(Cache& cache, const Tokens& tokens, std::size_t first, std::size_t last, AttendOptions options,
+         bool apart, Outputs& outputs) {
   const std::size_t count = last - first;
   outputs.resize(std::max(outputs.size(), last));
   for (std::size_t i = first; i < last; ++i) outputs[i].clear();
@@ -114,8 +125,8 @@ void run(Cache& cache, const Tokens& tokens, std::size_t first, std::size_t last
   }
 }
 
-Outputs run_tree(Cache& cache, const Tokens& tokens, const TokenTree& tree, const std::vector<std::size_t>& cuts,
-                 bool apart, const AttendOptions& options = {}) {
+Outputs run_tree(Cache& cache, const Tokens& tokens, const TokenTree& tree,
+                 const std::vector<std::size_t>& cuts, bool apart, const AttendOptions& options = {}) {
   Outputs outputs;
   std::size_t done = 0;
   for (const std::size_t end : cuts) {
@@ -220,14 +231,16 @@ TEST_CASE("a node gives the bits of a text that ends with its path") {
         const std::size_t nodes = round == 0 ? most : 1 + below(random, most);
         const TokenTree tree = test::random_tree(random, nodes);
         const Tokens tokens{random, nodes};
-        const Outputs outputs = run_tree(cache, tokens, tree, random_cuts(random, nodes), below(random, 2) == 0, {.read = read});
+        const Outputs outputs =
+            run_tree(cache, tokens, tree, random_cuts(random, nodes), below(random, 2) == 0, {.read = read});
         for (std::size_t node = 0; node < nodes; ++node) {
           CAPTURE(node);
           Cache alone = before.fork();
           const auto path = path_to(tree, node);
           const Tokens own{tokens, path};
           Outputs expected;
-          for (std::size_t i = 0; i < path.size(); ++i) run(alone, own, i, i + 1, {.read = read}, false, expected);
+          for (std::size_t i = 0; i < path.size(); ++i)
+            run(alone, own, i, i + 1, {.read = read}, false, expected);
           REQUIRE(test::same_bits(outputs[node], expected.back()));
         }
         // Forks have the tree as well, and continue it.
@@ -244,7 +257,8 @@ TEST_CASE("a node gives the bits of a text that ends with its path") {
         Cache alone = before.fork();
         const Tokens own{tokens, path};
         Outputs ignored;
-        for (std::size_t i = 0; i < path.size(); ++i) run(alone, own, i, i + 1, {.read = read}, false, ignored);
+        for (std::size_t i = 0; i < path.size(); ++i)
+          run(alone, own, i, i + 1, {.read = read}, false, ignored);
         for (const bool compressed : {false, true}) {
           CAPTURE(compressed);
           CHECK(cache.tokens() == text + path.size());
@@ -366,10 +380,10 @@ TEST_CASE("a selection by a draft token is kept if the token is") {
     bool stays;
   };
   const std::vector<Case> cases{
-      {{text, 0, 1, 2}, 2, {0, 1, 2, 3}, true},   // a chain
+      {{text, 0, 1, 2}, 2, {0, 1, 2, 3}, true},  // a chain
       {{text, 0, 1, 2}, 2, {0, 1}, true},
       {{text, 0, 1, 2}, 2, {0}, false},
-      {{text, 0, 1, 2}, 4, {0, 1, 2}, false},     // the query of node 3 selects
+      {{text, 0, 1, 2}, 4, {0, 1, 2}, false},  // the query of node 3 selects
       {{text, 0, 1, 0, 3}, 2, {0, 1, 2}, true},
       {{text, 0, 1, 0, 3}, 2, {0, 3, 4}, false},  // a path of the same length, but another
       {{text, text, 0, 2}, 2, {0, 2, 3}, false},
@@ -397,11 +411,14 @@ TEST_CASE("a selection by a draft token is kept if the token is") {
 
 TEST_CASE("queries of tokens that were only appended are unknown afterwards") {
   // Nodes 0 and 1 are only appended.
-  const HeadPlan<float> plan{{1, 1, 1, 64}, HeadBudgetCache<DenseStorage<float>>::Config{.budget = 2, .scorer = {.observation_window = 3}}};
+  const HeadPlan<float> plan{
+      {1, 1, 1, 64},
+      HeadBudgetCache<DenseStorage<float>>::Config{.budget = 2, .scorer = {.observation_window = 3}}};
   Random random{8};
   const TokenTree tree{std::vector<std::size_t>{TokenTree::text, 0, TokenTree::text, 0, 2, 4, 3}};
   using Path = std::vector<std::size_t>;
-  for (const Path& path : {Path{}, Path{0}, Path{0, 1}, Path{2}, Path{0, 3}, Path{2, 4}, Path{0, 3, 6}, Path{2, 4, 5}}) {
+  for (const Path& path :
+       {Path{}, Path{0}, Path{0, 1}, Path{2}, Path{0, 3}, Path{2, 4}, Path{0, 3, 6}, Path{2, 4, 5}}) {
     CAPTURE(path.size());
     KvCache<float> cache{plan, {.max_rollback = 8, .max_append = 2}};
     test::feed(cache, random, {12});

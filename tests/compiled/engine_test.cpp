@@ -187,9 +187,8 @@ TEST_CASE("a pool's threads do the work, and a copy has the same pool") {
 
 TEST_CASE("errors: an unknown instruction set, a head_dim that does not fit vectors") {
   CHECK(kvpolicy::compiled::instruction_sets().back() == "baseline");
-  const auto unknown = test::thrown<kvpolicy::ConfigError>([] {
-    (void)Engine{kvpolicy::cpu::SerialFor{}, "AVX9"};
-  });
+  const auto unknown =
+      test::thrown<kvpolicy::ConfigError>([] { (void)Engine{kvpolicy::cpu::SerialFor{}, "AVX9"}; });
   CHECK(test::contains(unknown, "'AVX9'"));
   CHECK(test::contains(unknown, "baseline"));
   std::vector<float> query(20);

@@ -82,7 +82,8 @@ TEST_CASE("merging is associative, commutative and equal to one pass, to roundin
       CHECK(largest_difference(left.output(), right.output()) <= 2e-6);
       CHECK(largest_difference(left.output(), turned.output()) <= 2e-6);
       const float lse = left.state.log_sum_exp();
-      CHECK(largest_difference(std::vector{lse}, std::vector{turned.state.log_sum_exp()}) <= 1e-6 * (1 + std::abs(lse)));
+      CHECK(largest_difference(std::vector{lse}, std::vector{turned.state.log_sum_exp()}) <=
+            1e-6 * (1 + std::abs(lse)));
     }
   }
 }

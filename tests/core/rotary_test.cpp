@@ -31,8 +31,12 @@ TEST_CASE("plain and linear frequencies") {
 
 // The published rule, by wavelength, as its authors wrote it.
 TEST_CASE("llama3 frequencies") {
-  const RotaryConfig config{.theta = 500000.0, .scaling = RotaryConfig::Scaling::llama3, .factor = 8.0,
-                            .low_freq_factor = 1.0, .high_freq_factor = 4.0, .original_max_position = 8192};
+  const RotaryConfig config{.theta = 500000.0,
+                            .scaling = RotaryConfig::Scaling::llama3,
+                            .factor = 8.0,
+                            .low_freq_factor = 1.0,
+                            .high_freq_factor = 4.0,
+                            .original_max_position = 8192};
   const auto frequencies = kvpolicy::inverse_frequencies(config, 128);
   int kept = 0, stretched = 0, blended = 0;
   for (std::size_t i = 0; i < 64; ++i) {
@@ -62,7 +66,8 @@ TEST_CASE("rotating by many positions, and back") {
     for (float& x : row) x = test::normal(random);
     const std::vector<float> original = row;
     kvpolicy::rotate(row, frequencies, positions);
-    const auto expected = oracle::turn({original.begin(), original.end()}, static_cast<double>(positions), 10000.0);
+    const auto expected =
+        oracle::turn({original.begin(), original.end()}, static_cast<double>(positions), 10000.0);
     // At a million positions the rounding of the frequencies, which are floats, causes the remaining
     // error.
     CHECK(largest_difference(row, expected) <= (std::abs(positions) > 10000 ? 0.05 : 1e-3));
@@ -73,9 +78,7 @@ TEST_CASE("rotating by many positions, and back") {
 
 TEST_CASE("rotary: settings that do not work are refused by name") {
   constexpr double nan = std::numeric_limits<double>::quiet_NaN();
-  const auto error = [](RotaryConfig config) {
-    return thrown<ConfigError>([&] { config.validate(); });
-  };
+  const auto error = [](RotaryConfig config) { return thrown<ConfigError>([&] { config.validate(); }); };
   CHECK(error({}).empty());
   CHECK(contains(error({.theta = -2.5}), "theta is -2.5"));
   CHECK(contains(error({.theta = nan}), "theta is"));
@@ -86,6 +89,8 @@ TEST_CASE("rotary: settings that do not work are refused by name") {
   CHECK(contains(error({.scaling = llama3, .high_freq_factor = nan}), "high_freq_factor"));
   CHECK(contains(error({.scaling = llama3, .original_max_position = 0}), "original_max_position is 0"));
   CHECK(error({.low_freq_factor = nan}).empty());  // not read without llama3
-  CHECK(contains(thrown<ConfigError>([] { static_cast<void>(kvpolicy::inverse_frequencies({}, 7)); }), "head_dim is 7"));
-  CHECK(contains(thrown<ConfigError>([] { static_cast<void>(kvpolicy::inverse_frequencies({}, 0)); }), "head_dim is 0"));
+  CHECK(contains(thrown<ConfigError>([] { static_cast<void>(kvpolicy::inverse_frequencies({}, 7)); }),
+                 "head_dim is 7"));
+  CHECK(contains(thrown<ConfigError>([] { static_cast<void>(kvpolicy::inverse_frequencies({}, 0)); }),
+                 "head_dim is 0"));
 }

@@ -46,12 +46,10 @@ struct Pages {
                                  : in_page / format.group * head_dim + channel;
     const auto* scales = reinterpret_cast<const half*>(page + layout.scales_offset);
     const auto* zeros = reinterpret_cast<const half*>(page + layout.zeros_offset);
-    const unsigned code =
-        load_code(format.encoding, page + in_page * layout.row_bytes, channel, head_dim);
+    const unsigned code = load_code(format.encoding, page + in_page * layout.row_bytes, channel, head_dim);
     // The product of a scale of 11 bits and a code of 8 bits is exact, so the sum is rounded once,
     // fused or not.
-    return static_cast<float>(scales[grid]) * static_cast<float>(code) +
-           static_cast<float>(zeros[grid]);
+    return static_cast<float>(scales[grid]) * static_cast<float>(code) + static_cast<float>(zeros[grid]);
   }
 };
 

@@ -103,11 +103,17 @@ HeadRule random_rule(Random& random, Kind kind) {
 }
 
 HeadSpec spec_of(const HeadRule& rule, Kind kind) {
-  HeadSpec spec{.kind = kind, .sinks = rule.sinks, .recent = rule.recent, .prefill_chunk_mask = rule.prefill_chunk_mask,
-                .budget = kind == Kind::budget ? rule.budget : rule.chosen_rows, .window = rule.observation_window,
-                .compress_every = rule.compress_every, .compress_from = rule.compress_from,
+  HeadSpec spec{.kind = kind,
+                .sinks = rule.sinks,
+                .recent = rule.recent,
+                .prefill_chunk_mask = rule.prefill_chunk_mask,
+                .budget = kind == Kind::budget ? rule.budget : rule.chosen_rows,
+                .window = rule.observation_window,
+                .compress_every = rule.compress_every,
+                .compress_from = rule.compress_from,
                 .after_first = rule.after_first_compress,
-                .chunk = rule.chunk, .refresh_every = rule.refresh_every};
+                .chunk = rule.chunk,
+                .refresh_every = rule.refresh_every};
   if (rule.is_quantized()) {
     spec.bits = 4;
     spec.key_group = rule.key_group;
@@ -123,8 +129,12 @@ template <class Int>
 class TwoHeads {
  public:
   TwoHeads(Random& random, Kind kind)
-      : random_{random}, max_rollback_{one_of(random, std::vector<std::size_t>{0, 1, 5, 70})},
-        text_{max_rollback_}, kind_{kind}, rule_{random_rule(random, kind)}, part_{rule_},
+      : random_{random},
+        max_rollback_{one_of(random, std::vector<std::size_t>{0, 1, 5, 70})},
+        text_{max_rollback_},
+        kind_{kind},
+        rule_{random_rule(random, kind)},
+        part_{rule_},
         model_{spec_of(rule_, kind)} {
     if (kind == Kind::budget) max_rollback_ = 0;
     text_ = TextModel{max_rollback_};
@@ -205,7 +215,8 @@ class TwoHeads {
     constexpr std::int64_t unlimited = std::int64_t{1} << 60;
     const std::int64_t query_window = part_.window.query_window(unlimited);
     std::vector<RowRange<Int>> sinks, recent;
-    for (const RowRange<Int> rows : {RowRange<Int>{0, number(cut)}, RowRange<Int>{number(cut), number(end)}}) {
+    for (const RowRange<Int> rows :
+         {RowRange<Int>{0, number(cut)}, RowRange<Int>{number(cut), number(end)}}) {
       sinks.push_back(part_.window.sinks_among(rows));
       recent.push_back(part_.window.recent_among(rows, number(call)));
       for (const RowRange<Int>& part : {sinks.back(), recent.back()}) {
@@ -248,7 +259,8 @@ class TwoHeads {
       CHECK(part_.budget.survivors(rows, progress_.committed) == rows);
       return;
     }
-    std::vector<std::int64_t> ranked(before.begin(), before.begin() + static_cast<std::ptrdiff_t>(size(part_.budget.candidates(rows))));
+    std::vector<std::int64_t> ranked(
+        before.begin(), before.begin() + static_cast<std::ptrdiff_t>(size(part_.budget.candidates(rows))));
     CHECK(ranked.size() + rule_.observation_window == before.size());
     std::ranges::shuffle(ranked, random_);
     ranked.resize(size(part_.budget.chosen(rows)));
@@ -267,7 +279,8 @@ class TwoHeads {
     std::set<std::int64_t> chosen;
     if (count > 0) chosen.insert(0);
     while (chosen.size() < count) {
-      chosen.insert(static_cast<std::int64_t>(below(random_, static_cast<std::size_t>(model_.full_chunks()))));
+      chosen.insert(
+          static_cast<std::int64_t>(below(random_, static_cast<std::size_t>(model_.full_chunks()))));
     }
     const std::vector<double> equal(static_cast<std::size_t>(model_.full_chunks()), 0.0);
     CHECK(model_.may_select(chosen, equal, 0.0));
@@ -279,8 +292,8 @@ class TwoHeads {
 
   void check_choice() {
     if (kind_ != Kind::retrieval) return;
-    const bool stale = ring_.valid == 0 ||
-                       part_.chunks.is_stale(committed_at_[size(ring_.latest)], progress_.committed);
+    const bool stale =
+        ring_.valid == 0 || part_.chunks.is_stale(committed_at_[size(ring_.latest)], progress_.committed);
     CHECK(stale == model_.selection_is_stale());
     if (ring_.valid == 0) return;
     const Int then = committed_at_[size(ring_.latest)];
@@ -313,8 +326,8 @@ TEST_CASE_TEMPLATE("random texts: a rule and sets of positions agree about all r
 }
 
 // Compares with a list of the lengths at which choices were made, of which the latest are kept.
-TEST_CASE_TEMPLATE(
-    "random choices and rollbacks: the ring returns to the choice before", Int, std::size_t, int) {
+TEST_CASE_TEMPLATE("random choices and rollbacks: the ring returns to the choice before", Int, std::size_t,
+                   int) {
   Random random{3};
   for (const std::size_t slots : {1U, 2U, 3U, 7U}) {
     CAPTURE(slots);

@@ -49,14 +49,16 @@ struct Work {
     Tensor<float> out{1, 1, head_dim, test::Layout::padded};
     std::vector<float> lse(1, NAN);
     const std::span<const Segment> head{segments};
-    LayerAttention work{ConstTensor{std::as_const(q).view()}, MutableTensor{out.view()}, t, {&head, 1}, options};
+    LayerAttention work{
+        ConstTensor{std::as_const(q).view()}, MutableTensor{out.view()}, t, {&head, 1}, options};
     work.options.log_sum_exp = lse;
     ScalarEngine engine;
     engine.attend(work);
     std::vector<const oracle::Row*> read;
     for (const auto& row : rows) read.push_back(&row);
     oracle::Options expected{static_cast<double>(work.scale()), static_cast<double>(options.softcap), {}};
-    if (!options.attention_sink_bias.empty()) expected.sink_logit = static_cast<double>(options.attention_sink_bias[0]);
+    if (!options.attention_sink_bias.empty())
+      expected.sink_logit = static_cast<double>(options.attention_sink_bias[0]);
     const auto query = q.row_of_doubles(0, 0);
     const auto result = oracle::attend(query, read, expected);
     CHECK(test::largest_difference(result.out, out.row(0, 0)) <= 1e-5);
@@ -99,7 +101,8 @@ TEST_CASE("a row at p is visible at t if p <= t and p > t - window") {
       std::vector<oracle::Row> rows;
       for (std::size_t i = 0; i < 9; ++i) {
         const auto p = static_cast<std::int64_t>(10 + i);
-        if (p <= t && (window == unlimited_window || p > t - window)) rows.push_back(row_of(keys, values, i, p));
+        if (p <= t && (window == unlimited_window || p > t - window))
+          rows.push_back(row_of(keys, values, i, p));
       }
       work.check(random, t, rows);
     }
@@ -120,8 +123,9 @@ TEST_CASE("several segments: element types, runs, positions, scale, softcap, sin
   work.segments[0].runs = runs;
   work.segments[0].rows = 3;
   work.segments[1].positions = positions.data();
-  const std::vector<oracle::Row> rows{row_of(keys, values, 1, 21), row_of(keys, values, 2, 22), row_of(keys, values, 7, 27),
-                                      row_of(more_keys, more_values, 0, 3), row_of(more_keys, more_values, 2, 7)};
+  const std::vector<oracle::Row> rows{row_of(keys, values, 1, 21), row_of(keys, values, 2, 22),
+                                      row_of(keys, values, 7, 27), row_of(more_keys, more_values, 0, 3),
+                                      row_of(more_keys, more_values, 2, 7)};
   const std::vector<float> sink{0.75F};
   for (int round = 0; round < 8; ++round) {
     work.options = {};
@@ -164,7 +168,8 @@ TEST_CASE("a rotation moves queries after its latest position to that position")
     std::vector<oracle::Row> rows;
     for (std::size_t i = 0; i < 3; ++i) {
       rows.push_back(row_of(keys, values, i, static_cast<std::int64_t>(i)));
-      rows.back().key = oracle::turn(rows.back().key, static_cast<double>(std::max<std::int64_t>(t - 30, 0)), 10000.0);
+      rows.back().key =
+          oracle::turn(rows.back().key, static_cast<double>(std::max<std::int64_t>(t - 30, 0)), 10000.0);
     }
     work.check(random, t, rows);
   }

@@ -102,7 +102,8 @@ TEST_CASE("the counting resource counts, fails on demand and detects stray write
 TEST_CASE("tensors: guards detect a write between rows") {
   for (const auto layout : {test::Layout::padded, test::Layout::heads_first}) {
     test::Tensor<float> tensor{3, 2, 8, layout};
-    tensor.fill([](std::size_t t, std::size_t h, std::size_t i) { return static_cast<float>(100 * t + 10 * h + i); });
+    tensor.fill(
+        [](std::size_t t, std::size_t h, std::size_t i) { return static_cast<float>(100 * t + 10 * h + i); });
     CHECK(tensor.guards_intact());
     CHECK(tensor.number(2, 1, 7) == 217.0F);
     CHECK(*tensor.view().row(1, 1) == 110.0F);
@@ -119,7 +120,8 @@ TEST_CASE("the window model by hand") {
   CHECK(!model.reads(5, 8, 8, false));
   CHECK(!model.reads(9, 8, 8, false));
   CHECK(model.reads(1, 8, 8, false));
-  oracle::HeadModel chunk{{.kind = oracle::Kind::window, .sinks = 0, .recent = 3, .prefill_chunk_mask = true}};
+  oracle::HeadModel chunk{
+      {.kind = oracle::Kind::window, .sinks = 0, .recent = 3, .prefill_chunk_mask = true}};
   CHECK(chunk.reads(5, 20, 8, false));
   CHECK(!chunk.reads(4, 20, 8, false));
 }
@@ -163,9 +165,11 @@ TEST_CASE("the budget model by hand") {
   const std::vector<double> level(5, 0.1);
   CHECK(model.may_survive({0, 1, 5}, level, level, 1e-9));
   CHECK(!model.may_survive({1, 2, 5}, level, level, 1e-9));  // of equal scores, the lower position
-  oracle::HeadModel average{{.kind = oracle::Kind::budget, .budget = 1, .window = 1, .kernel = 3, .average = true}};
+  oracle::HeadModel average{
+      {.kind = oracle::Kind::budget, .budget = 1, .window = 1, .kernel = 3, .average = true}};
   average.commit(4);
-  CHECK(largest_difference(average.scores({{{0.3, 0.6, 0.0, 0.5}}}), std::vector<double>{0.3, 0.3, 0.2}) < 1e-12);
+  CHECK(largest_difference(average.scores({{{0.3, 0.6, 0.0, 0.5}}}), std::vector<double>{0.3, 0.3, 0.2}) <
+        1e-12);
 }
 
 TEST_CASE("the retrieval model by hand") {

@@ -60,7 +60,5 @@ TEST_CASE("a negative number is refused") {
   CHECK(test::contains(said(1, 1, -64, 64, 64), "is -64"));
   CHECK(test::contains(said(1, 1, 64, -3, 64), "is -3"));
   CHECK(test::contains(said(1, 1, 64, 64, -2147483647 - 1), "is -2147483648"));
-  CHECK(!test::thrown<ShapeError>([&] {
-           static_cast<void>(TensorView{data.data(), -1, 1, 64});
-         }).empty());
+  CHECK(!test::thrown<ShapeError>([&] { static_cast<void>(TensorView{data.data(), -1, 1, 64}); }).empty());
 }

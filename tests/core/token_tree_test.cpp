@@ -82,8 +82,8 @@ TEST_CASE("a path leads from the text downwards") {
   for (const Path& path : {Path{}, Path{0}, Path{2}, Path{0, 1}, Path{0, 4}, Path{0, 1, 3}, Path{2, 5}}) {
     CHECK(is_path(tree, path));
   }
-  for (const Path& path : {Path{1}, Path{0, 3}, Path{0, 2}, Path{1, 0}, Path{0, 0}, Path{2, 4}, Path{0, 1, 3, 3},
-                           Path{6}, Path{0, 9}, Path{text}, Path{0, text}}) {
+  for (const Path& path : {Path{1}, Path{0, 3}, Path{0, 2}, Path{1, 0}, Path{0, 0}, Path{2, 4},
+                           Path{0, 1, 3, 3}, Path{6}, Path{0, 9}, Path{text}, Path{0, text}}) {
     CHECK_FALSE(is_path(tree, path));
   }
 }

@@ -127,17 +127,14 @@ void run(std::uint64_t seed, double tolerance) {
   CacheOptions options;
   options.max_rollback = seed % 2 == 0 ? 0 : 25;
   options.page_rows = 32;
-  if (seed % 3 == 0)
-    options.slow_memory = std::pmr::new_delete_resource();  // copies of chosen rows
+  if (seed % 3 == 0) options.slow_memory = std::pmr::new_delete_resource();  // copies of chosen rows
   HeadPlan<E> plan{shape};
   for (std::size_t layer = 0; layer < shape.layers; ++layer) {
-    const auto settings =
-        settings_of_each(shipped, random, shape.head_dim, options.max_rollback > 0);
+    const auto settings = settings_of_each(shipped, random, shape.head_dim, options.max_rollback > 0);
     for (std::size_t head = 0; head < policies; ++head) plan.set(layer, head, settings[head]);
   }
   KvCache<E> scalar{plan, options};
-  cpu::KvCache<E, cpu::Engine<Serially>> fast{plan, options,
-                                              cpu::Engine<Serially>{{1 + seed / 100 % 2}}};
+  cpu::KvCache<E, cpu::Engine<Serially>> fast{plan, options, cpu::Engine<Serially>{{1 + seed / 100 % 2}}};
 
   const bool has_tiles = cpu::matrix_unit() == cpu::MatrixUnit::tiles;
   std::vector<Largest> given(shape.layers * shape.kv_heads);
@@ -197,11 +194,9 @@ void run(std::uint64_t seed, double tolerance) {
           CAPTURE(head);
           const auto segments = fast.segments(layer, head / shape.queries_per_kv());
           const bool quantized = std::ranges::any_of(segments, [](const Segment& segment) {
-            return is_quantized(segment.keys.format.encoding) ||
-                   is_quantized(segment.values.format.encoding);
+            return is_quantized(segment.keys.format.encoding) || is_quantized(segment.values.format.encoding);
           });
-          const double difference =
-              test::largest_difference(out.row(token, head), expected.row(token, head));
+          const double difference = test::largest_difference(out.row(token, head), expected.row(token, head));
           double allowed = quantized ? tolerance_of_quantized : tolerance;
           if (has_tiles && tokens * shape.queries_per_kv() > cpu::DefaultTuning::stream_queries) {
             allowed += error_of_two_terms(q.row(token, head),

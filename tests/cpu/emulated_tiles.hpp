@@ -63,8 +63,7 @@ class EmulatedTiles {
       }
       for (std::size_t n = 0; n < 16; ++n) {
         const float old = flushed(std::bit_cast<float>(tiles_[Sums][m][n]));
-        tiles_[Sums][m][n] =
-            std::bit_cast<std::uint32_t>(flushed(old + flushed(first[n] + second[n])));
+        tiles_[Sums][m][n] = std::bit_cast<std::uint32_t>(flushed(old + flushed(first[n] + second[n])));
       }
     }
   }
@@ -76,9 +75,7 @@ class EmulatedTiles {
     return std::abs(x) < std::numeric_limits<float>::min() ? std::copysign(0.0F, x) : x;
   }
   static float low(std::uint32_t pair) { return flushed(std::bit_cast<float>(pair << 16)); }
-  static float high(std::uint32_t pair) {
-    return flushed(std::bit_cast<float>(pair & 0xffff0000U));
-  }
+  static float high(std::uint32_t pair) { return flushed(std::bit_cast<float>(pair & 0xffff0000U)); }
 
   std::array<Tile, 8> tiles_;
 };

@@ -90,14 +90,13 @@ void compare_attend(Random& random, std::size_t group, std::size_t head_dim, std
     options.scale = call.options.scale.value_or(1.0F / std::sqrt(static_cast<float>(head_dim)));
     options.softcap = call.options.softcap;
     if (!call.attention_sink_bias.empty()) options.sink_logit = call.attention_sink_bias[head];
-    const auto truth = call.heads[head / group].attend(
-        call.queries.row_of_doubles(token, head),
-        call.first_position + static_cast<std::int64_t>(token), options);
+    const auto truth =
+        call.heads[head / group].attend(call.queries.row_of_doubles(token, head),
+                                        call.first_position + static_cast<std::int64_t>(token), options);
     const double off = test::largest_difference(out.row(token, head), truth.out);
     REQUIRE(off <= call.tolerance(tolerance_to_double) + 4 * rounding<Out>);
     if (std::is_same_v<Out, float>) worst_double = std::max(worst_double, off);
-    REQUIRE(largest_relative({lse[token * q_heads + head]},
-                             {static_cast<float>(truth.log_sum_exp)}) <=
+    REQUIRE(largest_relative({lse[token * q_heads + head]}, {static_cast<float>(truth.log_sum_exp)}) <=
             call.tolerance(tolerance_of_log_sum_exp));
   }
 }
@@ -166,8 +165,8 @@ TEST_CASE("observe equals ScalarEngine") {
     std::vector<std::vector<float>> sums(kv_heads);
     std::vector<std::vector<float>> expected(kv_heads);
     std::vector<std::span<float>> views(kv_heads);
-    kvpolicy::LayerObservation work{kvpolicy::ConstTensor{call.queries.view()},
-                                    call.first_position, call.segments, views, call.options};
+    kvpolicy::LayerObservation work{kvpolicy::ConstTensor{call.queries.view()}, call.first_position,
+                                    call.segments, views, call.options};
     const auto observe = [&](auto& engine, auto& into) {
       for (std::size_t head = 0; head < kv_heads; ++head) {
         // There are more entries than rows, and they are not zero.
@@ -215,8 +214,8 @@ TEST_CASE("a query that sees nothing gives zeros and a log-sum-exp of -infinity"
     call.heads.clear();
     call.heads.emplace_back(64);  // no segment at all
     auto& later = call.heads.emplace_back(64);
-    later.add(random, {}, {}, 40, 10000, 0, {.runs = false, .positions = false, .window = false,
-                                              .rotation = false});
+    later.add(random, {}, {}, 40, 10000, 0,
+              {.runs = false, .positions = false, .window = false, .rotation = false});
     call.bind();
     Tensor<float> out{tokens, 8, 64};
     std::vector<float> lse(tokens * 8, 3.0F);
@@ -248,8 +247,8 @@ void compare_special(std::size_t tokens, std::int64_t at, std::int64_t window, C
   call.first_position = at;
   call.heads.clear();
   auto& head = call.heads.emplace_back(64);
-  head.add(random, {}, {}, 150, 0, 0, {.runs = false, .positions = false, .window = false,
-                                       .rotation = false});
+  head.add(random, {}, {}, 150, 0, 0,
+           {.runs = false, .positions = false, .window = false, .rotation = false});
   head.segment(0).window = window;
   change(call, head);
   call.bind();
@@ -285,9 +284,8 @@ TEST_CASE("NaN and infinity affect the queries that see them, and no others") {
       for (const std::size_t row : std::initializer_list<std::size_t>{0, 97, 100, 110, 149}) {
         CAPTURE(row);
         for (const float number : {nan, infinity, -infinity}) {
-          compare_special(tokens, 100, window, [&](auto&, auto& head) {
-            head.values(0).overwrite(row, 64, number);
-          });
+          compare_special(tokens, 100, window,
+                          [&](auto&, auto& head) { head.values(0).overwrite(row, 64, number); });
         }
         compare_special(tokens, 100, window,
                         [&](auto&, auto& head) { head.keys(0).overwrite(row, 64, nan); });
@@ -313,16 +311,15 @@ TEST_CASE("logits with large differences") {
   // often. The rounding of such a logit is 1e-4, and so is that of its weight.
   for (const std::size_t tokens : std::initializer_list<std::size_t>{1, 30}) {
     compare_special(
-        tokens, 149, kvpolicy::unlimited_window,
-        [&](auto& call, auto&) { call.options.scale = 40.0F; }, 2e-3);
+        tokens, 149, kvpolicy::unlimited_window, [&](auto& call, auto&) { call.options.scale = 40.0F; },
+        2e-3);
   }
 }
 
 TEST_CASE("a head_dim that is not a multiple of 8 is refused") {
   std::vector<float> query(20);
   std::vector<float> out(1);
-  const kvpolicy::Plane plane{.base = reinterpret_cast<const std::byte*>(query.data()),
-                              .row_stride = 96};
+  const kvpolicy::Plane plane{.base = reinterpret_cast<const std::byte*>(query.data()), .row_stride = 96};
   kvpolicy::cpu::Engine<> engine;
   CHECK(test::contains(test::thrown<kvpolicy::ShapeError>([&] { engine.score(plane, query, out); }),
                        "head_dim is 20"));

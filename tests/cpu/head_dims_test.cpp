@@ -22,8 +22,7 @@ using test::Random;
 using test::Tensor;
 
 // Primes times 8, multiples of 16 near them, and the largest.
-const std::vector<std::size_t> channels{8,   16,  24,  40,  56,  64,  88, 104,
-                                        128, 136, 184, 256, 512, 568, 576};
+const std::vector<std::size_t> channels{8, 16, 24, 40, 56, 64, 88, 104, 128, 136, 184, 256, 512, 568, 576};
 
 // For dense rows: errors grow with the channels of a dot product, and those of engine_test.cpp are for
 // up to 256.
@@ -75,9 +74,9 @@ void compare(Random& random, std::size_t head_dim, std::size_t value_dim, std::s
   options.scale = call.options.scale.value_or(1.0F / std::sqrt(static_cast<float>(head_dim)));
   options.softcap = call.options.softcap;
   if (!call.attention_sink_bias.empty()) options.sink_logit = call.attention_sink_bias[head];
-  const auto truth = call.heads[head / group].attend(
-      call.queries.row_of_doubles(token, head),
-      call.first_position + static_cast<std::int64_t>(token), options);
+  const auto truth =
+      call.heads[head / group].attend(call.queries.row_of_doubles(token, head),
+                                      call.first_position + static_cast<std::int64_t>(token), options);
   REQUIRE(test::largest_difference(out.row(token, head), truth.out) <= bound_to_double);
   REQUIRE(test::largest_difference(expected.row(token, head), truth.out) <= tolerance_to_double);
 }
@@ -109,8 +108,8 @@ TEST_CASE("observe and score read only keys") {
     std::vector<float> expected = sums;
     const auto observe = [&](auto&& engine, std::vector<float>& into) {
       const std::vector<std::span<float>> views{into};
-      engine.observe({kvpolicy::ConstTensor{call.queries.view()}, call.first_position,
-                      call.segments, views, call.options});
+      engine.observe({kvpolicy::ConstTensor{call.queries.view()}, call.first_position, call.segments, views,
+                      call.options});
     };
     observe(kvpolicy::cpu::Engine<>{}, sums);
     observe(kvpolicy::ScalarEngine{}, expected);
@@ -135,8 +134,7 @@ TEST_CASE("channels that 8 does not divide are refused by name") {
     Tensor<float> out{1, 1, value_dim};
     const std::vector<std::span<const kvpolicy::Segment>> heads(1);
     return test::thrown<kvpolicy::ShapeError>([&] {
-      engine.attend(
-          {kvpolicy::ConstTensor{q.view()}, kvpolicy::MutableTensor{out.view()}, 0, heads, {}});
+      engine.attend({kvpolicy::ConstTensor{q.view()}, kvpolicy::MutableTensor{out.view()}, 0, heads, {}});
     });
   };
   CHECK(test::contains(refused(12, 16), "head_dim is 12, must be a positive multiple of 8"));

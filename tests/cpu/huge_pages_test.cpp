@@ -84,8 +84,8 @@ TEST_CASE("freed memory is reused for allocations of its size") {
 #if !defined(KVPOLICY_TEST_ASAN)  // which ends the program instead
 TEST_CASE("too large an allocation is std::bad_alloc and changes nothing") {
   HugePages pages;
-  for (const std::size_t bytes : {std::numeric_limits<std::size_t>::max(),
-                                  std::numeric_limits<std::size_t>::max() / 2}) {
+  for (const std::size_t bytes :
+       {std::numeric_limits<std::size_t>::max(), std::numeric_limits<std::size_t>::max() / 2}) {
     CHECK_THROWS_AS((void)pages.allocate(bytes, 64), std::bad_alloc);
   }
   CHECK(pages.reserved_bytes() == 0);
@@ -105,8 +105,8 @@ TEST_CASE("many threads may allocate at once") {
       for (int round = 0; round < 50; ++round) {
         std::vector<Block> blocks;
         for (std::size_t i = 1; i < 30; ++i) {
-          blocks.push_back({static_cast<std::byte*>(pages.allocate(i * 100, 64)), i * 100, 64,
-                            static_cast<std::byte>(t)});
+          blocks.push_back(
+              {static_cast<std::byte*>(pages.allocate(i * 100, 64)), i * 100, 64, static_cast<std::byte>(t)});
           std::fill_n(blocks.back().memory, i * 100, blocks.back().filling);
         }
         for (const Block& block : blocks) {

@@ -50,8 +50,7 @@ struct Block {
     for (std::size_t i = 0; i < count; ++i) {
       const auto place = source.address_of(i * stride);
       const bool per_token = format.granularity == Granularity::per_token;
-      const std::size_t at =
-          (per_token ? place.row : place.row / format.group) * layout.params_per_row;
+      const std::size_t at = (per_token ? place.row : place.row / format.group) * layout.params_per_row;
       side.codes[i] = place.page + place.row * layout.row_bytes;
       side.scales[i] = reinterpret_cast<const kvpolicy::half*>(place.page + layout.scales_offset) + at;
       side.zeros[i] = reinterpret_cast<const kvpolicy::half*>(place.page + layout.zeros_offset) + at;
@@ -119,9 +118,8 @@ void check_code_pairs(Random& random) {
   constexpr std::size_t width = 4 * vec::lanes;  // bytes
   std::vector<std::byte> row(width);
   for (std::byte& byte : row) byte = static_cast<std::byte>(random() & 0xff);
-  const auto packed = hn::BitCast(
-      vec::ints, hn::LoadU(hn::Repartition<std::uint8_t, vec::Ints>{},
-                           reinterpret_cast<const std::uint8_t*>(row.data())));
+  const auto packed = hn::BitCast(vec::ints, hn::LoadU(hn::Repartition<std::uint8_t, vec::Ints>{},
+                                                       reinterpret_cast<const std::uint8_t*>(row.data())));
   const std::size_t head_dim = width * 8 / Bits;
   vec::unroll<Pairs::pairs>([&](auto pair) {
     std::int16_t codes[2 * vec::lanes];
@@ -130,9 +128,7 @@ void check_code_pairs(Random& random) {
                hn::Repartition<std::int16_t, vec::Ints>{}, codes);
     for (std::size_t i = 0; i < 2 * vec::lanes; ++i) {
       const std::size_t byte = i / 2 * 4 + i % 2 * 2 + Pairs::byte(pair);
-      const Encoding encoding = Bits == 8   ? Encoding::uint8
-                                : Bits == 4 ? Encoding::uint4
-                                            : Encoding::uint2;
+      const Encoding encoding = Bits == 8 ? Encoding::uint8 : Bits == 4 ? Encoding::uint4 : Encoding::uint2;
       const auto expected =
           kvpolicy::load_code(encoding, row.data(), Pairs::part(pair) * width + byte, head_dim);
       REQUIRE(codes[i] == static_cast<std::int16_t>(expected));
@@ -200,8 +196,8 @@ double check_keys(const Block& block, const std::vector<float>& queries, std::si
         most = std::max(most, std::abs(per_token ? x : x * scale));
         scale_of_row = per_token ? std::abs(scale) : 1.0;
       }
-      const double rounding = 0.5 * most / units * scale_of_row *
-                              (0.5 * levels_of(block.side.format)) * static_cast<double>(head_dim);
+      const double rounding = 0.5 * most / units * scale_of_row * (0.5 * levels_of(block.side.format)) *
+                              static_cast<double>(head_dim);
       const double error = std::abs(static_cast<double>(logits[q * stride + row]) - logit);
       REQUIRE(error <= 1.01 * rounding + 2e-6 * size + 1e-27);
       largest = std::max(largest, error);
@@ -226,8 +222,8 @@ TEST_CASE("logits of quantised keys for any bits, head_dim, group and number of 
         CAPTURE(queries);
         const std::size_t rows = 1 + below(random, vec::max_tile_rows);
         const auto numbers = normals(random, queries * head_dim);
-        const Block token{random, {encoding, Granularity::per_token, head_dim}, rows, head_dim,
-                          1 + below(random, 2)};
+        const Block token{
+            random, {encoding, Granularity::per_token, head_dim}, rows, head_dim, 1 + below(random, 2)};
         largest = std::max(largest, check_keys(token, numbers, queries, head_dim));
         const std::size_t group = std::size_t{8} << below(random, 2);
         const Block channel{random, {encoding, Granularity::per_channel, group}, rows, head_dim};
@@ -259,8 +255,8 @@ TEST_CASE("queries of extreme sizes") {
       std::vector<float> ones(3 * head_dim, 1.0F);
       std::fill_n(ones.begin(), head_dim, -1.0F);
       for (std::size_t row = 0; row < block.rows; ++row) {
-        std::fill_n(const_cast<std::byte*>(block.side.codes[row]),
-                    head_dim * kvpolicy::bits_of(encoding) / 8, std::byte{0xff});
+        std::fill_n(const_cast<std::byte*>(block.side.codes[row]), head_dim * kvpolicy::bits_of(encoding) / 8,
+                    std::byte{0xff});
         kvpolicy::load_row(block.plane.plane(), row, block.decoded[row]);
       }
       check_keys(block, ones, 3, head_dim);
@@ -269,8 +265,7 @@ TEST_CASE("queries of extreme sizes") {
 }
 
 // Compares weighted sums with double; returns the largest error.
-double check_values(std::vector<Block>& blocks, std::size_t queries, std::size_t head_dim,
-                    Random& random) {
+double check_values(std::vector<Block>& blocks, std::size_t queries, std::size_t head_dim, Random& random) {
   constexpr std::size_t stride = vec::StreamPass::stride;
   std::vector<float> scratch(vec::IntegerValues::scratch_floats(queries, head_dim) + 7, -7.5e8F);
   vec::IntegerValues values{queries, head_dim, scratch.data()};
@@ -293,15 +288,14 @@ double check_values(std::vector<Block>& blocks, std::size_t queries, std::size_t
         most = std::max(most, static_cast<double>(weight) * scale);
         all += static_cast<double>(weight) * (scale * levels_of(block.side.format) + zero);
       }
-      bound[q] = bound[q] * static_cast<double>(factors[q]) + 2e-6 * all +
-                 1.01 * 0.5 * most / 32767.0 * 0.5 * levels_of(block.side.format) *
-                     static_cast<double>(block.rows);
+      bound[q] =
+          bound[q] * static_cast<double>(factors[q]) + 2e-6 * all +
+          1.01 * 0.5 * most / 32767.0 * 0.5 * levels_of(block.side.format) * static_cast<double>(block.rows);
       for (std::size_t i = 0; i < head_dim; ++i) {
         double& sum = expected[q * head_dim + i];
         sum *= static_cast<double>(factors[q]);
         for (std::size_t row = 0; row < block.rows; ++row) {
-          sum += static_cast<double>(weights[q * stride + row]) *
-                 static_cast<double>(block.decoded[row][i]);
+          sum += static_cast<double>(weights[q * stride + row]) * static_cast<double>(block.decoded[row][i]);
         }
       }
     }

@@ -131,8 +131,8 @@ TEST_CASE("an engine may be reused for calls of any size, and copied in between"
   for (int round = 0; round < 30; ++round) {
     CAPTURE(round);
     const std::size_t head_dim = 16 * (1 + test::below(random, 8));
-    test::RandomCall<float> call{random, 1 + test::below(random, 3), 1 + test::below(random, 9),
-                                 head_dim, 1 + test::below(random, 30)};
+    test::RandomCall<float> call{random, 1 + test::below(random, 3), 1 + test::below(random, 9), head_dim,
+                                 1 + test::below(random, 30)};
     const auto attend_with = [&](auto& own) {
       Tensor<float> out{call.queries.tokens(), call.heads.size() * call.group, head_dim};
       std::vector<float> lse(call.queries.tokens() * call.heads.size() * call.group);
@@ -178,8 +178,8 @@ TEST_CASE("observe gives the same bits with any number of threads") {
     for (const auto& head : call.heads) sums.emplace_back(head.rows_shown() * 4);
     std::vector<std::span<float>> views{sums.begin(), sums.end()};
     cpu::Engine<ThreadPerCall> engine{ThreadPerCall{threads}};
-    engine.observe({ConstTensor{call.queries.view()}, call.first_position, call.segments, views,
-                    call.options});
+    engine.observe(
+        {ConstTensor{call.queries.view()}, call.first_position, call.segments, views, call.options});
     return sums;
   };
   const auto one = observe(1);
@@ -192,3 +192,29 @@ TEST_CASE("observe gives the same bits with any number of threads") {
 }
 
 }  // namespace
+
+#ifdef _OPENMP
+TEST_CASE("inside a region that OpenMP does not nest, its default has one thread") {
+  const int levels = omp_get_max_active_levels();
+  const cpu::OpenMpFor all;
+  const cpu::OpenMpFor three{.count = 3};
+  for (const int allowed : {1, 2}) {
+    omp_set_max_active_levels(allowed);
+    CHECK(all.threads() == static_cast<std::size_t>(omp_get_max_threads()));
+    std::vector<std::size_t> inside(2, 0);
+    std::size_t asked = 0;
+    // A team of two: a team of one is no active region.
+#pragma omp parallel num_threads(2)
+    {
+      inside[static_cast<std::size_t>(omp_get_thread_num())] = all.threads();
+#pragma omp single
+      asked = three.threads();
+    }
+    for (const std::size_t threads : inside) {
+      CHECK(threads == (allowed == 1 ? 1 : static_cast<std::size_t>(omp_get_max_threads())));
+    }
+    CHECK(asked == 3);
+  }
+  omp_set_max_active_levels(levels);
+}
+#endif

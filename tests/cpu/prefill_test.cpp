@@ -89,9 +89,9 @@ test::RandomCall<Q> random_prefill(Random& random, std::size_t kv_heads, std::si
         return below(random, 6) == 0 ? test::one_of(random, formats) : bfloat16_rows;
       };
       const std::size_t rows = test::one_of(random, test::hard_sizes);
-      const auto start = std::max<std::int64_t>(
-          0, call.first_position + static_cast<std::int64_t>(below(random, tokens + 4)) -
-                 static_cast<std::int64_t>(rows));
+      const auto start = std::max<std::int64_t>(0, call.first_position +
+                                                       static_cast<std::int64_t>(below(random, tokens + 4)) -
+                                                       static_cast<std::int64_t>(rows));
       const RowFormat keys = format();
       head.add(random, keys, format(), rows, start, call.first_position, {});
     }
@@ -158,21 +158,21 @@ void check_query(const Call& call, const Result& result, std::size_t head_dim, s
                  bool quantized) {
   const std::size_t q_heads = call.heads.size() * call.group;
   oracle::Options options;
-  options.scale = static_cast<double>(
-      call.options.scale.value_or(1.0F / std::sqrt(static_cast<float>(head_dim))));
+  options.scale =
+      static_cast<double>(call.options.scale.value_or(1.0F / std::sqrt(static_cast<float>(head_dim))));
   options.softcap = static_cast<double>(call.options.softcap);
-  if (!call.attention_sink_bias.empty()) options.sink_logit = static_cast<double>(call.attention_sink_bias[head]);
+  if (!call.attention_sink_bias.empty())
+    options.sink_logit = static_cast<double>(call.attention_sink_bias[head]);
   const auto query = call.queries.row_of_doubles(token, head);
-  const auto rows = call.heads[head / call.group].seen_from(
-      call.first_position + static_cast<std::int64_t>(token));
+  const auto rows =
+      call.heads[head / call.group].seen_from(call.first_position + static_cast<std::int64_t>(token));
   std::vector<const oracle::Row*> list;
   for (const auto& row : rows) list.push_back(&row);
   const auto truth = oracle::attend(query, list, options);
   const auto shares = oracle::probabilities(query, list, options);
 
   double logit_error = 0;
-  const bool exact_queries =
-      !narrow || (bfloat16_queries && !call.heads[head / call.group].is_rotated());
+  const bool exact_queries = !narrow || (bfloat16_queries && !call.heads[head / call.group].is_rotated());
   if (!exact_queries) {
     for (const auto& row : rows) {
       double magnitude = 0;
@@ -191,19 +191,23 @@ void check_query(const Call& call, const Result& result, std::size_t head_dim, s
       const auto& value = rows[row].value;
       magnitude += shares[row] * (quantized ? range_of(value) : std::abs(value[i]));
     }
-    const double weight_error = (rounded_weights ? 0x1p-8 : narrow ? 0x1p-16 : 0.0) + std::expm1(2 * logit_error);
+    const double weight_error = (rounded_weights ? 0x1p-8
+                                 : narrow        ? 0x1p-16
+                                                 : 0.0) +
+                                std::expm1(2 * logit_error);
     const double rounding =
         std::is_same_v<Out, bfloat16> ? 0x1p-8 * (std::abs(truth.out[i]) + magnitude * weight_error) : 0.0;
     const double bound = call.tolerance(tolerance_to_double) + magnitude * weight_error + rounding;
-    const double error = std::abs(
-        static_cast<double>(result.out[(token * q_heads + head) * head_dim + i]) - truth.out[i]);
+    const double error =
+        std::abs(static_cast<double>(result.out[(token * q_heads + head) * head_dim + i]) - truth.out[i]);
     REQUIRE(error <= bound);
     worst_share = std::max(worst_share, error / bound);
     if (!rounded_weights && !std::is_same_v<Out, bfloat16>) worst_exact = std::max(worst_exact, error);
   }
   const double lse = static_cast<double>(result.log_sum_exp[token * q_heads + head]);
   const double off = lse == truth.log_sum_exp ? 0.0 : std::abs(lse - truth.log_sum_exp);
-  REQUIRE(off <= logit_error + call.tolerance(tolerance_of_log_sum_exp) * std::max(1.0, std::abs(truth.log_sum_exp)));
+  REQUIRE(off <= logit_error +
+                     call.tolerance(tolerance_of_log_sum_exp) * std::max(1.0, std::abs(truth.log_sum_exp)));
 }
 
 template <class Q, class Out>
@@ -222,8 +226,8 @@ void check_prefill(Random& random, std::size_t group, std::size_t head_dim, std:
     const Result result = attend<Tuning, Out>(call, head_dim);
     const bool narrow = Tuning::matrix_unit() != MatrixUnit::float_vectors;
     for (const auto& sample : samples) {
-      check_query<Out>(call, result, head_dim, sample.first, sample.second, narrow,
-                       Tuning::bfloat16_products, std::is_same_v<Q, bfloat16>, quantized);
+      check_query<Out>(call, result, head_dim, sample.first, sample.second, narrow, Tuning::bfloat16_products,
+                       std::is_same_v<Q, bfloat16>, quantized);
     }
     const Result again = attend<Tuning, Out>(call, head_dim);
     REQUIRE(test::same_bits(result.out, again.out));
@@ -292,10 +296,14 @@ TEST_CASE("a call is computed in bfloat16 only if its numbers allow it") {
   // channels are 2 AMX tiles of pairs or 4 of columns; both row tiles are 2 AMX tiles of pairs of rows.
   constexpr std::size_t keys = 5 * (4 + 3) * 2;
   constexpr std::size_t values = 5 * 4 * (2 + 2);
-  CHECK(products_of.operator()<TilesExactly, bfloat16, bfloat16>(bfloat16_rows, bfloat16_rows) == keys + values);
-  CHECK(products_of.operator()<TilesExactly, bfloat16, float>(bfloat16_rows, bfloat16_rows) == keys + 2 * values);
-  CHECK(products_of.operator()<TilesExactly, float, bfloat16>(bfloat16_rows, bfloat16_rows) == 2 * keys + values);
-  CHECK(products_of.operator()<TilesExactly, half, half>(bfloat16_rows, bfloat16_rows) == 2 * (keys + values));
+  CHECK(products_of.operator()<TilesExactly, bfloat16, bfloat16>(bfloat16_rows, bfloat16_rows) ==
+        keys + values);
+  CHECK(products_of.operator()<TilesExactly, bfloat16, float>(bfloat16_rows, bfloat16_rows) ==
+        keys + 2 * values);
+  CHECK(products_of.operator()<TilesExactly, float, bfloat16>(bfloat16_rows, bfloat16_rows) ==
+        2 * keys + values);
+  CHECK(products_of.operator()<TilesExactly, half, half>(bfloat16_rows, bfloat16_rows) ==
+        2 * (keys + values));
   CHECK(products_of.operator()<TilesAlways, float, float>(bfloat16_rows, bfloat16_rows) == keys + values);
   CHECK(products_of.operator()<TilesExactly, bfloat16, bfloat16>(in_float, bfloat16_rows) == values);
   CHECK(products_of.operator()<TilesExactly, bfloat16, bfloat16>(bfloat16_rows, in_half) == keys);
@@ -404,9 +412,9 @@ TEST_CASE("earlier calls of an engine do not affect later ones") {
     test::RandomCall<bfloat16> call{random, 1, 2, head_dim, 20};
     call.first_position = 100;
     call.heads.clear();
-    call.heads.emplace_back(head_dim).add(random, bfloat16_rows, bfloat16_rows, 100, 0, 0,
-                                          {.runs = false, .positions = false, .window = false,
-                                           .rotation = false});
+    call.heads.emplace_back(head_dim).add(
+        random, bfloat16_rows, bfloat16_rows, 100, 0, 0,
+        {.runs = false, .positions = false, .window = false, .rotation = false});
     return call;
   };
   auto before = call_of(32);
@@ -428,8 +436,9 @@ TEST_CASE("earlier calls of an engine do not affect later ones") {
     REQUIRE(test::same_bits(log_sum_exp, expected.log_sum_exp));
     for (std::size_t i = 0; i < 40; ++i) {
       const auto row = next.row(i / 2, i % 2);
-      REQUIRE(test::same_bits(row, std::vector<float>(expected.out.begin() + static_cast<std::ptrdiff_t>(i * 16),
-                                                      expected.out.begin() + static_cast<std::ptrdiff_t>(i * 16 + 16))));
+      REQUIRE(test::same_bits(
+          row, std::vector<float>(expected.out.begin() + static_cast<std::ptrdiff_t>(i * 16),
+                                  expected.out.begin() + static_cast<std::ptrdiff_t>(i * 16 + 16))));
     }
   });
 }
@@ -467,8 +476,8 @@ TEST_CASE("observe in every unit equals ScalarEngine") {
     std::vector<std::vector<float>> sums(2);
     std::vector<std::vector<float>> expected(2);
     std::vector<std::span<float>> views(2);
-    const LayerObservation work{ConstTensor{call.queries.view()}, call.first_position, call.segments,
-                                views, call.options};
+    const LayerObservation work{ConstTensor{call.queries.view()}, call.first_position, call.segments, views,
+                                call.options};
     const auto observe = [&](auto engine, auto& into) {
       for (std::size_t head = 0; head < 2; ++head) {
         into[head].assign(call.heads[head].rows_shown() * group, 5.0F);

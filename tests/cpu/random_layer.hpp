@@ -49,8 +49,7 @@ inline std::vector<kvpolicy::RowFormat> all_formats(std::size_t head_dim) {
 /// Owns the bytes of one side of a segment.
 class RandomPlane {
  public:
-  RandomPlane(Random& random, const kvpolicy::RowFormat& format, std::size_t rows,
-              std::size_t head_dim) {
+  RandomPlane(Random& random, const kvpolicy::RowFormat& format, std::size_t rows, std::size_t head_dim) {
     plane_.format = format;
     const bool quantized = kvpolicy::is_quantized(format.encoding);
     if (!quantized && below(random, 3) == 0) {  // strided
@@ -122,8 +121,7 @@ class RandomPlane {
   // Moves the rows of a page `row_stride` bytes apart; the bytes between them are NaN.
   [[nodiscard]] std::vector<std::byte> apart(const std::vector<std::byte>& page,
                                              std::size_t row_bytes) const {
-    std::vector<std::byte> all(plane_.page_offset + plane_.page_rows * plane_.row_stride,
-                               std::byte{0xff});
+    std::vector<std::byte> all(plane_.page_offset + plane_.page_rows * plane_.row_stride, std::byte{0xff});
     for (std::size_t row = 0; row < plane_.page_rows; ++row) {
       std::copy_n(page.data() + row * row_bytes, row_bytes,
                   all.data() + plane_.page_offset + row * plane_.row_stride);
@@ -158,8 +156,7 @@ class RandomHead {
   explicit RandomHead(std::size_t head_dim, std::size_t value_dim = 0)
       : head_dim_{head_dim},
         value_dim_{value_dim == 0 ? head_dim : value_dim},
-        frequencies_{
-            std::make_unique<std::vector<float>>(kvpolicy::inverse_frequencies({}, head_dim))} {}
+        frequencies_{std::make_unique<std::vector<float>>(kvpolicy::inverse_frequencies({}, head_dim))} {}
 
   /// Adds rows at positions from about `position` on.
   void add(Random& random, const kvpolicy::RowFormat& keys, const kvpolicy::RowFormat& values,
@@ -234,11 +231,10 @@ class RandomHead {
     for (const kvpolicy::Segment& segment : segments_) {
       segment.for_each_run([&](const kvpolicy::RowRun& run) {
         for (std::size_t i = run.first; i < run.first + run.rows; ++i) {
-          const std::int64_t position =
-              segment.positions != nullptr ? segment.positions[i]
-                                           : segment.position + static_cast<std::int64_t>(i);
-          const bool reached = segment.window == kvpolicy::unlimited_window ||
-                               position > t - segment.window;
+          const std::int64_t position = segment.positions != nullptr
+                                            ? segment.positions[i]
+                                            : segment.position + static_cast<std::int64_t>(i);
+          const bool reached = segment.window == kvpolicy::unlimited_window || position > t - segment.window;
           if (position > t || !reached) continue;
           oracle::Row& seen = rows.emplace_back();
           kvpolicy::load_row(segment.keys, i, row);
@@ -281,19 +277,17 @@ inline const std::vector<std::size_t> hard_sizes{0,  1,  2,  3,  5,   7,   15,  
 
 /// Several segments that end near the positions of the queries.
 inline RandomHead random_head(Random& random, std::size_t head_dim, std::int64_t queries_at,
-                              std::size_t tokens, const Traits& traits = {},
-                              std::size_t value_dim = 0) {
+                              std::size_t tokens, const Traits& traits = {}, std::size_t value_dim = 0) {
   RandomHead head{head_dim, value_dim};
   const auto formats = all_formats(head_dim);
   const auto value_formats = value_dim == 0 ? formats : all_formats(value_dim);
   const std::size_t segments = below(random, 5);
   for (std::size_t i = 0; i < segments; ++i) {
     const std::size_t rows = one_of(random, hard_sizes);
-    const auto start = std::max<std::int64_t>(
-        0, queries_at + static_cast<std::int64_t>(below(random, tokens + 4)) -
-               static_cast<std::int64_t>(rows));
-    head.add(random, one_of(random, formats), one_of(random, value_formats), rows, start,
-             queries_at, traits);
+    const auto start =
+        std::max<std::int64_t>(0, queries_at + static_cast<std::int64_t>(below(random, tokens + 4)) -
+                                      static_cast<std::int64_t>(rows));
+    head.add(random, one_of(random, formats), one_of(random, value_formats), rows, start, queries_at, traits);
   }
   return head;
 }

@@ -76,7 +76,8 @@ struct TreeCall {
         const std::size_t rows = 1 + below(random, nodes - node);
         const RowFormat keys{.encoding = test::one_of(random, test::dense_encodings)};
         const RowFormat values{.encoding = test::one_of(random, test::dense_encodings)};
-        head.add(random, keys, values, rows, positions[node], call.first_position, {.runs = false, .positions = false});
+        head.add(random, keys, values, rows, positions[node], call.first_position,
+                 {.runs = false, .positions = false});
         Segment& segment = head.segment(head.segments().size() - 1);
         segment.node = node;
         segment.positions = positions.data() + node;
@@ -120,8 +121,9 @@ struct TreeCall {
     for (const Segment& segment : call.heads[q_head / call.group].segments()) {
       segment.for_each_run([&](const RowRun& run) {
         for (std::size_t i = run.first; i < run.first + run.rows; ++i) {
-          const std::int64_t p = segment.positions != nullptr ? segment.positions[i]
-                                                              : segment.position + static_cast<std::int64_t>(i);
+          const std::int64_t p = segment.positions != nullptr
+                                     ? segment.positions[i]
+                                     : segment.position + static_cast<std::int64_t>(i);
           if (p > t || (segment.window != unlimited_window && p <= t - segment.window)) continue;
           if (segment.node != no_node && !path.contains(segment.node + i)) continue;
           oracle::Row& seen = rows.emplace_back();
@@ -139,10 +141,11 @@ struct TreeCall {
     std::vector<const oracle::Row*> list;
     for (const auto& seen : rows) list.push_back(&seen);
     oracle::Options options;
-    options.scale = static_cast<double>(
-        call.options.scale.value_or(1.0F / std::sqrt(static_cast<float>(head_dim))));
+    options.scale =
+        static_cast<double>(call.options.scale.value_or(1.0F / std::sqrt(static_cast<float>(head_dim))));
     options.softcap = static_cast<double>(call.options.softcap);
-    if (!call.attention_sink_bias.empty()) options.sink_logit = static_cast<double>(call.attention_sink_bias[q_head]);
+    if (!call.attention_sink_bias.empty())
+      options.sink_logit = static_cast<double>(call.attention_sink_bias[q_head]);
     return oracle::attend(call.queries.row_of_doubles(token, q_head), list, options);
   }
 };
@@ -179,7 +182,8 @@ TEST_CASE("nodes of a tree: every engine is attention in double over what each q
       const auto begin = scalar.out.begin() + static_cast<std::ptrdiff_t>(at * head_dim);
       const std::vector<float> out{begin, begin + static_cast<std::ptrdiff_t>(head_dim)};
       REQUIRE(test::largest_difference(out, expected.out) <= tolerance_to_double);
-      REQUIRE(test::largest_difference(std::vector{scalar.log_sum_exp[at]}, std::vector{expected.log_sum_exp}) <= 5e-5);
+      REQUIRE(test::largest_difference(std::vector{scalar.log_sum_exp[at]},
+                                       std::vector{expected.log_sum_exp}) <= 5e-5);
     }
     for (const std::size_t threads : std::initializer_list<std::size_t>{1, 2}) {
       CAPTURE(threads);
@@ -221,7 +225,8 @@ TEST_CASE("a chain of nodes gives the bits that rows of the text give") {
       call.call.first_position = root;
       for (std::size_t h = 0, n = 0; h < call.call.heads.size(); ++h) {
         auto& head = call.call.heads[h];
-        for (std::size_t s = call.text_segments[h]; s < head.segments().size(); ++s) head.segment(s) = nodes[n++];
+        for (std::size_t s = call.text_segments[h]; s < head.segments().size(); ++s)
+          head.segment(s) = nodes[n++];
       }
       REQUIRE(test::same_bits(as_tree.out, as_text.out));
       REQUIRE(test::same_bits(as_tree.log_sum_exp, as_text.log_sum_exp));
@@ -236,12 +241,14 @@ TEST_CASE("a chain of nodes gives the bits that rows of the text give") {
 TEST_CASE("NaN and infinity of a node affect its own query and its descendants', and no others") {
   Random random{57};
   for (const std::size_t nodes : std::initializer_list<std::size_t>{3, 9, 40}) {
-    for (const float number : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+    for (const float number :
+         {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
       for (const bool of_keys : {false, true}) {
         if (of_keys && !std::isnan(number)) continue;
         TreeCall call{random, 1, 4, 64, nodes, nodes};
         auto& head = call.call.heads[0];
-        const std::size_t s = call.text_segments[0] + below(random, head.segments().size() - call.text_segments[0]);
+        const std::size_t s =
+            call.text_segments[0] + below(random, head.segments().size() - call.text_segments[0]);
         head.segment(s).window = unlimited_window;
         const std::size_t row = below(random, head.segment(s).rows);
         const std::size_t node = head.segment(s).node + row;

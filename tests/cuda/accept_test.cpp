@@ -49,15 +49,21 @@ std::uint16_t number(std::size_t head, int row, Side side, int channel) {
   return static_cast<std::uint16_t>(mixed % 31743);
 }
 
-void check_rows(Random& random, int head_dim, int page_rows, int text, int nodes, std::size_t apart, int most) {
+void check_rows(Random& random, int head_dim, int page_rows, int text, int nodes, std::size_t apart,
+                int most) {
   CAPTURE(head_dim);
   CAPTURE(text);
   CAPTURE(nodes);
   const auto up = [&](int rows) { return (rows + page_rows - 1) / page_rows * page_rows; };
-  std::vector<HeadView> views{
-      {}, {.sinks = 5, .recent = 7, .exact_ring = up(7 + nodes)}, {.evicted = text / 2},
-      {.sinks = 40, .recent = 1, .exact_ring = up(1 + nodes)},
-      {.exact_ring = up(9 + nodes), .encoding = kvpolicy::Encoding::uint4, .key_group = head_dim, .value_group = head_dim, .residual = 9}};
+  std::vector<HeadView> views{{},
+                              {.sinks = 5, .recent = 7, .exact_ring = up(7 + nodes)},
+                              {.evicted = text / 2},
+                              {.sinks = 40, .recent = 1, .exact_ring = up(1 + nodes)},
+                              {.exact_ring = up(9 + nodes),
+                               .encoding = kvpolicy::Encoding::uint4,
+                               .key_group = head_dim,
+                               .value_group = head_dim,
+                               .residual = 9}};
   if (head_dim % 64 != 0) views.pop_back();  // quantised rows have no kernels there
   std::vector<std::unique_ptr<test::DeviceHead<half>>> heads;
   std::vector<HeadView> described;
@@ -72,8 +78,8 @@ void check_rows(Random& random, int head_dim, int page_rows, int text, int nodes
   }
   const std::vector<int> path = random_path(random, nodes, apart);
   in_parts(path, text, most, [&](const PathPart& part) {
-    const AcceptRowsParams params{.heads = described.data(), .head_dim = head_dim, .page_rows = page_rows,
-                                  .path = part};
+    const AcceptRowsParams params{
+        .heads = described.data(), .head_dim = head_dim, .page_rows = page_rows, .path = part};
     test::launch(accept_rows_kernel<>, static_cast<int>(views.size()), 1, accept_threads, 0, params);
   });
   int wrong = 0;
@@ -133,10 +139,10 @@ TEST_CASE("accept: queries of a path move as its rows do") {
         }
         const std::vector<int> path = random_path(random, nodes, 3);
         in_parts(path, text, numbers == 64 ? 4 : 1024, [&](const PathPart& part) {
-          const AcceptQueriesParams params{.ring = ring.data(), .slots = slots, .numbers = numbers,
-                                           .path = part};
-          test::launch(accept_queries_kernel<>, quotient_up(numbers, 8 * accept_threads), 1, accept_threads, 0,
-                       params);
+          const AcceptQueriesParams params{
+              .ring = ring.data(), .slots = slots, .numbers = numbers, .path = part};
+          test::launch(accept_queries_kernel<>, quotient_up(numbers, 8 * accept_threads), 1, accept_threads,
+                       0, params);
         });
         int wrong = 0;
         for (int token = first; token < text + nodes; ++token) {

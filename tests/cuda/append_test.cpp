@@ -55,8 +55,8 @@ HeadView random_view(Random& random, int head_dim, int page_rows, const Limits& 
   if (packed) {
     view.encoding = one_of(random, std::vector{Encoding::uint8, Encoding::uint4, Encoding::uint2});
     view.key_per_channel = !window && below(random, 2) == 0;
-    view.key_group = view.key_per_channel ? one_of(random, std::vector{16, 32, 64})
-                                          : head_dim >> below(random, 3);
+    view.key_group =
+        view.key_per_channel ? one_of(random, std::vector{16, 32, 64}) : head_dim >> below(random, 3);
     view.value_group = one_of(random, std::vector{8, 32, head_dim});
     view.residual = one_of(random, std::vector{0, 1, 64, 100});
     exact += view.residual + 64;
@@ -113,8 +113,7 @@ class Layer {
   }
 
  private:
-  inline static const std::vector<int> sizes{0,  1,  1,  1,  2,   3,   7,  16,
-                                             31, 63, 64, 65, 100, 130, 257};
+  inline static const std::vector<int> sizes{0, 1, 1, 1, 2, 3, 7, 16, 31, 63, 64, 65, 100, 130, 257};
 
   WrittenHead<E>& head(int i) { return *heads_[static_cast<std::size_t>(i)]; }
   LayerState& state(int i) { return states_[static_cast<std::size_t>(i)]; }
@@ -165,8 +164,8 @@ class Layer {
       }
     }
     const auto tensor = [&](int side) {
-      return kvpolicy::cuda::Tensor{reinterpret_cast<std::byte*>(numbers[side].data()),
-                                    sequence_stride, token_stride, head_stride};
+      return kvpolicy::cuda::Tensor{reinterpret_cast<std::byte*>(numbers[side].data()), sequence_stride,
+                                    token_stride, head_stride};
     };
     const AppendParams params{.heads = views_.data() + first * kv_heads_,
                               .states = states_.data() + first,
@@ -183,8 +182,8 @@ class Layer {
     const std::vector<LayerState> before = states_;
     constexpr std::size_t shared = kvpolicy::cuda::append_shared_bytes<HeadDim>();
     if (rows <= 64 && below(random_, 3) > 0) {
-      launch(kvpolicy::cuda::append_kernel<E, HeadDim>, kv_heads_, count,
-             kvpolicy::cuda::write_threads, shared, params);
+      launch(kvpolicy::cuda::append_kernel<E, HeadDim>, kv_heads_, count, kvpolicy::cuda::write_threads,
+             shared, params);
     } else {
       launch(kvpolicy::cuda::commit_kernel<E, HeadDim>, 1 + static_cast<int>(below(random_, 3)),
              count * kv_heads_, kvpolicy::cuda::write_threads, shared, params);
@@ -194,8 +193,7 @@ class Layer {
     for (int s = 0; s < sequences_; ++s) {
       LayerState expected = before[static_cast<std::size_t>(s)];
       if (s >= first && s < first + count) {
-        expected.committed =
-            std::max(expected.committed, expected.tokens + commit_rows - max_rollback);
+        expected.committed = std::max(expected.committed, expected.tokens + commit_rows - max_rollback);
         expected.tokens += rows;
       }
       CHECK(state(s).tokens == expected.tokens);
@@ -211,8 +209,7 @@ class Layer {
       to = std::min(to, state(s).tokens);
     }
     if (from > to) return;
-    const int tokens =
-        from + static_cast<int>(below(random_, static_cast<std::size_t>(to - from) + 1));
+    const int tokens = from + static_cast<int>(below(random_, static_cast<std::size_t>(to - from) + 1));
     const kvpolicy::cuda::SetStateParams params{.heads = views_.data() + first * kv_heads_,
                                                 .states = states_.data() + first,
                                                 .count = count,

@@ -109,7 +109,8 @@ struct Step {
 };
 
 template <class Config>
-std::string plan_error(const ModelShape& model, const Config& config, const cuda::CacheOptions& options = {}) {
+std::string plan_error(const ModelShape& model, const Config& config,
+                       const cuda::CacheOptions& options = {}) {
   Plan plan{model};
   plan.set(0, 0, config);
   const std::string said = thrown<ConfigError>([&] { const Cache cache{plan, options}; });
@@ -216,10 +217,9 @@ TEST_CASE_FIXTURE(Fixture, "a device step refuses strides whose product is no ad
   refused([](Step& s) { s.q.token_stride = huge; }, {"q has 3 tokens", "beyond all memory"});
   refused([](Step& s) { s.k.head_stride = huge / 4; }, {"k has", "beyond all memory"});
   refused([](Step& s) { s.out.token_stride = huge / 2; }, {"out has", "beyond all memory"});
-  CHECK(contains(thrown<CapacityError>([&] {
-                   static_cast<void>(cuda::memory_of(make_plan(), std::size_t{1} << 30));
-                 }),
-                 "1073741824 tokens, must be fewer than 2^30"));
+  CHECK(contains(
+      thrown<CapacityError>([&] { static_cast<void>(cuda::memory_of(make_plan(), std::size_t{1} << 30)); }),
+      "1073741824 tokens, must be fewer than 2^30"));
 }
 
 TEST_CASE_FIXTURE(Fixture, "a device step refuses options that are not numbers") {
@@ -235,7 +235,8 @@ TEST_CASE_FIXTURE(Fixture, "a device step refuses options that are not numbers")
   refused([](Step& s) { s.options.softcap = inf; }, {"softcap is inf"});
   refused([](Step& s) { s.options.scale = not_a_number; }, {"scale is nan"});
   refused([](Step& s) { s.options.scale = -inf; }, {"scale is -inf"});
-  refused([&](Step& s) { s.options.attention_sink_bias = {numbers.data(), 5}; }, {"attention_sink_bias has 5", "q_heads = 6"});
+  refused([&](Step& s) { s.options.attention_sink_bias = {numbers.data(), 5}; },
+          {"attention_sink_bias has 5", "q_heads = 6"});
   refused([&](Step& s) { s.options.log_sum_exp = {numbers.data(), 17}; }, {"log_sum_exp has 17", "= 18"});
   goes_on();
 }
@@ -251,7 +252,8 @@ TEST_CASE_FIXTURE(Fixture, "capacity of a device cache, append and attend") {
   const DeviceChunk<> three{random, shape, 3};
   refuses<ShapeError>(
       [&] {
-        cache.append(0, three.rows<const E>(three.k.data(), 3, 0, 3), six.rows<const E>(six.v.data(), 3, 0, 6));
+        cache.append(0, three.rows<const E>(three.k.data(), 3, 0, 3),
+                     six.rows<const E>(six.v.data(), 3, 0, 6));
       },
       {"v is [6, 3, 64]"});
   refuses<ShapeError>(
@@ -350,17 +352,21 @@ TEST_CASE("settings that no device cache can serve") {
   CHECK(plan_error(one, Quantized::Config{}).empty());
   CHECK(plan_error(one, Quantized::Config{.storage = {.residual = 32, .flush = Flush::kivi}}).empty());
   CHECK(plan_error(one, QuantizedBudget::Config{.storage = {.residual = 32, .flush = Flush::kivi}}).empty());
-  CHECK(contains(plan_error(one, Retrieval::Config{.chunk = 32, .budget = 32, .storage = {.residual = 48, .flush = Flush::kivi}}),
+  CHECK(contains(plan_error(one, Retrieval::Config{.chunk = 32,
+                                                   .budget = 32,
+                                                   .storage = {.residual = 48, .flush = Flush::kivi}}),
                  "chunks of 32 rows needs a residual that is a multiple of them, not 48"));
   CHECK(contains(plan_error(one, Quantized::Config{.storage = {.key_group = 4}}), "key_group is 4"));
   CHECK(contains(plan_error(one, Quantized::Config{.storage = {.value_group = 2}}), "value_group is 2"));
-  CHECK(contains(plan_error(one, Kivi::Config{.storage = {.key_group = 8}}), "key_group is 8, must be 16, 32 or 64 rows"));
+  CHECK(contains(plan_error(one, Kivi::Config{.storage = {.key_group = 8}}),
+                 "key_group is 8, must be 16, 32 or 64 rows"));
   CHECK(plan_error(one, Kivi::Config{.storage = {.key_group = 16}}).empty());
   CHECK(contains(plan_error(one, Retrieval::Config{.chunk = 8, .budget = 16}), "chunk is 8"));
   CHECK(plan_error(one, Retrieval::Config{.chunk = 16, .budget = 16}).empty());
 
   // Compression.
-  CHECK(contains(plan_error(one, Budget::Config{.scorer = {.observation_window = 65}}), "window is 65 queries, must be 1 to 64"));
+  CHECK(contains(plan_error(one, Budget::Config{.scorer = {.observation_window = 65}}),
+                 "window is 65 queries, must be 1 to 64"));
   CHECK(plan_error(one, Budget::Config{.scorer = {.observation_window = 64}}).empty());
   CHECK(contains(plan_error(one, Budget::Config{.scorer = {.kernel = 67}}), "pooling kernel is 67"));
   CHECK(plan_error(one, Budget::Config{.adaptive_in_layer = true}).empty());
@@ -370,8 +376,10 @@ TEST_CASE("settings that no device cache can serve") {
   const std::string sums = plan_error(one, H2o::Config{}, {.max_rollback = 1});
   CHECK(contains(sums, "KV head 0 of layer 0 adds up the attention of every call"));
   CHECK(contains(sums, "max_rollback is 1, must be 0"));
-  CHECK(contains(plan_error(one, H2o::Config{.scorer = {.recent = (std::size_t{1} << 30) + 1}}), "1073741825 rows"));
-  CHECK(contains(plan_error(one, HeadBudgetCache<DenseStorage<E>, ByPosition>::Config{}), "ranked by by_position have no kernel"));
+  CHECK(contains(plan_error(one, H2o::Config{.scorer = {.recent = (std::size_t{1} << 30) + 1}}),
+                 "1073741825 rows"));
+  CHECK(contains(plan_error(one, HeadBudgetCache<DenseStorage<E>, ByPosition>::Config{}),
+                 "ranked by by_position have no kernel"));
   const std::string itself = plan_error(one, Budget::Config{.compress_every = 9}, {.max_rollback = 1});
   CHECK(contains(itself, "compresses by itself"));
   CHECK(contains(itself, "max_rollback is 1, must be 0"));
@@ -379,18 +387,18 @@ TEST_CASE("settings that no device cache can serve") {
 
   // An engine of another shape.
   const auto engine = std::make_shared<cuda::Engine<E>>(ModelShape{1, 4, 2, 64});
-  CHECK(contains(thrown<ConfigError>([&] { const Cache cache{Plan{shape}, {}, nullptr, engine}; }), "another model shape"));
+  CHECK(contains(thrown<ConfigError>([&] { const Cache cache{Plan{shape}, {}, nullptr, engine}; }),
+                 "another model shape"));
   Cache cache{Plan{shape}};
-  CHECK(contains(thrown<ConfigError>([&] { static_cast<void>(cache.fork(nullptr, engine)); }), "another model shape"));
+  CHECK(contains(thrown<ConfigError>([&] { static_cast<void>(cache.fork(nullptr, engine)); }),
+                 "another model shape"));
 }
 
 #if !defined(__CUDACC__)
 TEST_CASE("devices that are missing or too old") {
   const test::SmallDevice device;
   cuda::simt::Device& emulated = cuda::simt::device();
-  const auto said = [] {
-    return thrown<DeviceError>([&] { const Cache cache{Plan{shape}}; });
-  };
+  const auto said = [] { return thrown<DeviceError>([&] { const Cache cache{Plan{shape}}; }); };
   emulated.devices = 0;
   CHECK(contains(said(), "no CUDA device"));
   CHECK(contains(said(), "kvpolicy::cpu"));

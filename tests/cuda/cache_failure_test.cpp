@@ -33,9 +33,19 @@ using Cache = cuda::KvCache<E>;
 Plan mixed_plan(std::size_t compress_every) {
   Plan plan{ModelShape{2, 8, 4, 64}};
   for (std::size_t layer = 0; layer < 2; ++layer) {
-    plan.set(layer, 1, Window::Config{.sinks = 3, .recent = 20, .rotary_in_cache = RotaryConfig{}, .storage = {.bits = 8, .residual = 4}});
-    plan.set(layer, 2, Budget::Config{.budget = 70, .compress_every = compress_every, .scorer = {.observation_window = 4}, .storage = {.bits = 4, .residual = 2}});
-    plan.set(layer, 3, Retrieval::Config{.chunk = 16, .budget = 32, .storage = {.bits = 2, .key_group = 16, .residual = 10}});
+    plan.set(layer, 1,
+             Window::Config{.sinks = 3,
+                            .recent = 20,
+                            .rotary_in_cache = RotaryConfig{},
+                            .storage = {.bits = 8, .residual = 4}});
+    plan.set(layer, 2,
+             Budget::Config{.budget = 70,
+                            .compress_every = compress_every,
+                            .scorer = {.observation_window = 4},
+                            .storage = {.bits = 4, .residual = 2}});
+    plan.set(layer, 3,
+             Retrieval::Config{
+                 .chunk = 16, .budget = 32, .storage = {.bits = 2, .key_group = 16, .residual = 10}});
   }
   return plan;
 }
@@ -63,8 +73,8 @@ DeviceChunk<> chunk_of(const Cache& cache, std::size_t tokens) {
 
 // `prepare(cache)` makes what `call(cache, prepared)` needs; the call lacks memory, again and again.
 template <class Prepare, class Call>
-void survive(const std::string& what, std::size_t max_rollback, std::size_t failures_at_least, Prepare prepare,
-             Call call) {
+void survive(const std::string& what, std::size_t max_rollback, std::size_t failures_at_least,
+             Prepare prepare, Call call) {
   CAPTURE(what);
   const test::SmallDevice device;
   State state{max_rollback};
@@ -157,14 +167,21 @@ void leaks_nothing(const std::string& what, std::size_t max_rollback, Call call)
 
 TEST_CASE("device memory runs out: growing") {
   // A table, a slab and scores are asked for at most, for each of four heads.
-  survive("a step", 0, 4, [](Cache& cache) { return chunk_of(cache, 37); },
-          [](Cache& cache, auto& chunk) { chunk.step(cache, 0); });
-  survive("a step of a cache that rolls back", 6, 4, [](Cache& cache) { return chunk_of(cache, 37); },
-          [](Cache& cache, auto& chunk) { chunk.step(cache, 1, {.read = Read::selected, .refresh_selection = true}); });
-  survive("append", 6, 2, [](Cache& cache) {
-    chunk_of(cache, 7).append(cache, 0);
-    return chunk_of(cache, 6);
-  }, [](Cache& cache, auto& chunk) { chunk.append(cache, 0); });
+  survive(
+      "a step", 0, 4, [](Cache& cache) { return chunk_of(cache, 37); },
+      [](Cache& cache, auto& chunk) { chunk.step(cache, 0); });
+  survive(
+      "a step of a cache that rolls back", 6, 4, [](Cache& cache) { return chunk_of(cache, 37); },
+      [](Cache& cache, auto& chunk) {
+        chunk.step(cache, 1, {.read = Read::selected, .refresh_selection = true});
+      });
+  survive(
+      "append", 6, 2,
+      [](Cache& cache) {
+        chunk_of(cache, 7).append(cache, 0);
+        return chunk_of(cache, 6);
+      },
+      [](Cache& cache, auto& chunk) { chunk.append(cache, 0); });
   // Of both layers, and the tables as well.
   survive("reserve", 0, 18, nothing, [](Cache& cache, int) { cache.reserve(2000); });
 }
@@ -172,39 +189,53 @@ TEST_CASE("device memory runs out: growing") {
 TEST_CASE("device memory runs out: trees") {
   static const TokenTree tree = test::some_tree(8, 1, 5);
   // Rows, then the mask, which the second layer finds where the first one left it.
-  survive("a step of a tree", 20, 5, [](Cache& cache) { return chunk_of(cache, 20); }, [](Cache& cache, auto& chunk) {
-    const TokenTree large = test::some_tree(20, 2, 5);
-    chunk.step(cache, 0, {.tree = &large});
-    cache.truncate(cache.tokens());
-  });
-  survive("attend to a tree, and accept", 8, 1, [](Cache& cache) {
-    const DeviceChunk<> chunk = chunk_of(cache, 8);
-    for (std::size_t l = 0; l < 2; ++l) chunk.append_part(cache, l, 0, 8, {.tree = &tree});
-    return chunk_of(cache, 8);
-  }, [](Cache& cache, auto& chunk) {
-    for (std::size_t l = 0; l < 2; ++l) chunk.attend(cache, l, {.tree = &tree});
-    cache.accept(std::vector<std::size_t>{0});
-  });
+  survive(
+      "a step of a tree", 20, 5, [](Cache& cache) { return chunk_of(cache, 20); },
+      [](Cache& cache, auto& chunk) {
+        const TokenTree large = test::some_tree(20, 2, 5);
+        chunk.step(cache, 0, {.tree = &large});
+        cache.truncate(cache.tokens());
+      });
+  survive(
+      "attend to a tree, and accept", 8, 1,
+      [](Cache& cache) {
+        const DeviceChunk<> chunk = chunk_of(cache, 8);
+        for (std::size_t l = 0; l < 2; ++l) chunk.append_part(cache, l, 0, 8, {.tree = &tree});
+        return chunk_of(cache, 8);
+      },
+      [](Cache& cache, auto& chunk) {
+        for (std::size_t l = 0; l < 2; ++l) chunk.attend(cache, l, {.tree = &tree});
+        cache.accept(std::vector<std::size_t>{0});
+      });
 }
 
 TEST_CASE("device memory runs out: compress and fork") {
   survive("compress", 0, 8, nothing, [](Cache& cache, int) { cache.compress(); });
   survive("compress one layer", 0, 4, nothing, [](Cache& cache, int) { cache.compress(1); });
-  survive("compress rows that could still be taken back", 6, 8, nothing, [](Cache& cache, int) { cache.compress(); });
-  survive("compress again", 0, 8, [](Cache& cache) {
-    cache.compress();
-    test::feed_device(cache, 4, {80});
-    return 0;
-  }, [](Cache& cache, int) { cache.compress(); });
+  survive("compress rows that could still be taken back", 6, 8, nothing,
+          [](Cache& cache, int) { cache.compress(); });
+  survive(
+      "compress again", 0, 8,
+      [](Cache& cache) {
+        cache.compress();
+        test::feed_device(cache, 4, {80});
+        return 0;
+      },
+      [](Cache& cache, int) { cache.compress(); });
   survive("fork", 3, 20, nothing, [](Cache& cache, int) {
     const Cache fork = cache.fork();
     CHECK(test::dump_device(fork, false) == test::dump_device(cache, false));
   });
-  survive("fork of what was compressed", 0, 20, [](Cache& cache) { cache.compress(); return 0; },
-          [](Cache& cache, int) {
-            const Cache fork = cache.fork();
-            CHECK(test::dump_device(fork, false) == test::dump_device(cache, false));
-          });
+  survive(
+      "fork of what was compressed", 0, 20,
+      [](Cache& cache) {
+        cache.compress();
+        return 0;
+      },
+      [](Cache& cache, int) {
+        const Cache fork = cache.fork();
+        CHECK(test::dump_device(fork, false) == test::dump_device(cache, false));
+      });
 }
 
 TEST_CASE("device memory runs out: construction") {
@@ -217,7 +248,8 @@ TEST_CASE("device memory runs out: construction") {
     memory.fail_after(failures);
     try {
       cache.emplace(plan, cuda::CacheOptions{.memory = &memory});
-      CHECK(memory.live_bytes() == cache->bytes() + cache->overhead_bytes() + cache->engine()->workspace_bytes());
+      CHECK(memory.live_bytes() ==
+            cache->bytes() + cache->overhead_bytes() + cache->engine()->workspace_bytes());
     } catch (const std::bad_alloc&) {
       CHECK(memory.live_blocks() == 0);
     }
@@ -251,15 +283,17 @@ TEST_CASE("a runtime that fails leaks nothing") {
   leaks_nothing("reserve", 0, [](Cache& cache, const DeviceChunk<>&) { cache.reserve(2000); });
   leaks_nothing("compress", 3, [](Cache& cache, const DeviceChunk<>&) { cache.compress(); });
   leaks_nothing("fork", 3, [](Cache& cache, const DeviceChunk<>&) { static_cast<void>(cache.fork()); });
-  leaks_nothing("rows", 3, [](Cache& cache, const DeviceChunk<>&) { static_cast<void>(cache.rows(0, 3, Read::selected)); });
-  leaks_nothing("construction", 0, [](Cache& cache, const DeviceChunk<>&) {
-    const Cache other{cache.plan(), cache.options()};
+  leaks_nothing("rows", 3, [](Cache& cache, const DeviceChunk<>&) {
+    static_cast<void>(cache.rows(0, 3, Read::selected));
   });
+  leaks_nothing("construction", 0,
+                [](Cache& cache, const DeviceChunk<>&) { const Cache other{cache.plan(), cache.options()}; });
   leaks_nothing("a tree", 30, [](Cache& cache, const DeviceChunk<>& chunk) {
     const TokenTree tree = test::some_tree(30, 1, 5);
     for (std::size_t l = 0; l < 2; ++l) chunk.step(cache, l, {.tree = &tree});
     std::vector<std::size_t> path;
-    for (std::size_t node = 29; node != TokenTree::text; node = tree.parent(node)) path.insert(path.begin(), node);
+    for (std::size_t node = 29; node != TokenTree::text; node = tree.parent(node))
+      path.insert(path.begin(), node);
     cache.accept(path);
   });
   leaks_nothing("truncate, commit", 4, [](Cache& cache, const DeviceChunk<>&) {

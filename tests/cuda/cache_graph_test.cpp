@@ -308,7 +308,8 @@ TEST_CASE("a head that compresses by itself is not captured") {
   test::Random random{1};
   const DeviceChunk<> chunk{random, plan.shape(), 1, stream};
   test::succeed(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  CHECK(contains(thrown<CapacityError>([&] { chunk.step(cache, 0, {}, stream); }), "layer 0 compresses by itself"));
+  CHECK(contains(thrown<CapacityError>([&] { chunk.step(cache, 0, {}, stream); }),
+                 "layer 0 compresses by itself"));
   CHECK(!thrown<CapacityError>([&] { chunk.attend(cache, 0, {}, stream); }).empty());
   cudaGraph_t graph = nullptr;
   test::succeed(cudaStreamEndCapture(stream, &graph));

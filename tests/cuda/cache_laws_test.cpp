@@ -78,7 +78,8 @@ TEST_CASE("decode and prefill kernels agree where one takes over from the other"
     const ModelShape shape{1, group * 3, 3, 64};
     // An int4 head has the packed kernels; its rows are the same for both as long as none is
     // quantised between the calls that are compared.
-    const DevicePlan plan = plan_of(shape, {{}, {.bits = 4, .residual = 5}, {.kind = Kind::window, .sinks = 3, .recent = 20}});
+    const DevicePlan plan =
+        plan_of(shape, {{}, {.bits = 4, .residual = 5}, {.kind = Kind::window, .sinks = 3, .recent = 20}});
     DeviceCache cache{plan, {.max_rollback = 24}};
     test::feed_device(cache, group, {100});
     test::Random random{7};
@@ -142,7 +143,8 @@ TEST_CASE("rollback: bit for bit a cache of the same commit point that never saw
       CHECK(test::dump_device(run, false) == test::dump_device(control, false));
       DeviceCache a = run.fork();
       DeviceCache b = control.fork();
-      CHECK(test::same_bits(test::next_step(a, 6, 3, {.read = read}), test::next_step(b, 6, 3, {.read = read})));
+      CHECK(test::same_bits(test::next_step(a, 6, 3, {.read = read}),
+                            test::next_step(b, 6, 3, {.read = read})));
       run.compress();
       control.compress();
       CHECK(test::dump_device(run, false) == test::dump_device(control, false));
@@ -225,7 +227,8 @@ TEST_CASE("two caches on one engine do not meet") {
   for (std::uint64_t round = 0; round < 6; ++round) {
     const std::size_t tokens = round == 0 ? 66 : round;
     CHECK(test::same_bits(test::next_step(a, round, tokens), test::next_step(a_alone, round, tokens)));
-    CHECK(test::same_bits(test::next_step(b, 50 + round, 2 * tokens), test::next_step(b_alone, 50 + round, 2 * tokens)));
+    CHECK(test::same_bits(test::next_step(b, 50 + round, 2 * tokens),
+                          test::next_step(b_alone, 50 + round, 2 * tokens)));
   }
   CHECK(test::dump_device(a) == test::dump_device(a_alone));
   CHECK(test::dump_device(b) == test::dump_device(b_alone));
@@ -256,7 +259,8 @@ TEST_CASE("late devices and several streams: the same, if streams wait for each 
         return cudaStream_t{streams[++at % 3]};
       };
       for (std::size_t i = 0; i < steps; ++i) {
-        const AttendOptions how{.read = i % 2 == 0 ? Read::all : Read::selected, .refresh_selection = i % 3 == 0};
+        const AttendOptions how{.read = i % 2 == 0 ? Read::all : Read::selected,
+                                .refresh_selection = i % 3 == 0};
         chunks[i].step(cache, 0, how, go_on());
         if (i == 3) cache.truncate(cache.tokens() - 2, go_on());
         if (i == 5) cache.reserve(cache.tokens() + 700, go_on());
@@ -311,7 +315,8 @@ TEST_CASE("numbers that no scale can hold are counted") {
   const test::SmallDevice device;
   const ModelShape shape{1, 2, 2, 64};
   DevicePlan plan{shape};
-  plan.set(0, 1, QuantizedResidualCache<E, Granularity::per_token>::Config{.storage = {.bits = 4, .residual = 3}});
+  plan.set(0, 1,
+           QuantizedResidualCache<E, Granularity::per_token>::Config{.storage = {.bits = 4, .residual = 3}});
   cuda::KvCache cache{plan};
   test::Random random{1};
   const DeviceChunk<> chunk{random, shape, 70};
@@ -330,7 +335,8 @@ TEST_CASE("numbers that no scale can hold are counted") {
   const auto rows = cache.rows(0, 1);
   REQUIRE(rows.quantized[63]);
   REQUIRE(!rows.quantized[64]);
-  CHECK(std::all_of(rows.keys.begin(), rows.keys.begin() + 64 * 64, [](float x) { return std::isfinite(x); }));
+  CHECK(
+      std::all_of(rows.keys.begin(), rows.keys.begin() + 64 * 64, [](float x) { return std::isfinite(x); }));
   const DeviceChunk<> more{random, shape, 64};
   more.step(cache, 0);
   CHECK(cache.clamped_numbers() == 3);
@@ -348,7 +354,8 @@ TEST_CASE("a plan's bytes are known before the cache is made") {
     while (heads.size() < shape.kv_head_count()) heads.push_back(test::one_of(random, all));
     cuda::CacheOptions options;
     options.page_rows = test::one_of(random, std::vector<std::size_t>{64, 128, 512});
-    const bool rolls_back = std::none_of(heads.begin(), heads.end(), [](const HeadSpec& h) { return h.cannot_return(); });
+    const bool rolls_back =
+        std::none_of(heads.begin(), heads.end(), [](const HeadSpec& h) { return h.cannot_return(); });
     options.max_rollback = rolls_back ? test::below(random, 100) : 0;
     options.max_append = 1 + test::below(random, 60);
     options.memory = &memory;
@@ -359,11 +366,13 @@ TEST_CASE("a plan's bytes are known before the cache is made") {
       cache.reserve(tokens);
       CHECK(cache.reserved() == tokens);
       CHECK(cache.bytes() == cuda::memory_of(plan, tokens, options).total());
-      CHECK(memory.live_bytes() == cache.bytes() + cache.overhead_bytes() + cache.engine()->workspace_bytes());
+      CHECK(memory.live_bytes() ==
+            cache.bytes() + cache.overhead_bytes() + cache.engine()->workspace_bytes());
     }
     const MemoryEstimate estimate = cuda::memory_of(plan, 1000, options);
     CHECK(estimate.tail == 0);
-    CHECK((estimate.queries > 0) == std::any_of(heads.begin(), heads.end(), [](const HeadSpec& h) { return h.asked() > 0; }));
+    CHECK((estimate.queries > 0) ==
+          std::any_of(heads.begin(), heads.end(), [](const HeadSpec& h) { return h.asked() > 0; }));
   }
   // Steps make room by whole pages, and no further than max_tokens.
   const ModelShape shape{1, 8, 8, 64};
@@ -375,7 +384,9 @@ TEST_CASE("a plan's bytes are known before the cache is made") {
     CHECK(cache.reserved() == std::min<std::size_t>((cache.tokens() + 63) / 64 * 64, 150));
     CHECK(cache.bytes() == cuda::memory_of(plan, cache.reserved(), options).total());
   }
-  CHECK(!test::thrown<ConfigError>([&] { static_cast<void>(cuda::memory_of(plan, 1, {.page_rows = 16})); }).empty());
+  CHECK(!test::thrown<ConfigError>([&] {
+           static_cast<void>(cuda::memory_of(plan, 1, {.page_rows = 16}));
+         }).empty());
 }
 
 TEST_CASE("rows keep their text positions through compressions") {

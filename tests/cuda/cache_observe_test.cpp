@@ -44,7 +44,8 @@ struct Observed {
   double worst = 0;
 
   Observed(std::vector<HeadSpec> specs, std::size_t group, const cuda::CacheOptions& options)
-      : shape{1, group * specs.size(), specs.size(), 64}, heads{std::move(specs)},
+      : shape{1, group * specs.size(), specs.size(), 64},
+        heads{std::move(specs)},
         cache{test::plan_of<E>(shape, heads), options} {}
 
   void remember(const DeviceChunk<>& chunk) {
@@ -54,7 +55,8 @@ struct Observed {
       for (std::size_t head = 0; head < shape.q_heads; ++head) {
         auto& query = of_token.emplace_back();
         for (std::size_t i = 0; i < 64; ++i) {
-          query.push_back(static_cast<double>(static_cast<float>(numbers[(token * shape.q_heads + head) * 64 + i])));
+          query.push_back(
+              static_cast<double>(static_cast<float>(numbers[(token * shape.q_heads + head) * 64 + i])));
         }
       }
     }
@@ -63,7 +65,8 @@ struct Observed {
     const DeviceChunk<> chunk{random, shape, tokens};
     const test::DeviceArray<float> bias{sinks.size()};
     if (!sinks.empty()) bias.upload(sinks);
-    const AttendOptions how{.scale = scale, .softcap = softcap, .attention_sink_bias = {bias.data(), bias.size()}};
+    const AttendOptions how{
+        .scale = scale, .softcap = softcap, .attention_sink_bias = {bias.data(), bias.size()}};
     if (apart) chunk.append(cache, 0);
     apart ? chunk.attend(cache, 0, how) : chunk.step(cache, 0, how);
     remember(chunk);
@@ -75,7 +78,8 @@ struct Observed {
   }
 
   // What `count` queries pay the rows of a head, for one query head.
-  [[nodiscard]] std::vector<double> expected(std::size_t kv_head, std::size_t member, std::size_t count) const {
+  [[nodiscard]] std::vector<double> expected(std::size_t kv_head, std::size_t member,
+                                             std::size_t count) const {
     const HeadSpec& spec = heads[kv_head];
     const cuda::CachedRows shown = cache.rows(0, kv_head);
     std::vector<oracle::Row> rows;
@@ -85,7 +89,8 @@ struct Observed {
     }
     const std::size_t q_head = kv_head * (shape.q_heads / shape.kv_heads) + member;
     oracle::Options how{.scale = static_cast<double>(scale.value_or(0.125F)),
-                        .softcap = static_cast<double>(softcap), .sink_logit = {}};
+                        .softcap = static_cast<double>(softcap),
+                        .sink_logit = {}};
     if (!sinks.empty()) how.sink_logit = static_cast<double>(sinks[q_head]);
     std::vector<double> sums(rows.size(), 0.0);
     for (std::size_t token = queries.size() - count; token < queries.size(); ++token) {
@@ -97,7 +102,9 @@ struct Observed {
         const std::int64_t p = rows[i].position;
         const bool sink = p < static_cast<std::int64_t>(spec.sinks);
         if (p > t) continue;
-        if (spec.kind == Kind::window && !spec.prefill_chunk_mask && !sink && p <= t - static_cast<std::int64_t>(spec.recent)) continue;
+        if (spec.kind == Kind::window && !spec.prefill_chunk_mask && !sink &&
+            p <= t - static_cast<std::int64_t>(spec.recent))
+          continue;
         numbers.push_back(i);
         seen.push_back(rows[i]);
         if (spec.in_cache && sink && t > latest) {
@@ -146,7 +153,8 @@ std::vector<HeadSpec> some_heads(std::size_t first, std::size_t last) {
     if (!head.cannot_return()) heads.push_back(head);
   }
   last = std::min(last, heads.size());
-  return {heads.begin() + static_cast<std::ptrdiff_t>(first), heads.begin() + static_cast<std::ptrdiff_t>(last)};
+  return {heads.begin() + static_cast<std::ptrdiff_t>(first),
+          heads.begin() + static_cast<std::ptrdiff_t>(last)};
 }
 
 }  // namespace
@@ -157,11 +165,12 @@ TEST_CASE("the device observes what every kind of head shows, by any number of q
   for (const std::size_t first : {std::size_t{0}, std::size_t{6}, std::size_t{12}, std::size_t{18}}) {
     CAPTURE(first);
     const std::size_t group = 1 + first / 6;
-    Observed one{some_heads(first, first + 6), group,
-                 {.max_rollback = 5, .max_append = 9, .kept_queries = 130}};
+    Observed one{
+        some_heads(first, first + 6), group, {.max_rollback = 5, .max_append = 9, .kept_queries = 130}};
     if (first == 6) one.scale = 0.2F, one.softcap = 5.0F;
     if (first == 12) {
-      for (std::size_t h = 0; h < one.shape.q_heads; ++h) one.sinks.push_back(0.3F * static_cast<float>(h) - 1.0F);
+      for (std::size_t h = 0; h < one.shape.q_heads; ++h)
+        one.sinks.push_back(0.3F * static_cast<float>(h) - 1.0F);
     }
     one.check(3, 0);  // nothing came yet
     one.step(1);
@@ -196,7 +205,8 @@ TEST_CASE("the device observes rows in slow memory, and forks alike") {
   const test::SmallDevice device;
   test::TwoDeviceMemories memory;
   {
-    Observed one{some_heads(0, 5), 2,
+    Observed one{some_heads(0, 5),
+                 2,
                  {.kept_queries = 70, .memory = &memory, .slow_memory = &memory.slow, .latest_rows = 0}};
     one.step(300);
     one.step(1);
@@ -242,7 +252,8 @@ TEST_CASE("the device refuses to observe what the host refuses, in the same word
   const auto plan = test::plan_of<E>(shape, {{}, budget});
   cuda::KvCache<E> cache{plan, {.max_rollback = 8, .kept_queries = 4}};
   test::feed_device(cache, 1, {20});
-  CHECK(contains(thrown<ShapeError>([&] { static_cast<void>(cache.observe(1, 1, sums)); }), "there is no layer 1"));
+  CHECK(contains(thrown<ShapeError>([&] { static_cast<void>(cache.observe(1, 1, sums)); }),
+                 "there is no layer 1"));
   const std::vector<std::size_t> parents{TokenTree::text, TokenTree::text};
   const TokenTree tree{parents};
   test::Random random{2};
@@ -252,7 +263,8 @@ TEST_CASE("the device refuses to observe what the host refuses, in the same word
   cache.truncate(20);
   const test::Stream stream;
   test::succeed(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  CHECK(contains(thrown<CapacityError>([&] { static_cast<void>(cache.observe(0, 1, sums, stream)); }), "observe"));
+  CHECK(contains(thrown<CapacityError>([&] { static_cast<void>(cache.observe(0, 1, sums, stream)); }),
+                 "observe"));
   cudaGraph_t graph = nullptr;
   test::succeed(cudaStreamEndCapture(stream, &graph));
   test::succeed(cudaGraphDestroy(graph));
@@ -260,8 +272,9 @@ TEST_CASE("the device refuses to observe what the host refuses, in the same word
   cuda::KvCache<E> other = std::move(cache);
   // NOLINTNEXTLINE(bugprone-use-after-move)
   CHECK(contains(thrown<ConfigError>([&] { static_cast<void>(cache.observe(0, 1, sums)); }), "moved from"));
-  CHECK(contains(thrown<ConfigError>([&] { (cuda::CacheOptions{.kept_queries = std::size_t{1} << 21}).validate(); }),
-                 "kept_queries is 2097152"));
+  CHECK(contains(
+      thrown<ConfigError>([&] { (cuda::CacheOptions{.kept_queries = std::size_t{1} << 21}).validate(); }),
+      "kept_queries is 2097152"));
 }
 
 TEST_CASE("queries that are kept for observing are counted") {

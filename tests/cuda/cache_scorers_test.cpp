@@ -46,7 +46,11 @@ struct Backend : test::DeviceBackend<E> {
 };
 
 HeadSpec budget(Rank rank, std::size_t rows, std::size_t kept, std::size_t every = 0) {
-  return {.kind = Kind::budget, .rank = rank, .budget = rows, .window = kept, .compress_every = every,
+  return {.kind = Kind::budget,
+          .rank = rank,
+          .budget = rows,
+          .window = kept,
+          .compress_every = every,
           .returns_rows = true};
 }
 HeadSpec quantized(HeadSpec spec, std::size_t bits, std::size_t residual) {
@@ -68,7 +72,8 @@ void run(std::uint64_t seed, std::size_t group, const std::vector<HeadSpec>& hea
   if (seed % 2 == 1) logits.scale = 0.2F;
   if (seed % 3 == 1) logits.softcap = 5.0F;
   if (seed % 3 == 2) {
-    for (std::size_t h = 0; h < shape.q_heads; ++h) logits.sinks.push_back(0.1F * static_cast<float>(h) - 1.0F);
+    for (std::size_t h = 0; h < shape.q_heads; ++h)
+      logits.sinks.push_back(0.1F * static_cast<float>(h) - 1.0F);
   }
   test::random_operations<E, E, Backend>(seed, shape, heads, {.max_append = max_append}, logits, operations);
 }
@@ -81,8 +86,12 @@ TEST_CASE("scorers on the device: random operations, forks, calls in halves") {
        budget(Rank::h2o, 0, 7, 1), budget(Rank::h2o, 33, 0, 4), budget(Rank::key_norm, 16, 4, 1)},
       1, 9, 60);
   run(2, 3,
-      {budget(Rank::h2o, 24, 8), budget(Rank::key_norm, 31, 0), after_first(budget(Rank::tova, 20, 0, 1)),
-       after_first(budget(Rank::h2o, 9, 9, 2)), budget(Rank::snapkv, 12, 5), {}},
+      {budget(Rank::h2o, 24, 8),
+       budget(Rank::key_norm, 31, 0),
+       after_first(budget(Rank::tova, 20, 0, 1)),
+       after_first(budget(Rank::h2o, 9, 9, 2)),
+       budget(Rank::snapkv, 12, 5),
+       {}},
       2, 40, 60);
   run(3, 7, {budget(Rank::h2o, 70, 3), budget(Rank::tova, 65, 0), budget(Rank::key_norm, 64, 1)}, 1, 1, 60);
 }
@@ -96,7 +105,8 @@ TEST_CASE("scorers on the device: survivors that are quantised") {
 }
 
 TEST_CASE("scorers on the device: one row at a time, from the first token on") {
-  for (const std::size_t rows : {std::size_t{0}, std::size_t{1}, std::size_t{2}, std::size_t{63}, std::size_t{64}}) {
+  for (const std::size_t rows :
+       {std::size_t{0}, std::size_t{1}, std::size_t{2}, std::size_t{63}, std::size_t{64}}) {
     CAPTURE(rows);
     const test::SmallDevice device;
     const ModelShape shape{1, 8, 4, 64};
@@ -104,7 +114,8 @@ TEST_CASE("scorers on the device: one row at a time, from the first token on") {
         shape,
         {budget(Rank::tova, rows, 0, 1), budget(Rank::h2o, rows, 1, 1), budget(Rank::h2o, rows, rows, 1),
          budget(Rank::key_norm, rows, 0, 1)},
-        {}, {}};
+        {},
+        {}};
     test::Random random{rows + 1};
     for (std::size_t token = 0; token < (rows < 60 ? 12 : 72); ++token) {
       test::Call call;
@@ -119,7 +130,8 @@ TEST_CASE("sums are added up in a graph as without one") {
   const test::SmallDevice device;
   const test::Stream stream;
   const ModelShape shape{2, 6, 2, 64};
-  const auto plan = test::plan_of<E>(shape, {budget(Rank::h2o, 20, 4), {}, budget(Rank::tova, 9, 0), budget(Rank::h2o, 0, 3)});
+  const auto plan = test::plan_of<E>(
+      shape, {budget(Rank::h2o, 20, 4), {}, budget(Rank::tova, 9, 0), budget(Rank::h2o, 0, 3)});
   for (const bool apart : {false, true}) {
     test::CountingDeviceMemory memory;
     const cuda::CacheOptions options{.max_append = 3, .memory = &memory};

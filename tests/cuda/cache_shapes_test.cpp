@@ -44,17 +44,15 @@ TEST_CASE("a model without kernels is refused with the layer and what it has") {
   CHECK(contains(refused(changed({.q_heads = 4, .reads = 0})), "reads another layer's cache"));
   CHECK(contains(refused(changed({.q_heads = 4, .kv_heads = 2, .head_dim = 64, .softcap = 2.0F})),
                  "a soft cap of 2"));
-  const std::string uncompiled = thrown<ConfigError>([] {
-    const Cache cache{Plan{ModelShape{1, 2, 1, 72}}};
-  });
+  const std::string uncompiled =
+      thrown<ConfigError>([] { const Cache cache{Plan{ModelShape{1, 2, 1, 72}}}; });
   CHECK(contains(uncompiled, "head_dim is 72, kernels were compiled for 64"));
 }
 
 TEST_CASE("random operations where layers differ in their windows") {
   // The four numbers mean nothing where each layer is described.
   const ModelShape shape{
-      .layers = 2,
-      .per_layer = {{4, 2, 64}, {.q_heads = 4, .kv_heads = 2, .head_dim = 64, .window = 24}}};
+      .layers = 2, .per_layer = {{4, 2, 64}, {.q_heads = 4, .kv_heads = 2, .head_dim = 64, .window = 24}}};
   const std::vector<test::HeadSpec> all = test::device_heads();
   std::vector<test::HeadSpec> heads{all[0], all[1], all[5], all[5]};
   heads[2].sinks = 0;

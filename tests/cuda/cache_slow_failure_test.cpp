@@ -79,14 +79,17 @@ TEST_CASE("either memory runs out: the call did nothing") {
     CHECK(survive_lack(state, which, [&](DeviceCache& cache) { cache.reserve(400, state.stream); }) >= 7);
     state.twins.near().reserve(400, state.stream);
     CHECK(survive_lack(state, which, [&](DeviceCache& cache) {
-      const DeviceCache fork = cache.fork(state.stream);
-      CHECK(test::dump_device(fork, false, state.stream) == test::dump_device(cache, false, state.stream));
-    }) >= 3);
+            const DeviceCache fork = cache.fork(state.stream);
+            CHECK(test::dump_device(fork, false, state.stream) ==
+                  test::dump_device(cache, false, state.stream));
+          }) >= 3);
     const DeviceChunk<> chunk{state.random, shape, 290, state.stream};  // passes the 400 and the pages of 448
-    CHECK(survive_lack(state, which, [&](DeviceCache& cache) { chunk.step(cache, 0, {}, state.stream); }) >= 2);
+    CHECK(survive_lack(state, which, [&](DeviceCache& cache) { chunk.step(cache, 0, {}, state.stream); }) >=
+          2);
     chunk.step(state.twins.near(), 0, {}, state.stream);
     state.twins.both([&](DeviceCache& cache) {
-      for (const std::size_t l : std::initializer_list<std::size_t>{1, 2}) chunk.step(cache, l, {}, state.stream);
+      for (const std::size_t l : std::initializer_list<std::size_t>{1, 2})
+        chunk.step(cache, l, {}, state.stream);
     });
     state.check();
   }
@@ -170,7 +173,8 @@ TEST_CASE("a runtime that fails leaks nothing, wherever it does") {
       cuda::simt::fail_after(n, error);
       try {
         DeviceCache fork = state.twins.slow().fork(
-            state.stream, std::make_shared<cuda::Engine<E>>(shape, state.twins.slow().options().memory, state.stream));
+            state.stream,
+            std::make_shared<cuda::Engine<E>>(shape, state.twins.slow().options().memory, state.stream));
         chunk.step(fork, 0, {}, state.stream);
         chunk.step(fork, 0, {.read = Read::selected, .refresh_selection = true}, state.stream);
       } catch (const std::bad_alloc&) {
@@ -199,7 +203,10 @@ TEST_CASE("a cache that goes while its rows are on their way") {
   const DeviceChunk<> next{random, shape, 1, stream};
   {
     cuda::PinnedMemory pinned;  // gone before the copies are done, were they not waited for
-    DeviceCache cache{test::plan_with(shape, test::slow_heads()), {.slow_memory = &pinned, .latest_rows = 0}, stream, engine};
+    DeviceCache cache{test::plan_with(shape, test::slow_heads()),
+                      {.slow_memory = &pinned, .latest_rows = 0},
+                      stream,
+                      engine};
     for (std::size_t l = 0; l < shape.layers; ++l) chunk.step(cache, l, {}, stream);
     next.step(cache, 0, {}, stream);
     stream.wait();

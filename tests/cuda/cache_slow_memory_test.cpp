@@ -167,7 +167,8 @@ TEST_CASE("captured steps with slow memory: selected reads, whatever the text gr
   }
   const auto captured = [&](const AttendOptions& how) {
     return test::Graph{stream, [&] {
-                         for (std::size_t l = 0; l < shape.layers; ++l) inputs[l].step(twins.slow(), l, how, stream);
+                         for (std::size_t l = 0; l < shape.layers; ++l)
+                           inputs[l].step(twins.slow(), l, how, stream);
                        }};
   };
   const AttendOptions refreshing{.read = Read::selected, .refresh_selection = true};
@@ -203,12 +204,14 @@ TEST_CASE("what needs staging is refused in a graph") {
   test::TwoDeviceMemories memory;
   const ModelShape shape{1, 2, 2, 64};
   const auto refused = [&](const std::vector<test::HeadSpec>& heads, const AttendOptions& how) {
-    DeviceCache cache{test::plan_with(shape, heads), {.memory = &memory, .slow_memory = &memory.slow}, stream};
+    DeviceCache cache{
+        test::plan_with(shape, heads), {.memory = &memory, .slow_memory = &memory.slow}, stream};
     test::feed_device(cache, 1, {70}, choosing_after, stream);
     cache.reserve(100, stream);
     const DeviceChunk<> chunk{shape, 1};
     std::string what;
-    const test::Graph graph{stream, [&] { what = thrown<CapacityError>([&] { chunk.step(cache, 0, how, stream); }); }};
+    const test::Graph graph{
+        stream, [&] { what = thrown<CapacityError>([&] { chunk.step(cache, 0, how, stream); }); }};
     return what;
   };
   const test::HeadSpec retrieval{.kind = Kind::retrieval, .budget = 32, .chunk = 8};

@@ -93,9 +93,9 @@ TEST_CASE("any sequence of calls: the cache without slow memory, bit for bit") {
     bool only_selecting;
   };
   const std::vector<Case> cases{
-      {1, Pace::at_once, 7, 21, 100, 64, false}, {1, Pace::late, 0, 1, 0, 64, false},
-      {2, Pace::late, 70, 41, 0, 64, false},     {2, Pace::copies_first, 0, 5, 0, 64, true},
-      {3, Pace::late, 7, 9, 0, 128, false},      {3, Pace::copies_first, 20, 30, 0, 64, false},
+      {1, Pace::at_once, 7, 21, 100, 64, false},   {1, Pace::late, 0, 1, 0, 64, false},
+      {2, Pace::late, 70, 41, 0, 64, false},       {2, Pace::copies_first, 0, 5, 0, 64, true},
+      {3, Pace::late, 7, 9, 0, 128, false},        {3, Pace::copies_first, 20, 30, 0, 64, false},
       {5, Pace::copies_first, 0, 1, 0, 64, false},
   };
   std::uint64_t seed = test::more_seeds(1);
@@ -117,8 +117,9 @@ TEST_CASE("pages that rows came to and left again") {
   cuda::CacheOptions options;
   options.max_rollback = 100;
   options.latest_rows = 0;
-  SlowTwins twins{test::plan_with({1, 2, 2, 64}, {{}, {.kind = test::Kind::retrieval, .budget = 32, .chunk = 8}}),
-                  options, stream};
+  SlowTwins twins{
+      test::plan_with({1, 2, 2, 64}, {{}, {.kind = test::Kind::retrieval, .budget = 32, .chunk = 8}}),
+      options, stream};
   test::Random random{4};
   REQUIRE(twins.step(random, 200, choosing_after));
   REQUIRE(twins.step(random, 100, {}));  // two pages leave the latest ones, and do not come back
@@ -152,10 +153,11 @@ TEST_CASE("trees of guesses: the rows of a path move where they are for good as 
   cuda::CacheOptions options;
   options.max_rollback = 12;
   options.latest_rows = 0;
-  const std::vector<test::HeadSpec> heads{{},
-                                          {.bits = 4, .residual = 20},
-                                          {.kind = test::Kind::retrieval, .budget = 32, .chunk = 8},
-                                          {.kind = test::Kind::retrieval, .budget = 32, .chunk = 16, .bits = 8, .residual = 9}};
+  const std::vector<test::HeadSpec> heads{
+      {},
+      {.bits = 4, .residual = 20},
+      {.kind = test::Kind::retrieval, .budget = 32, .chunk = 8},
+      {.kind = test::Kind::retrieval, .budget = 32, .chunk = 16, .bits = 8, .residual = 9}};
   SlowTwins twins{test::plan_with({2, 4, 4, 64}, heads), options, stream};
   test::Random random{8};
   REQUIRE(twins.step(random, 60, choosing_after));

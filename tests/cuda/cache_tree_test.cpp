@@ -63,7 +63,8 @@ struct Nodes {
   [[nodiscard]] Nodes along(const Path& path) const {
     Nodes chosen{1, path.size()};
     for (std::size_t l = 0; l < shape.layers; ++l) {
-      const auto copy = [&](const test::DeviceArray<E>& from, const test::DeviceArray<E>& to, std::size_t heads) {
+      const auto copy = [&](const test::DeviceArray<E>& from, const test::DeviceArray<E>& to,
+                            std::size_t heads) {
         const auto all = from.download();
         std::vector<E> some;
         const auto row = static_cast<std::ptrdiff_t>(heads * shape.head_dim);
@@ -188,8 +189,9 @@ TEST_CASE("trees: what is accepted is bit for bit what a cache decoded that gues
       REQUIRE(run.commit_point() == control.commit_point());
       CHECK(run.bytes() == control.bytes());
       CHECK(test::dump_device(run, false) == test::dump_device(control, false));
-      CHECK(test::same_bits(test::next_step(run, 6, 2, {.read = Read::selected, .refresh_selection = true}),
-                            test::next_step(control, 6, 2, {.read = Read::selected, .refresh_selection = true})));
+      CHECK(test::same_bits(
+          test::next_step(run, 6, 2, {.read = Read::selected, .refresh_selection = true}),
+          test::next_step(control, 6, 2, {.read = Read::selected, .refresh_selection = true})));
       // Heads with a budget choose by the queries that moved with their rows.
       run.compress();
       control.compress();
@@ -209,7 +211,8 @@ TEST_CASE("trees: a chain is a chunk, bit for bit; whole levels may be appended 
   DeviceCache control = run.fork();
   nodes.step(control, 0, 18);
   std::vector<std::vector<float>> expected;
-  for (const std::size_t node : std::initializer_list<std::size_t>{0, 9, 17}) expected.push_back(nodes.of(node));
+  for (const std::size_t node : std::initializer_list<std::size_t>{0, 9, 17})
+    expected.push_back(nodes.of(node));
   nodes.step(run, 0, 18, &chain);
   std::size_t i = 0;
   for (const std::size_t node : std::initializer_list<std::size_t>{0, 9, 17}) {
@@ -296,9 +299,12 @@ TEST_CASE("trees: calls that are refused change nothing") {
   refuses(rollback, [&] { cache.accept({}); }, {"no tree is pending"});
   refuses(shape_error, [&] { own.step_part(cache, 0, 0, 3, {.tree = &tree}); }, {"6 nodes", "holds 0"});
   refuses(shape_error, [&] { own.step_part(cache, 0, 0, 3, {.tree = &two}); }, {"3 tokens", "2 nodes"});
-  refuses(shape_error, [&] { own.step_part(cache, 0, 0, 2, {.refresh_selection = true, .tree = &two}); }, {"selection_query"});
-  refuses(shape_error, [&] { own.step_part(cache, 0, 0, 2, {.refresh_selection = true, .selection_query = 0, .tree = &two}); },
+  refuses(shape_error, [&] { own.step_part(cache, 0, 0, 2, {.refresh_selection = true, .tree = &two}); },
           {"selection_query"});
+  refuses(
+      shape_error,
+      [&] { own.step_part(cache, 0, 0, 2, {.refresh_selection = true, .selection_query = 0, .tree = &two}); },
+      {"selection_query"});
   refuses(shape_error, [&] { own.attend_part(cache, 0, 0, 2, {.tree = &two}); }, {"2 nodes", "0 nodes"});
   const TokenTree nine = some_tree(9, 1);
   refuses(capacity, [&] { own.step_part(cache, 0, 0, 9, {.tree = &nine}); }, {"9 nodes", "max_rollback = 8"});
@@ -316,7 +322,8 @@ TEST_CASE("trees: calls that are refused change nothing") {
   refuses(rollback, [&] { cache.replayed(); }, {"replayed", waits});
   const TokenTree other{std::vector<std::size_t>{TokenTree::text, 0, 1}};
   refuses(shape_error, [&] { own.step_part(cache, 0, 2, 1, {.tree = &other}); }, {"first 2", "3 nodes"});
-  refuses(shape_error, [&] { own.step_part(cache, 0, 2, 2, {.tree = &tree}); }, {"2 tokens", "6 nodes", "holds 2"});
+  refuses(shape_error, [&] { own.step_part(cache, 0, 2, 2, {.tree = &tree}); },
+          {"2 tokens", "6 nodes", "holds 2"});
   refuses(shape_error, [&] { own.attend_part(cache, 0, 0, 3, {.tree = &two}); }, {"3 queries", "2 nodes"});
   refuses(shape_error, [&] { own.attend_part(cache, 0, 0, 2, {.tree = &tree}); }, {"6 nodes"});
   refuses(shape_error, [&] { cache.accept(Path{0, 1}); }, {"2 nodes are no path", "2 nodes"});
@@ -339,23 +346,26 @@ TEST_CASE("trees: calls that are refused change nothing") {
     const test::Stream stream;
     cache.reserve(100, stream);
     stream.wait();
-    const test::Graph graph{stream, [&] {
-      const auto said = [&](auto call) { return thrown<CapacityError>(call); };
-      CHECK(contains(said([&] { own.step_part(cache, 0, 0, 2, {.tree = &two}, stream); }), "graph"));
-      CHECK(contains(said([&] { own.append_part(cache, 0, 0, 2, {.tree = &two}, stream); }), "graph"));
-    }};
+    const test::Graph graph{
+        stream, [&] {
+          const auto said = [&](auto call) { return thrown<CapacityError>(call); };
+          CHECK(contains(said([&] { own.step_part(cache, 0, 0, 2, {.tree = &two}, stream); }), "graph"));
+          CHECK(contains(said([&] { own.append_part(cache, 0, 0, 2, {.tree = &two}, stream); }), "graph"));
+        }};
     nodes.step(cache, 0, 2, &two);
-    const test::Graph second{stream, [&] {
-      const auto said = [&](auto call) { return thrown<CapacityError>(call); };
-      CHECK(contains(said([&] { own.attend_part(cache, 0, 0, 2, {.tree = &two}, stream); }), "graph"));
-      CHECK(contains(said([&] { cache.accept(Path{0}, stream); }), "graph"));
-    }};
+    const test::Graph second{
+        stream, [&] {
+          const auto said = [&](auto call) { return thrown<CapacityError>(call); };
+          CHECK(contains(said([&] { own.attend_part(cache, 0, 0, 2, {.tree = &two}, stream); }), "graph"));
+          CHECK(contains(said([&] { cache.accept(Path{0}, stream); }), "graph"));
+        }};
     cache.accept(Path{1});
     CHECK(cache.tokens() == 41);
   }
 }
 
-TEST_CASE("a named query of a call chooses chunks as it would at the end of one, in a tree before all branches") {
+TEST_CASE(
+    "a named query of a call chooses chunks as it would at the end of one, in a tree before all branches") {
   const test::SmallDevice device;
   const std::vector<std::size_t> parents{TokenTree::text, 0, 1, 1, 2, 3, 5, 4};
   const TokenTree tree{parents};
@@ -400,7 +410,8 @@ TEST_CASE("a named query of a call chooses chunks as it would at the end of one,
         run.truncate(200 + chooser);
         CHECK(chosen(run) == before);
         if (chooser == 7) continue;
-        call(branched, 8, {.read = read, .refresh_selection = true, .selection_query = chooser, .tree = &tree});
+        call(branched, 8,
+             {.read = read, .refresh_selection = true, .selection_query = chooser, .tree = &tree});
         CHECK(chosen(branched) == after);
         DeviceCache dropped = branched.fork();
         branched.accept(Path{0, 1, 3});
@@ -415,10 +426,12 @@ TEST_CASE("a named query of a call chooses chunks as it would at the end of one,
   cache.reserve(64);
   test::succeed(cudaDeviceSynchronize());
   const test::Graph graph{stream, [&] {
-    const AttendOptions options{.refresh_selection = true, .selection_query = 1};
-    CHECK(contains(thrown<CapacityError>([&] { nodes.layers[0].step_part(cache, 0, 0, 3, options, stream); }),
-                   "selection_query is 1"));
-  }};
+                            const AttendOptions options{.refresh_selection = true, .selection_query = 1};
+                            CHECK(contains(thrown<CapacityError>([&] {
+                                             nodes.layers[0].step_part(cache, 0, 0, 3, options, stream);
+                                           }),
+                                           "selection_query is 1"));
+                          }};
 }
 
 #if !defined(__CUDACC__)

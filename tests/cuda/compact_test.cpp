@@ -43,8 +43,8 @@ struct Compression {
       : state{.tokens = tokens, .committed = tokens} {
     HeadView view;
     if constexpr (HeadDim == 64 || HeadDim == 128) {
-      view.encoding = one_of(random, std::vector{Encoding::float32, Encoding::uint8,
-                                                 Encoding::uint4, Encoding::uint2});
+      view.encoding =
+          one_of(random, std::vector{Encoding::float32, Encoding::uint8, Encoding::uint4, Encoding::uint2});
       view.key_group = HeadDim >> below(random, 4);
       view.value_group = HeadDim >> below(random, 4);
     }
@@ -191,8 +191,7 @@ void check_compressions(unsigned first_seed, unsigned seeds) {
                                .new_positions = new_positions.data(),
                                .out_of_range = out_of_range.get()};
     test::launch(kvpolicy::cuda::compact_kernel<E, HeadDim>, below(random, 4) == 0 ? 1 : tiles, 3,
-                 kvpolicy::cuda::write_threads, kvpolicy::cuda::compact_shared_bytes<HeadDim>(),
-                 params);
+                 kvpolicy::cuda::write_threads, kvpolicy::cuda::compact_shared_bytes<HeadDim>(), params);
     CHECK(*out_of_range == expected_out_of_range);
     for (std::size_t h = 0; h < heads.size(); ++h) {
       CHECK(heads[h]->kept.back() == -1);

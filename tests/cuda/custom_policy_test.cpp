@@ -85,7 +85,8 @@ TEST_CASE("a policy of one's own does on a device what it does on the host") {
     DeviceCache device{own_plan(), {.max_rollback = max_rollback}};
     test::Random random{max_rollback + 1};
     for (std::size_t i = 0; i < 25; ++i) {
-      TwoChunks chunk{random, test::below(random, 4) == 0 ? 1 + test::below(random, 80) : 1 + test::below(random, 3)};
+      TwoChunks chunk{random,
+                      test::below(random, 4) == 0 ? 1 + test::below(random, 80) : 1 + test::below(random, 3)};
       chunk.step(host, device);
       if (test::below(random, 3) == 0) {
         const std::size_t to = host.tokens() - test::below(random, host.tokens() - host.commit_point() + 1);

@@ -23,13 +23,12 @@ TEST_CASE_TEMPLATE("decode: all rows and windows, at every length", E, bfloat16,
     CAPTURE(tokens);
     const int grid = grids[seed % 4];
     const test::DecodeLayer<E> one(
-        128, 4, 3, 64, {full(tokens), window(tokens, 4, 100, 192), window(tokens, 0, 33, 64, true)},
-        {}, seed);
+        128, 4, 3, 64, {full(tokens), window(tokens, 4, 100, 192), window(tokens, 0, 33, 64, true)}, {},
+        seed);
     check<128>(one, grid);
     ++seed;
     const test::DecodeLayer<E> some(64, 3, 2, 128, {full(tokens), window(tokens, 17, 64, 128)},
-                                    {.queries = 4, .own_rows = tokens < 4 || seed % 2 == 0},
-                                    seed);
+                                    {.queries = 4, .own_rows = tokens < 4 || seed % 2 == 0}, seed);
     check<64>(some, grid);
     ++seed;
   }
@@ -58,8 +57,7 @@ TEST_CASE("decode: quantised rows") {
   constexpr Encoding encodings[] = {Encoding::uint8, Encoding::uint4, Encoding::uint2};
   unsigned seed = 200;
   const auto go = [&]<class E, int D>(E, std::integral_constant<int, D>) {
-    const Grids all[] = {{D, D},         {32, 32},      {D, 8},        {8, D},
-                         {32, 32, true}, {64, D, true}, {16, 64, true}};
+    const Grids all[] = {{D, D}, {32, 32}, {D, 8}, {8, D}, {32, 32, true}, {64, D, true}, {16, 64, true}};
     for (const Encoding encoding : encodings) {
       for (const Grids& grid : all) {
         const int many_tokens = grid.key_group == D && grid.value_group == D ? 1500 : 400;
@@ -69,10 +67,9 @@ TEST_CASE("decode: quantised rows") {
           CAPTURE(grid.per_channel);
           const int residual = static_cast<int>(seed % 3) * 50;
           const bool many = seed % 4 == 0;
-          const test::DecodeLayer<E> layer(
-              D, many ? 5 : 3, 2, tokens == many_tokens ? 128 : 64,
-              {quantised(tokens, encoding, grid, residual), full(tokens)},
-              {.queries = many ? 3 : 1 + static_cast<int>(seed % 2)}, seed);
+          const test::DecodeLayer<E> layer(D, many ? 5 : 3, 2, tokens == many_tokens ? 128 : 64,
+                                           {quantised(tokens, encoding, grid, residual), full(tokens)},
+                                           {.queries = many ? 3 : 1 + static_cast<int>(seed % 2)}, seed);
           check<D>(layer, grids[seed % 4], grouped_lse);
           ++seed;
         }
@@ -113,8 +110,7 @@ TEST_CASE_TEMPLATE("decode: chosen chunks", E, bfloat16, half) {
         choosing(full(tokens), rows, {0, chunks - 1}, chunks * rows),
         choosing(full(tokens), rows, {}, 0)};  // nothing was chosen yet: all is read
     for (const bool selected : {true, false}) {
-      const test::DecodeLayer<E> layer(80, 2, 3, 64, heads, {.queries = 3, .selected = selected},
-                                       seed);
+      const test::DecodeLayer<E> layer(80, 2, 3, 64, heads, {.queries = 3, .selected = selected}, seed);
       check<80>(layer, grids[seed++ % 4]);
     }
   }
@@ -152,8 +148,8 @@ TEST_CASE_TEMPLATE("decode: sinks that seem to stand right before the window", E
     HeadCase chunk = head;
     chunk.view.prefill_chunk_mask = true;
     for (const int queries : {1, 4}) {
-      const test::DecodeLayer<E> layer(queries == 1 ? 128 : 96, 4, 2, 64, {head, chunk},
-                                       {.queries = queries}, seed);
+      const test::DecodeLayer<E> layer(queries == 1 ? 128 : 96, 4, 2, 64, {head, chunk}, {.queries = queries},
+                                       seed);
       // The turned query is rounded to E before it meets the sinks.
       const double bound = 0.1 * unit<E>;
       if (queries == 1) {
@@ -192,8 +188,7 @@ TEST_CASE_TEMPLATE("decode: heads of which nothing is read", E, bfloat16, half) 
     // All rows of the second sequence were dropped but those that no query of this call precedes.
     HeadCase dropped = full(10);
     dropped.view.evicted = 10;
-    const test::DecodeLayer<E> layer(64, 4, 2, 64, {full(70), full(70), dropped, full(10)}, call,
-                                     1);
+    const test::DecodeLayer<E> layer(64, 4, 2, 64, {full(70), full(70), dropped, full(10)}, call, 1);
     for (const int grid : grids) check<64>(layer, grid);
     const test::DecodeLayer<E> nothing(64, 4, 1, 64, {dropped}, call, 1);
     check<64>(nothing, 3);
@@ -221,12 +216,10 @@ std::vector<HeadCase> everything(int tokens) {
           ring,
           turned,
           compressed,
-          choosing(quantised(tokens, Encoding::uint2, {128, 128}, 0), 16, every(2, 0, chunks),
-                   chunks * 16)};
+          choosing(quantised(tokens, Encoding::uint2, {128, 128}, 0), 16, every(2, 0, chunks), chunks * 16)};
 }
 
-TEST_CASE_TEMPLATE("decode: one launch for a mixed layer, and one for each head", E, bfloat16,
-                   half) {
+TEST_CASE_TEMPLATE("decode: one launch for a mixed layer, and one for each head", E, bfloat16, half) {
   constexpr int kinds = 8;
   const CallCase call{.queries = 2, .selected = true, .attention_sink_bias = true};
   std::vector<HeadCase> heads = everything<E>(700);
@@ -245,8 +238,7 @@ TEST_CASE_TEMPLATE("decode: one launch for a mixed layer, and one for each head"
       const std::size_t at = (sequence * 2 + query) * kinds + h % kinds;
       CHECK(distance(part(together.out, at * row, row), part(alone.out, query * row, row)) <=
             out_units * unit<E>);
-      CHECK(distance(part(together.log_sum_exp, at * 4, 4),
-                     part(alone.log_sum_exp, query * 4, 4)) <= 1e-5);
+      CHECK(distance(part(together.log_sum_exp, at * 4, 4), part(alone.log_sum_exp, query * 4, 4)) <= 1e-5);
     }
   }
 }
@@ -277,10 +269,10 @@ TEST_CASE("decode: results do not depend on the order of threads and blocks") {
 TEST_CASE_TEMPLATE("decode: rows that no query sees may hold anything", E, bfloat16, half) {
   // Rows before the window, in a line and before it in the window's first quantised block; rows
   // taken back; and a chunk that was not chosen.
-  test::DecodeLayer<E> layer(64, 4, 3, 64,
-                             {window(500, 4, 100, 0), window(500, 0, 64, 0, true),
-                              choosing(full(500), 16, {0, 3, 4, 30}, 496)},
-                             {.selected = true}, 7);
+  test::DecodeLayer<E> layer(
+      64, 4, 3, 64,
+      {window(500, 4, 100, 0), window(500, 0, 64, 0, true), choosing(full(500), 16, {0, 3, 4, 30}, 496)},
+      {.selected = true}, 7);
   const auto spoil = [&](std::size_t head, int begin, int end) {
     for (int row = begin; row < end; ++row) {
       for (const test::Side side : {test::Side::keys, test::Side::values}) {

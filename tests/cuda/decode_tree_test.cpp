@@ -45,10 +45,11 @@ TEST_CASE_TEMPLATE("decode, trees: every head_dim, group and number of queries",
       for (const int queries : {1, 2, 3, 7, 8, 16}) {
         if (queries * group > decode_most_columns || (seed++ + D / 16) % 2 == 0) continue;
         CAPTURE(seed);
-        const CallCase call{.queries = queries, .own_rows = seed % 3 != 0,
+        const CallCase call{.queries = queries,
+                            .own_rows = seed % 3 != 0,
                             .tree = tree_of(queries + static_cast<int>(seed % 7), seed)};
-        const test::DecodeLayer<E> layer(
-            D, group, 2, 64, with_nodes({full(150), window(150, 5, 40, 128)}, call), call, seed);
+        const test::DecodeLayer<E> layer(D, group, 2, 64,
+                                         with_nodes({full(150), window(150, 5, 40, 128)}, call), call, seed);
         check<D>(layer, grids[seed % 4]);
       }
     }
@@ -71,14 +72,15 @@ TEST_CASE_TEMPLATE("decode, trees: windows that a path outgrows, texts shorter t
         CAPTURE(nodes);
         CAPTURE(seed);
         const int queries = nodes < 8 || seed % 2 == 0 ? std::min(nodes, 8) : 5;
-        const CallCase call{.queries = queries, .own_rows = own_rows, .attention_sink_bias = seed % 3 == 0,
+        const CallCase call{.queries = queries,
+                            .own_rows = own_rows,
+                            .attention_sink_bias = seed % 3 == 0,
                             .tree = some_tree(nodes, seed, 8)};
-        const test::DecodeLayer<E> plain(
-            64, 2, 4, 64,
-            with_nodes({window(text, 0, 3, 64), window(text, 7, 2, 64), window(text, 7, 5, 64, true),
-                        window(text, 60, 4, 64)},
-                       call),
-            call, seed);
+        const test::DecodeLayer<E> plain(64, 2, 4, 64,
+                                         with_nodes({window(text, 0, 3, 64), window(text, 7, 2, 64),
+                                                     window(text, 7, 5, 64, true), window(text, 60, 4, 64)},
+                                                    call),
+                                         call, seed);
         check<64>(plain, grids[seed % 4]);
         // Turned queries are rounded to E before they meet the sinks, which are most of what is read.
         const test::DecodeLayer<E> turning(
@@ -95,8 +97,11 @@ TEST_CASE_TEMPLATE("decode, trees: after quantised rows, chosen chunks and dropp
   for (const Encoding encoding : {Encoding::uint8, Encoding::uint4, Encoding::uint2}) {
     for (const int text : {70, 300}) {
       ++seed;
-      const CallCase call{.queries = 5, .own_rows = seed % 2 == 0, .selected = true,
-                          .softcap = seed % 3 == 0 ? 20.0F : 0.0F, .tree = tree_of(11, seed)};
+      const CallCase call{.queries = 5,
+                          .own_rows = seed % 2 == 0,
+                          .selected = true,
+                          .softcap = seed % 3 == 0 ? 20.0F : 0.0F,
+                          .tree = tree_of(11, seed)};
       HeadCase ring = quantised(text, encoding, {64, 64}, 5);
       ring.view.sinks = 4;
       ring.view.recent = 100;
@@ -127,8 +132,8 @@ TEST_CASE_TEMPLATE("decode, trees: few queries at the end of many nodes", E, bfl
         CAPTURE(nodes);
         CAPTURE(queries);
         const CallCase call{.queries = queries, .own_rows = own_rows, .tree = some_tree(nodes, ++seed, 7)};
-        const test::DecodeLayer<E> layer(
-            128, 2, 2, 64, with_nodes({full(40), window(40, 3, 6, 320)}, call), call, seed);
+        const test::DecodeLayer<E> layer(128, 2, 2, 64, with_nodes({full(40), window(40, 3, 6, 320)}, call),
+                                         call, seed);
         check<128>(layer, grids[seed % 4]);
       }
     }

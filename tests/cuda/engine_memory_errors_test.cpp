@@ -49,26 +49,39 @@ TEST_CASE("pools and plans that do not fit an engine's tensor on a device") {
   cuda::DeviceProvider device;
   PagePool own{std::array<PageProvider*, 1>{&device}};
   CHECK(contains(refused(Full::Config{}, {.pool = &own}), "must be an engine's with keys and values"));
-  CHECK(contains(refused(Full::Config{}, {.page_rows = 64, .pool = &pool}), "have 16 rows of 128 bytes, the cache's 64 rows of 128"));
-  CHECK(contains(refused(Full::Config{}, {.page_rows = 8, .pool = &pool}), "page_rows is 8, must be a power of two from 16"));
-  CHECK(contains(refused(Full::Config{}, {.page_rows = 24, .pool = &pool}), "page_rows is 24, must be a power of two from 16"));
-  CHECK(contains(refused(Full::Config{}, {.page_rows = 16}), "page_rows is 16, must be a power of two from 64"));
-  CHECK(contains(refused(Full::Config{}, {.kept_queries = 3, .page_rows = 16, .pool = &pool}), "kept_queries is 3, must be 0"));
+  CHECK(contains(refused(Full::Config{}, {.page_rows = 64, .pool = &pool}),
+                 "have 16 rows of 128 bytes, the cache's 64 rows of 128"));
+  CHECK(contains(refused(Full::Config{}, {.page_rows = 8, .pool = &pool}),
+                 "page_rows is 8, must be a power of two from 16"));
+  CHECK(contains(refused(Full::Config{}, {.page_rows = 24, .pool = &pool}),
+                 "page_rows is 24, must be a power of two from 16"));
+  CHECK(contains(refused(Full::Config{}, {.page_rows = 16}),
+                 "page_rows is 16, must be a power of two from 64"));
+  CHECK(contains(refused(Full::Config{}, {.kept_queries = 3, .page_rows = 16, .pool = &pool}),
+                 "kept_queries is 3, must be 0"));
   cuda::PinnedMemory pinned;
-  CHECK(contains(refused(Full::Config{}, {.page_rows = 16, .pool = &pool, .slow_memory = &pinned}), "pool and slow_memory are both given"));
+  CHECK(contains(refused(Full::Config{}, {.page_rows = 16, .pool = &pool, .slow_memory = &pinned}),
+                 "pool and slow_memory are both given"));
   PagePool with_slow{tensor.pages(), std::array<PageProvider*, 1>{&device}};
   CHECK(contains(refused(Full::Config{}, {.page_rows = 16, .pool = &with_slow}), "the pool has 2 tiers"));
   // Heads of other storages have pages of the cache's own, if these may be so small.
   CHECK(refused(FullCache<DenseStorage<E>>::Config{}, fits).empty());
-  const auto too_small = "page_rows is 16, must be at least 64 where a head quantises, compresses or chooses chunks";
-  CHECK(contains(refused(FullCache<ResidualStorage<E, Granularity::per_token>>::Config{.storage = {.bits = 4}}, fits), too_small));
+  const auto too_small =
+      "page_rows is 16, must be at least 64 where a head quantises, compresses or chooses chunks";
+  CHECK(contains(
+      refused(FullCache<ResidualStorage<E, Granularity::per_token>>::Config{.storage = {.bits = 4}}, fits),
+      too_small));
   CHECK(contains(refused(HeadBudgetCache<Storage>::Config{.budget = 9}, fits), too_small));
   CHECK(contains(refused(ChunkRetrievalCache<Storage>::Config{.chunk = 8, .budget = 16}, fits), too_small));
 
   const test::DeviceArray<std::byte> bytes{100000};
   const auto strided = [&](std::size_t row_stride, std::size_t values_offset, std::size_t start) {
-    PagePool odd{EnginePages{.arenas = {{bytes.data() + start, bytes.size() - start}}, .blocks = 4, .block_stride = 12000,
-                             .page_rows = 16, .row_stride = row_stride, .row_bytes = 128,
+    PagePool odd{EnginePages{.arenas = {{bytes.data() + start, bytes.size() - start}},
+                             .blocks = 4,
+                             .block_stride = 12000,
+                             .page_rows = 16,
+                             .row_stride = row_stride,
+                             .row_bytes = 128,
                              .values_offset = values_offset}};
     return refused(Full::Config{}, {.page_rows = 16, .pool = &odd}, ModelShape{1, 1, 1, 64});
   };
@@ -81,7 +94,8 @@ TEST_CASE("pools and plans that do not fit an engine's tensor on a device") {
 TEST_CASE("an engine's pages that are not aligned are refused when they are taken") {
   const test::SmallDevice small;
   const test::DeviceArray<std::byte> bytes{100000};
-  PagePool pool{vllm_nhd({bytes.data() + 8, 2 * 4 * 16 * 128}, {.blocks = 4, .block_size = 16, .kv_heads = 1, .row_bytes = 128})};
+  PagePool pool{vllm_nhd({bytes.data() + 8, 2 * 4 * 16 * 128},
+                         {.blocks = 4, .block_size = 16, .kv_heads = 1, .row_bytes = 128})};
   Cache cache{HeadPlan<E>{ModelShape{1, 1, 1, 64}, Full::Config{}}, {.page_rows = 16, .pool = &pool}};
   CHECK(contains(thrown<ConfigError>([&] { cache.reserve(5); }), "lies at 8 bytes after a multiple of 16"));
   CHECK(pool.live_bytes() == 0);
@@ -93,7 +107,8 @@ TEST_CASE("a device cache goes on after an engine's pages ran out") {
   for (const EngineLayout kind : test::engine_layouts) {
     EngineTensor tensor{kind, 16, 40, 2, 2};
     const HeadPlan<E> plan{shape, Full::Config{}};
-    std::optional<Cache> cache{std::in_place, plan, Options{.max_rollback = 3, .page_rows = 16, .pool = &tensor.pool()}};
+    std::optional<Cache> cache{std::in_place, plan,
+                               Options{.max_rollback = 3, .page_rows = 16, .pool = &tensor.pool()}};
     Cache control{HeadPlan<E>{shape, FullCache<DenseStorage<E>>::Config{}}, {.max_rollback = 3}};
     test::feed_device(*cache, 1, {20, 3});
     test::feed_device(control, 1, {20, 3});
@@ -182,8 +197,8 @@ TEST_CASE("a captured step writes to an engine's tensor") {
     cache.reserve(60, stream);
     test::feed_device(cache, 6, {30, 1}, {}, stream);
     const test::Graph graph{stream, [&] {
-      for (std::size_t l = 0; l < shape.layers; ++l) chunk.step(cache, l, {}, stream);
-    }};
+                              for (std::size_t l = 0; l < shape.layers; ++l) chunk.step(cache, l, {}, stream);
+                            }};
     cache.replayed(20);
     for (int i = 0; i < 20; ++i) graph.launch(stream);
     auto results = chunk.results(stream);

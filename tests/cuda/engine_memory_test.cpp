@@ -45,7 +45,8 @@ HeadPlan<E> plan_over(const ModelShape& shape, bool all_policies) {
   for (std::size_t layer = 0; layer < shape.layers; ++layer) {
     plan.set(layer, 1, typename SinkRecentCache<Rows>::Config{.sinks = 5, .recent = 37});
     if (!all_policies) continue;
-    plan.set(layer, 2, typename HeadBudgetCache<Rows>::Config{.budget = 30, .scorer = {.observation_window = 4}});
+    plan.set(layer, 2,
+             typename HeadBudgetCache<Rows>::Config{.budget = 30, .scorer = {.observation_window = 4}});
     plan.set(layer, 3, typename ChunkRetrievalCache<Rows>::Config{.chunk = 8, .budget = 32});
   }
   return plan;
@@ -93,7 +94,9 @@ void compare_with_own_pages(EngineLayout kind, std::size_t page_rows, bool all_p
           }
         }
         if (test::below(random, 4) == 0) {
-          const std::size_t to = a->tokens() - test::below(random, std::min<std::size_t>(7, a->tokens() - a->commit_point() + 1));
+          const std::size_t to =
+              a->tokens() -
+              test::below(random, std::min<std::size_t>(7, a->tokens() - a->commit_point() + 1));
           a->truncate(to);
           b->truncate(to);
         }
@@ -188,7 +191,8 @@ void random_sequences(std::uint64_t seed) {
       if (max_rollback == 0 || !head.cannot_return()) chosen.push_back(head);
     }
     const ModelShape shape{1, 10, 5, head_dim};
-    test::random_operations<E, E, EngineDeviceBackend<Kind, PageRows>>(++seed, shape, chosen, options, {}, 40);
+    test::random_operations<E, E, EngineDeviceBackend<Kind, PageRows>>(++seed, shape, chosen, options, {},
+                                                                       40);
   }
 }
 
@@ -212,7 +216,9 @@ TEST_CASE("a device cache in an engine's tensor gives what one over its own page
   }
 }
 
-TEST_CASE("a device cache in an engine's tensor gives what the host's does, and its rows lie where the engine looks") {
+TEST_CASE(
+    "a device cache in an engine's tensor gives what the host's does, and its rows lie where the engine "
+    "looks") {
   const test::SmallDevice small;
   test::Random random{50};
   const ModelShape shape{.layers = 1, .q_heads = 6, .kv_heads = 3, .head_dim = head_dim};
@@ -229,8 +235,10 @@ TEST_CASE("a device cache in an engine's tensor gives what the host's does, and 
       chunk.step(cache, 0);
       const std::vector<E> q = chunk.q.download(), k = chunk.k.download(), v = chunk.v.download();
       std::vector<float> out(q.size());
-      host.step(0, TensorView<const E>{q.data(), tokens, 6, head_dim}, TensorView<const E>{k.data(), tokens, 3, head_dim},
-                TensorView<const E>{v.data(), tokens, 3, head_dim}, TensorView<float>{out.data(), tokens, 6, head_dim});
+      host.step(0, TensorView<const E>{q.data(), tokens, 6, head_dim},
+                TensorView<const E>{k.data(), tokens, 3, head_dim},
+                TensorView<const E>{v.data(), tokens, 3, head_dim},
+                TensorView<float>{out.data(), tokens, 6, head_dim});
       std::vector<float> results = chunk.results();
       results.resize(out.size());  // without log-sum-exps
       CHECK(test::largest_difference(results, out) <= 4e-3);
@@ -261,7 +269,8 @@ TEST_CASE("a device cache in an engine's tensor gives what the host's does, and 
     {
       test::EngineMemory<E> other{kind};
       PagePool pool{other.pages()};
-      CHECK(contains(thrown<ConfigError>([&] { static_cast<void>(cuda::to_host(cache)); }), "must be an engine's"));
+      CHECK(contains(thrown<ConfigError>([&] { static_cast<void>(cuda::to_host(cache)); }),
+                     "must be an engine's"));
       const auto copy = cuda::to_host(cache, nullptr, &pool);
       back = cuda::to_device(copy, cache.options());
     }

@@ -184,8 +184,10 @@ TEST_CASE("fork_as on a device: a pending tree comes along") {
 
 TEST_CASE("fork_as on a device: a compression begins where the plan's is due, once its queries are known") {
   const test::SmallDevice device;
-  const DevicePlan often{shape, Budget::Config{.budget = 10, .compress_every = 5, .scorer = {.observation_window = 4}}};
-  DevicePlan wide{shape, Budget::Config{.budget = 200, .compress_every = 5, .scorer = {.observation_window = 4}}};
+  const DevicePlan often{
+      shape, Budget::Config{.budget = 10, .compress_every = 5, .scorer = {.observation_window = 4}}};
+  DevicePlan wide{shape,
+                  Budget::Config{.budget = 200, .compress_every = 5, .scorer = {.observation_window = 4}}};
   const Text text{5, 60};
   DeviceCache source{wide};
   text.feed_in_pieces(source, 2);
@@ -197,7 +199,8 @@ TEST_CASE("fork_as on a device: a compression begins where the plan's is due, on
 
   DeviceCache without{DevicePlan{shape}};
   text.feed_in_pieces(without, 2);
-  DeviceCache later = without.fork_as(DevicePlan{shape, Budget::Config{.budget = 20, .scorer = {.observation_window = 8}}});
+  DeviceCache later =
+      without.fork_as(DevicePlan{shape, Budget::Config{.budget = 20, .scorer = {.observation_window = 8}}});
   CHECK(refusal([&] { later.compress(); }).find("of the latest 8 tokens not all queries are known, 0") !=
         std::string::npos);
 }
@@ -243,10 +246,13 @@ TEST_CASE("fork_as on a device: without memory nothing has happened") {
     const auto before = test::dump_device(source);
     const std::size_t live = memory.live_bytes();
     std::size_t failures = 0;
-    for (test::CountingDeviceMemory* one : std::initializer_list<test::CountingDeviceMemory*>{&memory, &memory.slow}) {
+    for (test::CountingDeviceMemory* one :
+         std::initializer_list<test::CountingDeviceMemory*>{&memory, &memory.slow}) {
       for (std::size_t i = 0;; i += 13) {
         one->fail_after(i);
-        const bool failed = !test::thrown<std::bad_alloc>([&] { (void)source.fork_as(test::mixed_device_plan(shape)); }).empty();
+        const bool failed = !test::thrown<std::bad_alloc>([&] {
+                               (void)source.fork_as(test::mixed_device_plan(shape));
+                             }).empty();
         one->fail_after(test::never);
         if (!failed) break;
         ++failures;

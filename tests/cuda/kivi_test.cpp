@@ -39,8 +39,8 @@ void random_flushes(std::uint64_t seed) {
 }
 
 // The same step on both; keys are random numbers times `scale`.
-void step_both(test::Random& random, DeviceCache& cache, kvpolicy::KvCache<kvpolicy::half>& host, std::size_t tokens,
-               float scale = 1.0F) {
+void step_both(test::Random& random, DeviceCache& cache, kvpolicy::KvCache<kvpolicy::half>& host,
+               std::size_t tokens, float scale = 1.0F) {
   const ModelShape& shape = cache.plan().shape();
   const DeviceChunk<> chunk{random, shape, tokens};
   if (scale != 1.0F) {
@@ -60,8 +60,8 @@ void step_both(test::Random& random, DeviceCache& cache, kvpolicy::KvCache<kvpol
 
 // How many keys of a head are exact on the device, once it is checked that both hold the same keys, bit for bit.
 // `returned`: keys may be exact there that the host has quantised.
-std::size_t exact_keys(const DeviceCache& cache, const kvpolicy::KvCache<kvpolicy::half>& host, std::size_t head,
-                       bool returned = false) {
+std::size_t exact_keys(const DeviceCache& cache, const kvpolicy::KvCache<kvpolicy::half>& host,
+                       std::size_t head, bool returned = false) {
   const std::size_t dim = cache.plan().shape().head_dim;
   const auto cached = cache.rows(0, head);
   std::size_t row = 0;
@@ -98,7 +98,8 @@ TEST_CASE("KIVI on a device: the keys that are quantised are the host's, bit for
       DeviceCache cache{plan};
       kvpolicy::KvCache<kvpolicy::half> host{plan};
       test::Random random{residual + bits};
-      for (const std::size_t tokens : std::initializer_list<std::size_t>{1, 31, 95, 1, 1, 64, 130, 7, 53, 1}) {
+      for (const std::size_t tokens :
+           std::initializer_list<std::size_t>{1, 31, 95, 1, 1, 64, 130, 7, 53, 1}) {
         step_both(random, cache, host, tokens);
         for (std::size_t head = 0; head < shape.kv_heads; ++head) {
           CHECK(exact_keys(cache, host, head) == host.tokens() % residual);
@@ -108,14 +109,16 @@ TEST_CASE("KIVI on a device: the keys that are quantised are the host's, bit for
   }
 }
 
-TEST_CASE("KIVI with a budget on a device: survivors and later keys are quantised as on the host, bit for bit") {
+TEST_CASE(
+    "KIVI with a budget on a device: survivors and later keys are quantised as on the host, bit for bit") {
   const test::SmallDevice small;
   const ModelShape shape{1, 4, 2, 64};
   using Budget = kvpolicy::HeadBudgetCache<kvpolicy::PerTokenStorage<kvpolicy::half>>;
   for (const std::size_t residual : std::initializer_list<std::size_t>{10, 64, 150}) {
     CAPTURE(residual);
     const kvpolicy::HeadPlan<kvpolicy::half> plan{
-        shape, Budget::Config{.budget = 93, .storage = {.bits = 4, .residual = residual, .flush = kvpolicy::Flush::kivi}}};
+        shape, Budget::Config{.budget = 93,
+                              .storage = {.bits = 4, .residual = residual, .flush = kvpolicy::Flush::kivi}}};
     DeviceCache cache{plan};
     kvpolicy::KvCache<kvpolicy::half> host{plan};
     test::Random random{residual};
@@ -138,13 +141,17 @@ TEST_CASE("KIVI with a budget on a device: survivors and later keys are quantise
   }
 }
 
-TEST_CASE("KIVI with a budget on a device: a key keeps its codes where a compression packs it before its block was full") {
+TEST_CASE(
+    "KIVI with a budget on a device: a key keeps its codes where a compression packs it before its block was "
+    "full") {
   const test::SmallDevice small;
   const ModelShape shape{1, 1, 1, 64};
   // The first compression keeps all rows. The second one drops the oldest ones, whose keys are the longest.
-  using Budget = kvpolicy::HeadBudgetCache<kvpolicy::PerTokenStorage<kvpolicy::half>, kvpolicy::KeyNormScorer>;
+  using Budget =
+      kvpolicy::HeadBudgetCache<kvpolicy::PerTokenStorage<kvpolicy::half>, kvpolicy::KeyNormScorer>;
   const kvpolicy::HeadPlan<kvpolicy::half> plan{
-      shape, Budget::Config{.budget = 200, .storage = {.bits = 4, .residual = 130, .flush = kvpolicy::Flush::kivi}}};
+      shape,
+      Budget::Config{.budget = 200, .storage = {.bits = 4, .residual = 130, .flush = kvpolicy::Flush::kivi}}};
   DeviceCache cache{plan};
   kvpolicy::KvCache<kvpolicy::half> host{plan};
   test::Random random{3};

@@ -34,7 +34,8 @@ class TwoCaches : public test::WaitingCache<E> {
   template <class Q, class K, class V, class Out>
   void step(std::size_t l, Q q, K k, V v, Out out, const AttendOptions& options) {
     Device::step(l, q, k, v, out, options);
-    on_host(l, out, options, [&](auto own_out, const AttendOptions& own) { host_.step(l, q, k, v, own_out, own); });
+    on_host(l, out, options,
+            [&](auto own_out, const AttendOptions& own) { host_.step(l, q, k, v, own_out, own); });
   }
   template <class K, class V>
   void append(std::size_t l, K k, V v, const AttendOptions& options) {
@@ -44,7 +45,8 @@ class TwoCaches : public test::WaitingCache<E> {
   template <class Q, class Out>
   void attend(std::size_t l, Q q, Out out, const AttendOptions& options) {
     Device::attend(l, q, out, options);
-    on_host(l, out, options, [&](auto own_out, const AttendOptions& own) { host_.attend(l, q, own_out, own); });
+    on_host(l, out, options,
+            [&](auto own_out, const AttendOptions& own) { host_.attend(l, q, own_out, own); });
   }
   void truncate(std::size_t tokens) {
     Device::truncate(tokens);
@@ -115,14 +117,17 @@ class TwoCaches : public test::WaitingCache<E> {
         const double most = most_apart(rule_of(l, head / group));
         const std::size_t at = token * q_heads + head;
         for (std::size_t c = 0; c < dim; ++c) {
-          near = near && difference(numbers[at * dim + c], static_cast<float>(out.row(token, head)[c])) <= most;
+          near =
+              near && difference(numbers[at * dim + c], static_cast<float>(out.row(token, head)[c])) <= most;
         }
         near = near && difference(log_sum_exp[at], said[at]) <= most;
       }
     }
     CHECK(near);
   }
-  static double difference(float a, float b) { return std::abs(static_cast<double>(a) - static_cast<double>(b)); }
+  static double difference(float a, float b) {
+    return std::abs(static_cast<double>(a) - static_cast<double>(b));
+  }
   // A quantised number may be half a step off, and the steps of random numbers are about 8 / levels.
   static double most_apart(const HeadRule& rule) {
     const auto bits = static_cast<double>(kvpolicy::bits_of(rule.encoding));
@@ -171,7 +176,8 @@ void lockstep(std::uint64_t seed, std::size_t operations) {
     test::Logits logits;
     if (i % 2 == 1) logits.softcap = 5.0F;
     const test::ModelShape shape{1, 2 * heads.size(), heads.size(), 64};
-    test::random_operations<E, E, LockstepBackend<E>>(seed * 100 + i, shape, heads, options, logits, operations);
+    test::random_operations<E, E, LockstepBackend<E>>(seed * 100 + i, shape, heads, options, logits,
+                                                      operations);
   }
 }
 

@@ -31,9 +31,9 @@ using kvpolicy::half;  // CUDA has one as well
 constexpr float untouched = -12345.0F;
 
 struct Head {
-  int rows = 200;     // stored
-  int survivors = 0;  // of them, from an earlier compression: positions not those of the rows
-  CompressionSettings how;    // ranked by nothing: left alone
+  int rows = 200;           // stored
+  int survivors = 0;        // of them, from an earlier compression: positions not those of the rows
+  CompressionSettings how;  // ranked by nothing: left alone
   Encoding encoding = Encoding::float32;
   int key_group = 0;
 };
@@ -60,8 +60,8 @@ double number(std::uint16_t bits) {
 template <Element E>
 std::vector<std::vector<double>> votes_of(const Case& c, const Head& head,
                                           const std::vector<oracle::Row>& rows,
-                                          const std::vector<std::vector<double>>& queries,
-                                          int tokens, int count, const oracle::Options& options,
+                                          const std::vector<std::vector<double>>& queries, int tokens,
+                                          int count, const oracle::Options& options,
                                           const std::vector<float>& attention_sink_bias, int kv_head) {
   const int q_heads = static_cast<int>(c.heads.size()) * c.group;
   std::vector<std::vector<double>> votes;
@@ -76,8 +76,8 @@ std::vector<std::vector<double>> votes_of(const Case& c, const Head& head,
       oracle::Options own = options;
       const int q_head = kv_head * c.group + member;
       if (c.sinks) own.sink_logit = attention_sink_bias[static_cast<std::size_t>(q_head)];
-      const auto shares = oracle::probabilities(
-          queries[static_cast<std::size_t>(position * q_heads + q_head)], visible, own);
+      const auto shares =
+          oracle::probabilities(queries[static_cast<std::size_t>(position * q_heads + q_head)], visible, own);
       for (std::size_t r = 0; r < shares.size(); ++r) {
         sums[static_cast<std::size_t>(visible[r] - rows.data())] += shares[r];
       }
@@ -132,8 +132,7 @@ double check(const Case& c) {
     auto& own = rows.emplace_back();
     for (int r = 0; r < head.rows; ++r) {
       // Survivors came from anywhere before the rows that followed.
-      own.push_back(
-          {.position = r < head.survivors ? r : r + view.evicted, .key = {}, .value = {}});
+      own.push_back({.position = r < head.survivors ? r : r + view.evicted, .key = {}, .value = {}});
       for (int d = 0; d < HeadDim; ++d) {
         own.back().key.push_back(device.back()->number(test::Side::keys, r, d, *state));
       }
@@ -159,8 +158,7 @@ double check(const Case& c) {
 
   const auto columns = static_cast<std::size_t>(observe_columns(c.group, window));
   const auto heads = static_cast<std::size_t>(kv_heads);
-  std::vector<PartialState> partial(heads * static_cast<std::size_t>(c.blocks) * columns,
-                                    {NAN, NAN});
+  std::vector<PartialState> partial(heads * static_cast<std::size_t>(c.blocks) * columns, {NAN, NAN});
   std::vector<std::uint32_t> tickets(heads, 0);
   std::vector<float> lse(heads * columns, NAN);
   const long long pitch = most_rows;
@@ -175,7 +173,8 @@ double check(const Case& c) {
   params.group = c.group;
   params.page_rows = c.page_rows;
   params.queries = window;
-  params.q = {.data = reinterpret_cast<std::byte*>(ring.data()), .token_stride = q_heads * HeadDim,
+  params.q = {.data = reinterpret_cast<std::byte*>(ring.data()),
+              .token_stride = q_heads * HeadDim,
               .head_stride = HeadDim};
   params.query_slots = slots;
   params.first_query = first_query;
@@ -190,8 +189,8 @@ double check(const Case& c) {
   votes_params.unpooled = unpooled.data();
   votes_params.pitch = pitch;
   const auto launch = [&](auto kernel, const auto& of_kernel) {
-    test::launch(kernel, c.blocks, kv_heads, observe_threads,
-                 observe_shared_bytes<HeadDim>(c.group, window), of_kernel);
+    test::launch(kernel, c.blocks, kv_heads, observe_threads, observe_shared_bytes<HeadDim>(c.group, window),
+                 of_kernel);
   };
   launch(observe_lse_kernel<E, HeadDim, Packed>, params);
   CHECK(std::all_of(tickets.begin(), tickets.end(), [](auto ticket) { return ticket == 0; }));
@@ -205,7 +204,8 @@ double check(const Case& c) {
     CAPTURE(head.how.queries);
     CAPTURE(head.how.kernel);
     const float* own = scores.data() + h * pitch;
-    const int candidates = head.how.ranking == Ranking::none ? 0 : std::max(0, head.rows - head.how.kept_rows);
+    const int candidates =
+        head.how.ranking == Ranking::none ? 0 : std::max(0, head.rows - head.how.kept_rows);
     const float* own_votes = unpooled.data() + h * pitch;
     for (int r = candidates; r < pitch; ++r) REQUIRE((own[r] == untouched && own_votes[r] == untouched));
     if (candidates == 0) continue;
@@ -233,8 +233,7 @@ double check(const Case& c) {
     SnapKvScorer::score({.observation_window = static_cast<std::size_t>(head.how.queries),
                          .pooling = head.how.average ? Pooling::average : Pooling::max,
                          .kernel = static_cast<std::size_t>(head.how.kernel)},
-                        sums, static_cast<std::size_t>(c.group), static_cast<std::size_t>(count),
-                        of_host);
+                        sums, static_cast<std::size_t>(c.group), static_cast<std::size_t>(count), of_host);
 
     const double largest = *std::max_element(expected.begin(), expected.end());
     double error = 0, error_of_host = 0, error_of_votes = 0, most_votes = 0;
@@ -281,8 +280,7 @@ double check(const Case& c) {
       const int row = kept[static_cast<std::size_t>(i)];
       REQUIRE((row >= 0 && row < candidates));
       if (std::find(order.begin(), order.begin() + k, row) != order.begin() + k) continue;
-      const double last =
-          expected[static_cast<std::size_t>(order[static_cast<std::size_t>(k - 1)])];
+      const double last = expected[static_cast<std::size_t>(order[static_cast<std::size_t>(k - 1)])];
       CHECK(std::abs(expected[static_cast<std::size_t>(row)] - last) <= 2 * bound);
     }
   }
@@ -290,8 +288,12 @@ double check(const Case& c) {
 }
 
 CompressionSettings how(int window, int kernel = 7, bool average = false, int budget = 40) {
-  return {.ranking = Ranking::attention, .average = average, .queries = window, .kept_rows = window,
-          .budget = budget, .kernel = kernel};
+  return {.ranking = Ranking::attention,
+          .average = average,
+          .queries = window,
+          .kept_rows = window,
+          .budget = budget,
+          .kernel = kernel};
 }
 
 template <Element E, int HeadDim>
@@ -326,20 +328,18 @@ TEST_CASE("observed scores, half") {
 TEST_CASE("long texts: several tiles of votes and their halos, several blocks, larger pages") {
   double worst = 0;
   for (const int blocks : {1, 2, 5}) {
-    worst = std::max(
-        worst, check<bfloat16, 64>({.heads = {{.rows = 1000, .survivors = 0, .how = how(8, 7)}},
-                                    .group = 4,
-                                    .blocks = blocks,
-                                    .page_rows = 128}));
-    worst = std::max(
-        worst, check<half, 128>({.heads = {{.rows = 977, .survivors = 0, .how = how(33, 65, true)}},
-                                 .blocks = blocks}));
-    worst = std::max(
-        worst, check<half, 80>({.heads = {{.rows = 1024 + 8, .survivors = 0, .how = how(8, 65)}},
-                                .blocks = blocks}));
-    worst = std::max(
-        worst, check<bfloat16, 64>({.heads = {{.rows = 512 + 1, .survivors = 0, .how = how(1, 1)}},
-                                    .blocks = blocks}));
+    worst = std::max(worst, check<bfloat16, 64>({.heads = {{.rows = 1000, .survivors = 0, .how = how(8, 7)}},
+                                                 .group = 4,
+                                                 .blocks = blocks,
+                                                 .page_rows = 128}));
+    worst =
+        std::max(worst, check<half, 128>({.heads = {{.rows = 977, .survivors = 0, .how = how(33, 65, true)}},
+                                          .blocks = blocks}));
+    worst = std::max(worst, check<half, 80>({.heads = {{.rows = 1024 + 8, .survivors = 0, .how = how(8, 65)}},
+                                             .blocks = blocks}));
+    worst =
+        std::max(worst, check<bfloat16, 64>({.heads = {{.rows = 512 + 1, .survivors = 0, .how = how(1, 1)}},
+                                             .blocks = blocks}));
   }
   MESSAGE("error / largest score: " << worst);
 }
@@ -366,7 +366,8 @@ TEST_CASE("groups; query heads that do not fit into shared memory together") {
 
 TEST_CASE("TOVA: the last query ranks all rows, its own among them") {
   const auto last = [](int kept_rows) {
-    return CompressionSettings{.ranking = Ranking::attention, .queries = 1, .kept_rows = kept_rows, .budget = 40};
+    return CompressionSettings{
+        .ranking = Ranking::attention, .queries = 1, .kept_rows = kept_rows, .budget = 40};
   };
   for (const int rows : {1, 31, 32, 33, 64, 511, 512, 513}) {
     check<half, 64>({.heads = {{.rows = rows, .survivors = 0, .how = last(0)}}, .group = 3, .blocks = 2});
@@ -407,21 +408,16 @@ TEST_CASE("quantised survivors") {
   double worst = 0;
   for (const Encoding encoding : {Encoding::uint8, Encoding::uint4, Encoding::uint2}) {
     const auto head = [&](int rows, int group) {
-      return Head{.rows = rows,
-                  .survivors = rows - 40,
-                  .how = how(8, 7),
-                  .encoding = encoding,
-                  .key_group = group};
+      return Head{
+          .rows = rows, .survivors = rows - 40, .how = how(8, 7), .encoding = encoding, .key_group = group};
     };
-    worst = std::max(
-        worst,
-        check<bfloat16, 64, true>(
-            {.heads = {head(300, 64), head(150, 32)}, .tokens = 500, .group = 2, .blocks = 2}));
-    worst = std::max(
-        worst, check<half, 128, true>(
-                   {.heads = {head(333, 128), {.rows = 120, .survivors = 0, .how = how(16, 1)}},
-                    .tokens = 500,
-                    .page_rows = 128}));
+    worst = std::max(worst,
+                     check<bfloat16, 64, true>(
+                         {.heads = {head(300, 64), head(150, 32)}, .tokens = 500, .group = 2, .blocks = 2}));
+    worst = std::max(worst, check<half, 128, true>(
+                                {.heads = {head(333, 128), {.rows = 120, .survivors = 0, .how = how(16, 1)}},
+                                 .tokens = 500,
+                                 .page_rows = 128}));
   }
   MESSAGE("error / largest score: " << worst);
 }

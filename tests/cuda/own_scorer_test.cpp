@@ -118,7 +118,8 @@ DevicePlan own_plan(std::size_t compress_every) {
   DevicePlan plan{shape, Budget<LateVotes>::Config{.budget = 20, .compress_every = compress_every}};
   plan.set(0, 1, Budget<AllVotes>::Config{.budget = 25, .compress_every = compress_every});
   plan.set(0, 2, Budget<PeakKey>::Config{.budget = 30, .compress_every = compress_every});
-  plan.set(0, 3, Budget<PeakKey>::Config{.budget = 7, .compress_every = compress_every, .scorer = {.share = 0.5}});
+  plan.set(0, 3,
+           Budget<PeakKey>::Config{.budget = 7, .compress_every = compress_every, .scorer = {.share = 0.5}});
   plan.set(0, 4, Budget<KeyNormScorer>::Config{.budget = 11, .compress_every = compress_every});
   return plan;
 }
@@ -185,8 +186,8 @@ TEST_CASE("scorers of one's own keep on a device what they keep on the host") {
 
 TEST_CASE("scorers of one's own: quantised keys are ranked as they read") {
   const test::SmallDevice small;
-  const DevicePlan plan{
-      shape, Budget<PeakKey, PerTokenStorage<E>>::Config{.budget = 90, .storage = {.bits = 8, .residual = 0}}};
+  const DevicePlan plan{shape, Budget<PeakKey, PerTokenStorage<E>>::Config{
+                                   .budget = 90, .storage = {.bits = 8, .residual = 0}}};
   KvCache<E> host{plan};
   DeviceCache device{plan, {}, nullptr, own_engine()};
   test::Random random{1};
@@ -201,11 +202,13 @@ TEST_CASE("scorers of one's own: quantised keys are ranked as they read") {
 
 TEST_CASE("scorers of one's own: what a device lacks is refused by name") {
   const test::SmallDevice small;
-  CHECK(test::contains(refusal(own_plan(0)), "rows are ranked by a function of their keys, peak_key, for which the "
-                                             "engine has no kernel; call Engine::serve"));
+  CHECK(test::contains(refusal(own_plan(0)),
+                       "rows are ranked by a function of their keys, peak_key, for which the "
+                       "engine has no kernel; call Engine::serve"));
   CHECK(refusal(own_plan(0), own_engine()).empty());
-  CHECK(test::contains(refusal(DevicePlan{shape, Budget<FirstChannel>::Config{}}),
-                       "ranked by first_channel have no kernel, because the scorer's `describe` states no ranking"));
+  CHECK(test::contains(
+      refusal(DevicePlan{shape, Budget<FirstChannel>::Config{}}),
+      "ranked by first_channel have no kernel, because the scorer's `describe` states no ranking"));
   CHECK(test::contains(refusal(DevicePlan{shape, Budget<LateVotes>::Config{.scorer = {.kept = 2}}}),
                        "window is 4 queries, must be 1 to 3: at most one more than the rows"));
   CHECK(refusal(DevicePlan{shape, Budget<LateVotes>::Config{.scorer = {.kept = 3}}}).empty());

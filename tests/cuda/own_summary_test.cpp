@@ -170,10 +170,12 @@ TEST_CASE("summaries of one's own: what a device lacks is refused by name") {
   const auto refusal = [](const DevicePlan& plan, std::shared_ptr<cuda::Engine<E>> engine = nullptr) {
     return test::thrown<ConfigError>([&] { DeviceCache{plan, {}, nullptr, engine}; });
   };
-  CHECK(test::contains(refusal(own_plan()), "chunks are summarised by mid_range, for which the engine has no kernels"));
+  CHECK(test::contains(refusal(own_plan()),
+                       "chunks are summarised by mid_range, for which the engine has no kernels"));
   CHECK(refusal(own_plan(), own_engine()).empty());
-  CHECK(test::contains(refusal(DevicePlan{shape, ChunkRetrievalCache<DenseStorage<E>, SumKey>::Config{}}, own_engine()),
-                       "chunks are summarised by sum"));
+  CHECK(test::contains(
+      refusal(DevicePlan{shape, ChunkRetrievalCache<DenseStorage<E>, SumKey>::Config{}}, own_engine()),
+      "chunks are summarised by sum"));
   const DeviceCache cache{own_plan(), {}, nullptr, own_engine()};
   CHECK(test::contains(test::thrown<ConfigError>([&] {
                          static_cast<void>(cache.fork(nullptr, std::make_shared<cuda::Engine<E>>(shape)));

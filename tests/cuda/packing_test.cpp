@@ -25,8 +25,8 @@ void check_places(int head_dim, Place place, At at) {
       REQUIRE(there.step < head_dim / 16);
       REQUIRE(there.reg < 4);
       REQUIRE(there.high < 2);
-      ++taken.at(static_cast<std::size_t>(
-          ((there.step * warp_lanes + there.lane) * 4 + there.reg) * 2 + there.high));
+      ++taken.at(static_cast<std::size_t>(((there.step * warp_lanes + there.lane) * 4 + there.reg) * 2 +
+                                          there.high));
       const RowOffset back = at(there, head_dim);
       CHECK(back.row == row);
       CHECK(back.channel == channel);
@@ -83,21 +83,19 @@ TEST_CASE("the parts of a page follow each other and take what two pages of the 
                                   : bits == 4 ? kvpolicy::Encoding::uint4
                                               : kvpolicy::Encoding::uint2;
             const auto size = [](int n) { return static_cast<std::size_t>(n); };
-            const kvpolicy::PageLayout keys{{encoding,
-                                             per_channel ? kvpolicy::Granularity::per_channel
-                                                         : kvpolicy::Granularity::per_token,
-                                             size(group)},
-                                            size(head_dim),
-                                            size(page_rows)};
-            const kvpolicy::PageLayout values{
-                {encoding, kvpolicy::Granularity::per_token, size(group)},
+            const kvpolicy::PageLayout keys{
+                {encoding,
+                 per_channel ? kvpolicy::Granularity::per_channel : kvpolicy::Granularity::per_token,
+                 size(group)},
                 size(head_dim),
                 size(page_rows)};
+            const kvpolicy::PageLayout values{
+                {encoding, kvpolicy::Granularity::per_token, size(group)}, size(head_dim), size(page_rows)};
             CHECK(size(layout.page_bytes) == keys.page_bytes + values.page_bytes);
             // The last parameters of each side end where the next part begins.
-            CHECK(layout.key_scales_offset + 2 * (key_param(page_rows - 1, head_dim - 1, head_dim,
-                                                            page_rows, per_channel, group) +
-                                                  1) ==
+            CHECK(layout.key_scales_offset +
+                      2 * (key_param(page_rows - 1, head_dim - 1, head_dim, page_rows, per_channel, group) +
+                           1) ==
                   layout.key_zeros_offset);
             CHECK(layout.value_scales_offset +
                       2 * (value_param(page_rows - 1, head_dim - 1, page_rows, group) + 1) ==

@@ -63,16 +63,13 @@ TEST_CASE("partition: units of a segment") {
   head.encoding = Encoding::uint8;
   CHECK(count(packed, 4 + 31, 2) == 2);
   const int chunks[] = {1, 5, 9};
-  CHECK(units_of(head, {.source = packed, .rows = 48, .chunks = chunks, .chunk_rows = 16}).count ==
-        2);
+  CHECK(units_of(head, {.source = packed, .rows = 48, .chunks = chunks, .chunk_rows = 16}).count == 2);
 }
 
 TEST_CASE("partition: every unit has one block") {
   std::mt19937 random(1);
   for (int round = 0; round < 200; ++round) {
-    const auto up_to = [&](int limit) {
-      return static_cast<int>(random() % static_cast<unsigned>(limit));
-    };
+    const auto up_to = [&](int limit) { return static_cast<int>(random() % static_cast<unsigned>(limit)); };
     std::vector<HeadView> heads;
     std::vector<LayerState> states;
     for (int i = 1 + up_to(9); i > 0; --i) {
@@ -109,8 +106,7 @@ TEST_CASE("partition: every unit has one block") {
         const Units units = units_of(heads[h], list.segment[s]);
         std::vector<int> taken(static_cast<std::size_t>(units.count), 0);
         for (int b = 0; b < partition.blocks; ++b) {
-          const UnitRange range =
-              units_within(units, place, partition.begin(b), partition.begin(b + 1));
+          const UnitRange range = units_within(units, place, partition.begin(b), partition.begin(b + 1));
           REQUIRE(range.begin <= range.end);
           for (int unit = range.begin; unit < range.end; ++unit) {
             ++taken[static_cast<std::size_t>(unit)];

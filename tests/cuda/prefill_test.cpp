@@ -41,8 +41,7 @@ Head window(int sinks, int recent, int ring, bool prefill_chunk_mask = false) {
   head.view.prefill_chunk_mask = prefill_chunk_mask;
   return head;
 }
-Head packed(Encoding encoding, int residual, int key_group, int value_group,
-            bool per_channel = false) {
+Head packed(Encoding encoding, int residual, int key_group, int value_group, bool per_channel = false) {
   Head head;
   head.view.encoding = encoding;
   head.view.residual = residual;
@@ -140,11 +139,11 @@ TEST_CASE("prefill: chosen chunks of exact rows") {
   for (const int rows : {8, 16, 24, 100}) {
     std::vector<int> chunks = {0};
     for (int i = 2; i < 290 / rows; i += i % 3 + 1) chunks.push_back(i);
-    const Case c{.heads = {chosen(full(), rows, chunks, 290 / rows * rows), full(),
-                           chosen(full(), rows, {}, 250)},
-                 .queries = 20,
-                 .histories = {300},
-                 .selected = true};
+    const Case c{
+        .heads = {chosen(full(), rows, chunks, 290 / rows * rows), full(), chosen(full(), rows, {}, 250)},
+        .queries = 20,
+        .histories = {300},
+        .selected = true};
     check<bfloat16, 64>(c);
     check<half, 256>(c);
   }
@@ -214,8 +213,7 @@ TEST_CASE("prefill: several blocks for a tile of queries") {
 }
 
 TEST_CASE("prefill: results do not depend on who comes first") {
-  const Case c{
-      .heads = {full(), window(4, 30, 64)}, .queries = 70, .histories = {260}, .splits = 3};
+  const Case c{.heads = {full(), window(4, 30, 64)}, .queries = 70, .histories = {260}, .splits = 3};
   std::vector<std::uint16_t> before;
   for (const std::uint64_t order : {1, 2, 3}) {
     test::set_order(order);
@@ -291,8 +289,8 @@ TEST_CASE_TEMPLATE("prefill, trees: windows that a path outgrows, texts shorter 
         Head turned = window(6, 4, 192), by_chunk = window(3, 30, 192, true);
         turned.view.rotation_limit = 9;
         by_chunk.view.rotation_limit = 32;
-        check<E, 64>({.heads = {window(0, 3, 192), window(7, 2, 192), window(5, 6, 192, true), turned, by_chunk,
-                                window(60, 4, 192)},
+        check<E, 64>({.heads = {window(0, 3, 192), window(7, 2, 192), window(5, 6, 192, true), turned,
+                                by_chunk, window(60, 4, 192)},
                       .queries = queries,
                       .histories = {history},
                       .own_rows = own_rows,
@@ -310,8 +308,8 @@ TEST_CASE("prefill, trees: after quantised rows, chosen chunks and dropped rows,
       Head ring = packed(encoding, 5, 64, 64), dropped = full();
       ring.view.sinks = 4, ring.view.recent = 100, ring.view.exact_ring = 256, ring.view.packed_ring = 192;
       dropped.view.evicted = 130;
-      check<half, 64>({.heads = {packed(encoding, 0, 64, 64), packed(encoding, 9, 32, 16, true), ring, dropped,
-                                 chosen(packed(encoding, 0, 64, 64), 16, {0, 2, 3, 9}, 256),
+      check<half, 64>({.heads = {packed(encoding, 0, 64, 64), packed(encoding, 9, 32, 16, true), ring,
+                                 dropped, chosen(packed(encoding, 0, 64, 64), 16, {0, 2, 3, 9}, 256),
                                  chosen(full(), 8, {0, 5, 20}, 250)},
                        .group = 2,
                        .queries = 40,

@@ -33,8 +33,8 @@ namespace {
 
 // One head that quantises all it gets, in one call of 64 rows.
 template <class E, int HeadDim>
-void check_quantized(const std::vector<std::vector<float>>& rows, Encoding encoding,
-                     bool per_channel, int key_group, int value_group, int expected_out_of_range) {
+void check_quantized(const std::vector<std::vector<float>>& rows, Encoding encoding, bool per_channel,
+                     int key_group, int value_group, int expected_out_of_range) {
   HeadView view;
   view.encoding = encoding;
   view.key_per_channel = per_channel;
@@ -75,8 +75,7 @@ void check_quantized(const std::vector<std::vector<float>>& rows, int unrepresen
     CAPTURE(static_cast<int>(encoding));
     for (int group = 8; group <= HeadDim; group *= 2) {
       CAPTURE(group);
-      check_quantized<E, HeadDim>(rows, encoding, false, group, HeadDim / (group / 8),
-                                  2 * unrepresentable);
+      check_quantized<E, HeadDim>(rows, encoding, false, group, HeadDim / (group / 8), 2 * unrepresentable);
     }
     for (const int group : {16, 32, 64}) {
       check_quantized<E, HeadDim>(rows, encoding, true, group, HeadDim, 2 * unrepresentable);
@@ -152,8 +151,7 @@ TEST_CASE("codes, scales and zeros are bit for bit the host's, also of hard numb
 TEST_CASE("the kernels count exactly the numbers that the host refuses") {
   const auto refused_by_host = [](float x) {
     std::vector<float> row(64, x);
-    const kvpolicy::Plane plane{.base = reinterpret_cast<const std::byte*>(row.data()),
-                                .row_stride = 256};
+    const kvpolicy::Plane plane{.base = reinterpret_cast<const std::byte*>(row.data()), .row_stride = 256};
     const kvpolicy::ResidualStorage<kvpolicy::bfloat16> storage{{}, {.head_dim = 64}};
     return !test::thrown<kvpolicy::ShapeError>([&] {
               storage.check({.keys = plane, .values = plane, .rows = 1});
@@ -162,8 +160,7 @@ TEST_CASE("the kernels count exactly the numbers that the host refuses") {
   // Every bfloat16 is tried, and some floats that become one.
   std::vector<float> numbers{65407.0F, 65408.0F, 65450.0F, -65407.0F, -65408.0F, -65504.0F};
   for (std::uint32_t bits = 0; bits < 65536; ++bits) {
-    numbers.push_back(
-        kvpolicy::cuda::to_float<kvpolicy::bfloat16>(static_cast<std::uint16_t>(bits)));
+    numbers.push_back(kvpolicy::cuda::to_float<kvpolicy::bfloat16>(static_cast<std::uint16_t>(bits)));
   }
   numbers.resize((numbers.size() + 4095) / 4096 * 4096, 1.0F);
   for (std::size_t first = 0; first < numbers.size(); first += 4096) {

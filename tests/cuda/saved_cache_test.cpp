@@ -45,9 +45,8 @@ void load_bytes(Cache& cache, const std::string& bytes, std::string_view tag = {
 // Rows that wait for their attend, that are chosen, dropped, quantised and taken back.
 template <class Cache>
 void live(Cache& cache, std::size_t max_rollback) {
-  const auto feed = [&](std::uint64_t seed, const std::vector<std::size_t>& chunks, const AttendOptions& how = {}) {
-    ::test::feed_device(cache, seed, chunks, how);
-  };
+  const auto feed = [&](std::uint64_t seed, const std::vector<std::size_t>& chunks,
+                        const AttendOptions& how = {}) { ::test::feed_device(cache, seed, chunks, how); };
   feed(1, {150, 1, 1});
   feed(2, {1}, {.scale = 0.25F, .refresh_selection = true});
   cache.compress();
@@ -75,7 +74,7 @@ std::vector<float> go_on(DeviceCache& cache, std::size_t max_rollback) {
 // Of one head of either cache, by position.
 struct HeadRows {
   std::vector<std::int64_t> positions;
-  std::vector<float> numbers;  // keys, then values, row by row
+  std::vector<float> numbers;   // keys, then values, row by row
   std::vector<bool> quantized;  // the key
 };
 HeadRows rows_of(const DeviceCache& cache, std::size_t l, std::size_t h, Read read = Read::all) {
@@ -164,7 +163,8 @@ TEST_CASE("a device cache in a file: it goes on as it would have, and opens on t
       CAPTURE(max_rollback);
       ::test::TwoDeviceMemories memory;
       {
-        cuda::CacheOptions options{.max_rollback = max_rollback, .max_append = 4, .memory = &memory, .latest_rows = 0};
+        cuda::CacheOptions options{
+            .max_rollback = max_rollback, .max_append = 4, .memory = &memory, .latest_rows = 0};
         if (slow) options.slow_memory = &memory.slow;
         const DevicePlan plan = ::test::mixed_device_plan(shape);
         DeviceCache cache{plan, options};
@@ -239,23 +239,30 @@ TEST_CASE("a file of the host's opens on a device with the same rows") {
 TEST_CASE("a file of the host's is the device's own, byte for byte") {
   const ::test::SmallDevice small;
   constexpr ModelShape wide{1, 32, 16, 64};
-  const DevicePlan plan = ::test::plan_of<half>(wide, std::vector<HeadSpec>{{},
-                                     {.kind = Kind::window, .sinks = 4, .recent = 37},
-                                     {.kind = Kind::window, .sinks = 300, .recent = 1, .prefill_chunk_mask = true},
-                                     {.kind = Kind::retrieval, .budget = 32, .chunk = 8},
-                                     {.kind = Kind::retrieval, .budget = 15, .chunk = 5, .min_max = true},
-                                     {.kind = Kind::budget, .budget = 30, .window = 8},
-                                     {.kind = Kind::budget, .budget = 500, .window = 8},
-                                     {.kind = Kind::budget, .budget = 0, .window = 5, .kernel = 5, .average = true},
-                                     {.bits = 4, .residual = 20},
-                                     {.bits = 8, .key_group = 32, .value_group = 16},
-                                     {.bits = 2, .key_group = 16, .value_group = 32, .residual = 13, .per_channel = true},
-                                     {.bits = 4, .key_group = 16, .residual = 32, .per_channel = true, .kivi = true},
-                                     {.bits = 8, .residual = 24, .kivi = true},
-                                     {.kind = Kind::window, .sinks = 3, .recent = 140, .bits = 8, .residual = 9},
-                                     {.kind = Kind::window, .sinks = 2, .recent = 70, .bits = 4, .value_group = 32,
-                                      .residual = 16, .kivi = true},
-                                     {.kind = Kind::retrieval, .budget = 64, .chunk = 16, .bits = 4, .residual = 16}});
+  const DevicePlan plan = ::test::plan_of<half>(
+      wide, std::vector<HeadSpec>{
+                {},
+                {.kind = Kind::window, .sinks = 4, .recent = 37},
+                {.kind = Kind::window, .sinks = 300, .recent = 1, .prefill_chunk_mask = true},
+                {.kind = Kind::retrieval, .budget = 32, .chunk = 8},
+                {.kind = Kind::retrieval, .budget = 15, .chunk = 5, .min_max = true},
+                {.kind = Kind::budget, .budget = 30, .window = 8},
+                {.kind = Kind::budget, .budget = 500, .window = 8},
+                {.kind = Kind::budget, .budget = 0, .window = 5, .kernel = 5, .average = true},
+                {.bits = 4, .residual = 20},
+                {.bits = 8, .key_group = 32, .value_group = 16},
+                {.bits = 2, .key_group = 16, .value_group = 32, .residual = 13, .per_channel = true},
+                {.bits = 4, .key_group = 16, .residual = 32, .per_channel = true, .kivi = true},
+                {.bits = 8, .residual = 24, .kivi = true},
+                {.kind = Kind::window, .sinks = 3, .recent = 140, .bits = 8, .residual = 9},
+                {.kind = Kind::window,
+                 .sinks = 2,
+                 .recent = 70,
+                 .bits = 4,
+                 .value_group = 32,
+                 .residual = 16,
+                 .kivi = true},
+                {.kind = Kind::retrieval, .budget = 64, .chunk = 16, .bits = 4, .residual = 16}});
   for (const std::size_t tokens : std::initializer_list<std::size_t>{1, 60, 128, 193, 212}) {
     for (const bool slow : {false, true}) {
       CAPTURE(tokens);
@@ -282,7 +289,8 @@ TEST_CASE("a file of the host's is the device's own, byte for byte") {
         ::test::succeed(cudaStreamSynchronize(nullptr));
         for (std::size_t h = 0; h < wide.kv_heads; ++h) {
           CAPTURE(h);
-          CHECK(keeps_quantized_rows(rows_of(host, 0, h), rows_of(*each, 0, h), plan.at(0, h).rule(64).kivi_flush));
+          CHECK(keeps_quantized_rows(rows_of(host, 0, h), rows_of(*each, 0, h),
+                                     plan.at(0, h).rule(64).kivi_flush));
         }
       }
     }
@@ -296,7 +304,8 @@ TEST_CASE("a saved device cache: what is refused is refused as on the host, with
   ::test::feed_device(cache, 1, {40, 1});
   const std::string bytes = saved_bytes(cache, "one");
   const auto before = ::test::dump_device(cache);
-  const auto refused = [&](const std::string& text, std::string_view tag, DeviceCache& own, KvCache<half>& host) {
+  const auto refused = [&](const std::string& text, std::string_view tag, DeviceCache& own,
+                           KvCache<half>& host) {
     const std::string said = ::test::thrown<Error>([&] { load_bytes(own, text, tag); });
     CHECK(!said.empty());
     CHECK(said == ::test::thrown<Error>([&] { load_bytes(host, text, tag); }));
@@ -305,7 +314,8 @@ TEST_CASE("a saved device cache: what is refused is refused as on the host, with
   host_options.max_rollback = 8;
   KvCache<half> host{plan, host_options};
   refused(bytes, "other", cache, host);
-  for (std::size_t cut = 0; cut < bytes.size(); cut += bytes.size() / 7) refused(bytes.substr(0, cut), "one", cache, host);
+  for (std::size_t cut = 0; cut < bytes.size(); cut += bytes.size() / 7)
+    refused(bytes.substr(0, cut), "one", cache, host);
   for (std::size_t at = 3; at < bytes.size(); at += bytes.size() / 11) {
     std::string broken = bytes;
     broken[at] = static_cast<char>(broken[at] ^ 16);
@@ -328,12 +338,14 @@ TEST_CASE("a saved device cache: what is refused is refused as on the host, with
   // Inside a step, and with a tree.
   const ::test::DeviceChunk<> chunk{shape, 1};
   chunk.step(cache, 0);
-  CHECK(::test::contains(::test::thrown<RollbackError>([&] { (void)saved_bytes(cache); }), "layer 0 holds 42 tokens, another one 41"));
+  CHECK(::test::contains(::test::thrown<RollbackError>([&] { (void)saved_bytes(cache); }),
+                         "layer 0 holds 42 tokens, another one 41"));
   cache.truncate(41);
   TokenTree tree;
   tree.add(TokenTree::text);
   for (std::size_t l = 0; l < shape.layers; ++l) chunk.step(cache, l, {.tree = &tree});
-  CHECK(::test::contains(::test::thrown<RollbackError>([&] { (void)saved_bytes(cache); }), "KvCache::save: a tree of 1"));
+  CHECK(::test::contains(::test::thrown<RollbackError>([&] { (void)saved_bytes(cache); }),
+                         "KvCache::save: a tree of 1"));
   cache.truncate(41);
   CHECK_THROWS_AS((void)saved_bytes(cache, std::string(max_tag_bytes + 1, 'x')), ConfigError);
 

@@ -58,8 +58,8 @@ void check(const Case& c) {
       view.chunk_rows = h % 4 == 2 ? 0 : chunk_rows;
       view.budget_chunks = h % 4 == 3 ? c.chunks + 1 : h % 4 == 2 ? 0 : 1;
       view.min_max = h % 4 == 1;
-      heads.push_back(std::make_unique<test::DeviceHead<E>>(view, HeadDim, c.page_rows,
-                                                            chunks * chunk_rows + 8));
+      heads.push_back(
+          std::make_unique<test::DeviceHead<E>>(view, HeadDim, c.page_rows, chunks * chunk_rows + 8));
       views.push_back(heads.back()->view());
       for (int i = 0; i < chunks && view.chunk_rows > 0; ++i) {
         for (int v = 0; v < (view.min_max ? 2 : 1); ++v) {
@@ -77,11 +77,9 @@ void check(const Case& c) {
   }
   // Strides that nothing divides, and NaN for all but the last query.
   const long long token_stride = q_heads * (HeadDim + 3) + 5;
-  std::vector<std::uint16_t> q(static_cast<std::size_t>(sequences * queries * token_stride),
-                               0xffff);
+  std::vector<std::uint16_t> q(static_cast<std::size_t>(sequences * queries * token_stride), 0xffff);
   const auto at = [&](int s, int head, int d) {
-    return static_cast<std::size_t>((s * queries + queries - 1) * token_stride +
-                                    head * (HeadDim + 3) + d);
+    return static_cast<std::size_t>((s * queries + queries - 1) * token_stride + head * (HeadDim + 3) + d);
   };
   for (int s = 0; s < sequences; ++s) {
     for (int head = 0; head < q_heads; ++head) {
@@ -101,8 +99,7 @@ void check(const Case& c) {
   params.group = c.group;
   params.page_rows = c.page_rows;
   params.queries = queries;
-  params.q = {reinterpret_cast<std::byte*>(q.data()), queries * token_stride, token_stride,
-              HeadDim + 3};
+  params.q = {reinterpret_cast<std::byte*>(q.data()), queries * token_stride, token_stride, HeadDim + 3};
   for (int y = 0; y < sequences * c.kv_heads; ++y) {
     views[static_cast<std::size_t>(y)].scores = scores.data() + y * pitch;
   }
@@ -133,8 +130,8 @@ void check(const Case& c) {
         for (int member = 0; member < c.group; ++member) {
           for (int d = 0; d < HeadDim; ++d) {
             const double x = number(q[at(s, h * c.group + member, d)]);
-            const double key = number(
-                heads[static_cast<std::size_t>(y)]->summary(i, h % 4 == 1 && x > 0 ? 1 : 0)[d]);
+            const double key =
+                number(heads[static_cast<std::size_t>(y)]->summary(i, h % 4 == 1 && x > 0 ? 1 : 0)[d]);
             expected += x * key;
             size += std::abs(x * key);
           }

@@ -23,7 +23,6 @@ using namespace kvpolicy::cuda;
 
 namespace {
 
-
 constexpr float inf = std::numeric_limits<float>::infinity();
 constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
 using Rows = std::vector<int>;
@@ -51,7 +50,8 @@ Rows keep(const std::vector<float>& scores, const std::vector<float>& second, in
   const int rows = static_cast<int>(scores.size()) + window;
   const std::vector<HeadView> heads{{.evicted = 17}};
   const std::vector<LayerState> states{{rows + 17, rows + 17}};
-  const std::vector<CompressionSettings> how{{.ranking = Ranking::attention, .kept_rows = window, .budget = k}};
+  const std::vector<CompressionSettings> how{
+      {.ranking = Ranking::attention, .kept_rows = window, .budget = k}};
   const auto exact = std::make_unique<float[]>(scores.size());
   std::copy(scores.begin(), scores.end(), exact.get());
   const auto unpooled = std::make_unique<float[]>(scores.size());
@@ -158,7 +158,8 @@ TEST_CASE("keep_select puts the window after the choice and leaves other heads a
   // Fewer rows than the window: all of them.
   const std::vector<HeadView> heads(2);
   const std::vector<LayerState> states{{5, 5}};
-  const std::vector<CompressionSettings> how{{.ranking = Ranking::attention, .kept_rows = 8, .budget = 4}, {}};
+  const std::vector<CompressionSettings> how{{.ranking = Ranking::attention, .kept_rows = 8, .budget = 4},
+                                             {}};
   Rows kept(13, -1);
   const std::vector<int*> places{kept.data(), nullptr};
   std::vector<int> counts(2, -1);
@@ -229,8 +230,7 @@ TEST_CASE("refresh_select writes one choice into each selecting head's ring") {
     for (std::size_t y = 0; y < heads.size(); ++y) heads[y].scores = all.data() + y * pitch;
     // In round 6 the same query chooses twice: the second choice takes the place of the first.
     for (int i = 0; i < (round == 6 ? 2 : 1); ++i) {
-      test::launch(refresh_select_kernel<256>, sequences * kv_heads, 1, 256, select_shared_bytes(),
-                   params);
+      test::launch(refresh_select_kernel<256>, sequences * kv_heads, 1, 256, select_shared_bytes(), params);
     }
     for (std::size_t s = 0; s < choices.size(); ++s) {
       const Choices& c = choices[s];

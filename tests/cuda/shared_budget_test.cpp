@@ -74,7 +74,8 @@ std::vector<Rows> expected_rows(const std::vector<Competitor>& heads) {
   }
   for (std::size_t h = 0; h < heads.size(); ++h) {
     std::sort(chosen[h].begin(), chosen[h].end());
-    for (int i = 0; i < heads[h].kept_rows; ++i) chosen[h].push_back(static_cast<int>(heads[h].scores.size()) + i);
+    for (int i = 0; i < heads[h].kept_rows; ++i)
+      chosen[h].push_back(static_cast<int>(heads[h].scores.size()) + i);
   }
   return chosen;
 }
@@ -92,11 +93,16 @@ void check_kernels(const std::vector<Competitor>& heads) {
   for (std::size_t h = 0; h < heads.size(); ++h) {
     const std::size_t head = 2 * h + 1;
     how[head].ranking = cuda::Ranking::attention;
-    std::copy(heads[h].scores.begin(), heads[h].scores.end(), scores.begin() + static_cast<std::ptrdiff_t>(head * pitch));
-    std::copy(heads[h].votes.begin(), heads[h].votes.end(), votes.begin() + static_cast<std::ptrdiff_t>(head * pitch));
-    shared.push_back({.head = static_cast<int>(head), .candidates = static_cast<int>(heads[h].scores.size()),
-                      .first = candidates, .safe = std::min(heads[h].safe, heads[h].rows),
-                      .kept_rows = heads[h].kept_rows, .kept_before = kept});
+    std::copy(heads[h].scores.begin(), heads[h].scores.end(),
+              scores.begin() + static_cast<std::ptrdiff_t>(head * pitch));
+    std::copy(heads[h].votes.begin(), heads[h].votes.end(),
+              votes.begin() + static_cast<std::ptrdiff_t>(head * pitch));
+    shared.push_back({.head = static_cast<int>(head),
+                      .candidates = static_cast<int>(heads[h].scores.size()),
+                      .first = candidates,
+                      .safe = std::min(heads[h].safe, heads[h].rows),
+                      .kept_rows = heads[h].kept_rows,
+                      .kept_before = kept});
     candidates += shared.back().candidates;
     budget += heads[h].rows;
     kept += heads[h].kept_rows;
@@ -106,10 +112,17 @@ void check_kernels(const std::vector<Competitor>& heads) {
   Rows chosen(static_cast<std::size_t>(budget), -1), begins(heads.size() + 1, -1);
   Rows rows(static_cast<std::size_t>(budget + kept), -1);
   const cuda::SharedBudgetParams params{
-      .heads = views.data(), .compressions = how.data(),
-      .scores = {scores.data(), votes.data(), static_cast<long long>(pitch)}, .shared = shared.data(),
-      .count = static_cast<int>(heads.size()), .candidates = candidates, .budget = budget, .ranks = ranks.data(),
-      .chosen = chosen.data(), .begins = begins.data(), .rows = rows.data()};
+      .heads = views.data(),
+      .compressions = how.data(),
+      .scores = {scores.data(), votes.data(), static_cast<long long>(pitch)},
+      .shared = shared.data(),
+      .count = static_cast<int>(heads.size()),
+      .candidates = candidates,
+      .budget = budget,
+      .ranks = ranks.data(),
+      .chosen = chosen.data(),
+      .begins = begins.data(),
+      .rows = rows.data()};
   test::launch(cuda::shared_ranks_kernel<Threads>, static_cast<int>(heads.size()), 1, Threads,
                cuda::select_shared_bytes(), params);
   test::launch(cuda::shared_select_kernel<Threads>, 1, 1, Threads, cuda::select_shared_bytes(), params);
@@ -131,7 +144,8 @@ struct Pair {
   test::Random random{3};
 
   Pair(const Plan& plan, std::size_t max_append, test::CountingDeviceMemory& memory)
-      : shape{plan.shape()}, there{plan, {.max_append = max_append, .memory = &memory}},
+      : shape{plan.shape()},
+        there{plan, {.max_append = max_append, .memory = &memory}},
         here{plan, {.max_append = max_append}} {}
   Pair(Pair&&) = default;
   Pair& operator=(Pair&&) = default;
@@ -145,7 +159,8 @@ struct Pair {
       const auto q = chunk.q.download(), k = chunk.k.download(), v = chunk.v.download();
       std::vector<float> out(q.size());
       const TensorView<const E> q_rows{q.data(), tokens, shape.q_heads, 64};
-      const TensorView<const E> k_rows{k.data(), tokens, shape.kv_heads, 64}, v_rows{v.data(), tokens, shape.kv_heads, 64};
+      const TensorView<const E> k_rows{k.data(), tokens, shape.kv_heads, 64},
+          v_rows{v.data(), tokens, shape.kv_heads, 64};
       const TensorView<float> out_rows{out.data(), tokens, shape.q_heads, 64};
       if (apart) {
         chunk.append(there, l);
@@ -181,7 +196,8 @@ struct Pair {
 };
 
 template <class Scorer>
-typename HeadBudgetCache<DenseStorage<E>, Scorer>::Config sharing(std::size_t budget, double safe, std::size_t every = 0) {
+typename HeadBudgetCache<DenseStorage<E>, Scorer>::Config sharing(std::size_t budget, double safe,
+                                                                  std::size_t every = 0) {
   typename HeadBudgetCache<DenseStorage<E>, Scorer>::Config config;
   config.budget = budget;
   config.compress_every = every;
@@ -197,7 +213,9 @@ template <class Scorer>
 void check_prompt(double safe, std::size_t group) {
   const test::SmallDevice device;
   constexpr std::size_t tokens = 150;
-  const std::size_t asked = std::is_same_v<Scorer, H2oScorer> ? tokens : std::is_same_v<Scorer, TovaScorer> ? 1 : 4;
+  const std::size_t asked = std::is_same_v<Scorer, H2oScorer>    ? tokens
+                            : std::is_same_v<Scorer, TovaScorer> ? 1
+                                                                 : 4;
   const std::size_t kept = std::is_same_v<Scorer, TovaScorer> ? 0 : 4;
   const ModelShape shape{1, 5 * group, 5, 64};
   Plan plan{shape};
@@ -222,7 +240,8 @@ void check_prompt(double safe, std::size_t group) {
     for (std::size_t row = 0; row + kept < tokens; ++row) {
       double score = 0;
       for (std::size_t g = 0; g < group; ++g) {
-        score += static_cast<double>(sums[heads[i]][g * tokens + row]) / static_cast<double>(group * (asked == 4 ? 4 : 1));
+        score += static_cast<double>(sums[heads[i]][g * tokens + row]) /
+                 static_cast<double>(group * (asked == 4 ? 4 : 1));
       }
       largest = std::max(largest, score);
       if (in.contains(static_cast<std::int64_t>(row))) {
@@ -231,7 +250,8 @@ void check_prompt(double safe, std::size_t group) {
         own_out = std::max(own_out, score);
       }
     }
-    for (std::size_t row = tokens - kept; row < tokens; ++row) CHECK(in.contains(static_cast<std::int64_t>(row)));
+    for (std::size_t row = tokens - kept; row < tokens; ++row)
+      CHECK(in.contains(static_cast<std::int64_t>(row)));
     const auto sure = static_cast<std::size_t>(safe * static_cast<double>(budgets[i]));
     CHECK(best.size() >= sure);
     std::sort(best.begin(), best.end());
@@ -303,7 +323,8 @@ TEST_CASE("heads that share keep the host's rows exactly, where both rank them b
         CHECK(rows == 107 + 5 * 4);
         // A fork shares the engine and pages.
         CHECK(memory.live_bytes() <= pair.there.bytes() + pair.there.overhead_bytes() + other.there.bytes() +
-                                         other.there.overhead_bytes() + pair.there.engine()->workspace_bytes());
+                                         other.there.overhead_bytes() +
+                                         pair.there.engine()->workspace_bytes());
       }
       CHECK(memory.live_bytes() == 0);
       CHECK(memory.faults() == 0);
@@ -335,11 +356,13 @@ TEST_CASE("heads that share, on device and host: random calls, forks, compressio
         if (what == 0 && pairs.size() == 1) {
           pairs.emplace_back(Pair{pairs[0]});
         } else if (what == 1) {
-          if (pairs.size() == 2) pairs.erase(pairs.begin() + static_cast<std::ptrdiff_t>(test::below(random, 2)));
+          if (pairs.size() == 2)
+            pairs.erase(pairs.begin() + static_cast<std::ptrdiff_t>(test::below(random, 2)));
         } else if (what < 4) {
           pair.compress();
         } else {
-          const std::size_t tokens = test::one_of(random, std::vector<std::size_t>{1, 1, 2, 3, 9, 17, 64, 65});
+          const std::size_t tokens =
+              test::one_of(random, std::vector<std::size_t>{1, 1, 2, 3, 9, 17, 64, 65});
           pair.step(tokens, tokens < 10 && what < 7);
         }
       }

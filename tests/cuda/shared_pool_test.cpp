@@ -33,8 +33,12 @@ struct Pool {
   std::array<PageProvider*, 2> tiers{&fast, &slow};
   PagePool pages{std::span{tiers}.first(Slow ? 2 : 1)};
 
-  [[nodiscard]] std::size_t live_bytes() const { return pages.live_bytes() + (Slow ? pages.live_bytes(1) : 0); }
-  [[nodiscard]] std::size_t obtained_bytes() const { return fast_memory.live_bytes() + slow_memory.live_bytes(); }
+  [[nodiscard]] std::size_t live_bytes() const {
+    return pages.live_bytes() + (Slow ? pages.live_bytes(1) : 0);
+  }
+  [[nodiscard]] std::size_t obtained_bytes() const {
+    return fast_memory.live_bytes() + slow_memory.live_bytes();
+  }
 };
 
 // As tests/cache/sequence.hpp drives a cache.
@@ -43,9 +47,12 @@ struct PoolMemory : test::CountingDeviceMemory {
   Pool<Slow> from;
   PagePool& pool = from.pages;
 
-  [[nodiscard]] std::size_t live_bytes() const { return CountingDeviceMemory::live_bytes() + from.live_bytes(); }
+  [[nodiscard]] std::size_t live_bytes() const {
+    return CountingDeviceMemory::live_bytes() + from.live_bytes();
+  }
   [[nodiscard]] std::size_t live_blocks() const {
-    return CountingDeviceMemory::live_blocks() + from.fast_memory.live_blocks() + from.slow_memory.live_blocks();
+    return CountingDeviceMemory::live_blocks() + from.fast_memory.live_blocks() +
+           from.slow_memory.live_blocks();
   }
   [[nodiscard]] std::size_t faults() const {
     return CountingDeviceMemory::faults() + from.fast_memory.faults() + from.slow_memory.faults();

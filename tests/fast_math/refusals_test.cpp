@@ -29,8 +29,7 @@ float of_bits(std::uint32_t bits) {
   volatile std::uint32_t hidden = bits;
   return std::bit_cast<float>(std::uint32_t{hidden});
 }
-const std::vector<std::uint32_t> no_numbers{0x7fc00000U, 0xffc00000U, 0x7f800001U, 0x7f800000U,
-                                            0xff800000U};
+const std::vector<std::uint32_t> no_numbers{0x7fc00000U, 0xffc00000U, 0x7f800001U, 0x7f800000U, 0xff800000U};
 
 constexpr ModelShape shape{.layers = 1, .q_heads = 1, .kv_heads = 1, .head_dim = 64};
 constexpr std::size_t tokens = 3;
@@ -41,9 +40,7 @@ struct Fixture {
   std::vector<float> q = std::vector<float>(tokens * 64, 0.5F), k = q, v = q, out = q;
 
   void step(const AttendOptions& options = {}) {
-    const auto view = [](std::vector<float>& numbers) {
-      return TensorView{numbers.data(), tokens, 1, 64};
-    };
+    const auto view = [](std::vector<float>& numbers) { return TensorView{numbers.data(), tokens, 1, 64}; };
     cache.step(0, view(q), view(k), view(v), view(out), options);
   }
 };
@@ -56,8 +53,7 @@ void refuses_rows() {
       Fixture<QuantizedResidualCache<E>> f;
       (is_key ? f.k : f.v)[64 + 7] = of_bits(bits);
       const std::string said = thrown<ShapeError>([&] { f.step(); });
-      CHECK(contains(said,
-                     is_key ? "key at position 1, channel 7" : "value at position 1, channel 7"));
+      CHECK(contains(said, is_key ? "key at position 1, channel 7" : "value at position 1, channel 7"));
       CHECK(f.cache.tokens() == 0);
     }
   }
@@ -90,7 +86,6 @@ TEST_CASE("options that are no numbers are refused") {
     CHECK(contains(thrown<ShapeError>([&] { f.step({.softcap = of_bits(bits)}); }), "softcap is"));
     if ((bits & 0x7fffffU) == 0) continue;  // infinite sinks weigh nothing, or everything
     const std::vector<float> sinks{of_bits(bits)};
-    CHECK(
-        contains(thrown<ShapeError>([&] { f.step({.attention_sink_bias = sinks}); }), "sink logit is NaN"));
+    CHECK(contains(thrown<ShapeError>([&] { f.step({.attention_sink_bias = sinks}); }), "sink logit is NaN"));
   }
 }

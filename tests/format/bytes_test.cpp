@@ -94,9 +94,9 @@ TEST_CASE("a width, an alignment and a fill can be given") {
 
 TEST_CASE("a wrong format is refused") {
   // In a checked format string it does not compile: see compile_fail/.
-  for (const char* format : {"{:KB}", "{:mb}", "{:MB }", "{: MB}", "{:ZB}", "{:x}", "{:d}",
-                             "{:.MB}", "{:.19MB}", "{:10001}", "{:99999999999999999999}", "{:.2B}",
-                             "{:i}", "{:>>>5}", "{:05}", "{:{}}", "{:\xC3<}", "{:.3.3}"}) {
+  for (const char* format :
+       {"{:KB}", "{:mb}", "{:MB }", "{: MB}", "{:ZB}", "{:x}", "{:d}", "{:.MB}", "{:.19MB}", "{:10001}",
+        "{:99999999999999999999}", "{:.2B}", "{:i}", "{:>>>5}", "{:05}", "{:{}}", "{:\xC3<}", "{:.3.3}"}) {
     CAPTURE(format);
     CHECK_THROWS_AS(static_cast<void>(at_run_time(format, 1)), fmt::format_error);
   }

@@ -49,15 +49,13 @@ TEST_CASE("settings of storages") {
   CHECK(fmt::format("{}", DenseStorage<float>::Config{}) == "float32");
   CHECK(fmt::format("{}", ResidualConfig{}) == "4 bits but for the latest 128");
   CHECK(fmt::format("{}", Codes::Config{.bits = 8, .residual = 0}) == "8 bits");
-  CHECK(fmt::format(
-            "{}", Codes::Config{.bits = 2, .key_group = 32, .value_group = 32, .residual = 4096}) ==
+  CHECK(fmt::format("{}", Codes::Config{.bits = 2, .key_group = 32, .value_group = 32, .residual = 4096}) ==
         "2 bits but for the latest 4,096, groups of 32");
   CHECK(fmt::format("{}", Codes::Config{.key_group = 32, .residual = 0}) ==
         "4 bits, groups: 32 for keys, the row for values");
   CHECK(fmt::format("{}", ChannelCodes::Config{.residual = 32}) ==
         "4 bits but for the latest 32, keys per channel in groups of 32");
-  CHECK(fmt::format(
-            "{}", ChannelCodes::Config{.key_group = 64, .value_group = 16, .flush = Flush::kivi}) ==
+  CHECK(fmt::format("{}", ChannelCodes::Config{.key_group = 64, .value_group = 16, .flush = Flush::kivi}) ==
         "4 bits but for the latest 128, keys per channel in groups of 64, values in groups of 16, "
         "flushed as "
         "published");
@@ -70,8 +68,8 @@ TEST_CASE("settings of policies") {
         "every row in 4 bits but for the latest 128");
   CHECK(fmt::format("{}", SinkRecentCache<Dense>::Config{.sinks = 16, .recent = 4096}) ==
         "the first 16 rows and the latest 4,096");
-  CHECK(fmt::format(
-            "{}", SinkRecentCache<Dense>::Config{.sinks = 0, .recent = 64, .mask = Mask::prefill_chunk}) ==
+  CHECK(fmt::format("{}",
+                    SinkRecentCache<Dense>::Config{.sinks = 0, .recent = 64, .mask = Mask::prefill_chunk}) ==
         "the latest 64 rows, masked by chunk");
   CHECK(fmt::format("{}", SinkRecentCache<Codes>::Config{.rotary_in_cache = RotaryConfig{},
                                                          .storage = {.residual = 8}}) ==
@@ -83,8 +81,8 @@ TEST_CASE("settings of policies") {
         "12 rows after a compression, and the latest 8, all of a text of fewer than 1,280");
   CHECK(fmt::format("{}", HeadBudgetCache<Dense, TovaScorer>::Config{.compress_every = 64}) ==
         "120 rows after a compression, ranked by tova, compressed every 64");
-  CHECK(fmt::format("{}", HeadBudgetCache<Codes>::Config{.adaptive_in_layer = true,
-                                                         .storage = {.residual = 0}}) ==
+  CHECK(fmt::format("{}",
+                    HeadBudgetCache<Codes>::Config{.adaptive_in_layer = true, .storage = {.residual = 0}}) ==
         "120 rows after a compression, and the latest 8 in 4 bits, shared by the heads of the "
         "layer");
   CHECK(fmt::format("{}", ChunkRetrievalCache<Dense>::Config{.chunk = 16, .budget = 1024}) ==
@@ -112,8 +110,7 @@ TEST_CASE("shapes and plans in one line") {
   // 256 heads, keys and values of 128 numbers of 2 bytes.
   CHECK(fmt::format("{}", plan) == "32 layers of 8 KV heads: 256 full; grows by 131.1 kB a token");
   for (std::size_t layer = 0; layer < 32; ++layer) {
-    for (std::size_t head = 0; head < 4; ++head)
-      plan.set(layer, head, SinkRecentCache<Dense>::Config{});
+    for (std::size_t head = 0; head < 4; ++head) plan.set(layer, head, SinkRecentCache<Dense>::Config{});
   }
   CHECK(fmt::format("{}", plan) ==
         "32 layers of 8 KV heads: 128 sink_recent, 128 full; grows by 65.54 kB a token");
@@ -125,16 +122,14 @@ TEST_CASE("shapes and plans in one line") {
 
   // A row has 64 codes of 4 bits for keys and for values, each with a scale and a zero of 2 bytes.
   const HeadPlan<QuantizedResidualCache<float>> quantised{one};
-  CHECK(fmt::format("{}", quantised) ==
-        "1 layer of 1 KV head: 1 full (4 bits); grows by 72 B a token");
+  CHECK(fmt::format("{}", quantised) == "1 layer of 1 KV head: 1 full (4 bits); grows by 72 B a token");
   CHECK(fmt::format("{}", uniform_plan<SinkRecentCache<DenseStorage<float>>>(one)) ==
         "1 layer of 1 KV head: 1 sink_recent; of bounded size");
   // 8 bytes for each of 64 channels, and a mean of 64 floats for every 8 rows.
   CHECK(fmt::format("{}", uniform_plan<ChunkRetrievalCache<DenseStorage<float>>>(one)) ==
         "1 layer of 1 KV head: 1 chunk_retrieval; grows by 544 B a token");
   // All that a plan keeps before a selection: the budget exceeds every text.
-  CHECK(fmt::format("{}",
-                    uniform_plan<HeadBudgetCache<Dense>>(one, {.budget = std::size_t{1} << 40})) ==
+  CHECK(fmt::format("{}", uniform_plan<HeadBudgetCache<Dense>>(one, {.budget = std::size_t{1} << 40})) ==
         "1 layer of 1 KV head: 1 head_budget; grows by 256 B a token once compressed");
   CHECK(fmt::format("[{:<40}]", HeadPlan<FullCache<Dense>>{one}) ==
         "[1 layer of 1 KV head: 1 full; grows by 256 B a token]");

@@ -30,8 +30,7 @@ void read_all(const GgufHeader& header, std::span<const std::byte> file) {
     expect(elements / tensor.columns() * tensor.row_bytes() == tensor.bytes);
     expect(tensor.begin <= file.size() && tensor.bytes <= file.size() - tensor.begin);
     std::vector<float> values(elements);
-    decode_gguf(tensor.type, file.subspan(static_cast<std::size_t>(tensor.begin), tensor.bytes),
-                values);
+    decode_gguf(tensor.type, file.subspan(static_cast<std::size_t>(tensor.begin), tensor.bytes), values);
     bytes += tensor.bytes;
   }
   expect(bytes <= file.size());

@@ -27,8 +27,7 @@ void read_all(const SafetensorsHeader& header, std::span<const std::byte> file) 
     const auto bytes = file.subspan(static_cast<std::size_t>(header.data_begin + entry.begin),
                                     static_cast<std::size_t>(entry.end - entry.begin));
     expect(entry.elements() * bytes_of(entry.type) == bytes.size());
-    if (entry.type == TensorType::f32 || entry.type == TensorType::f16 ||
-        entry.type == TensorType::bf16) {
+    if (entry.type == TensorType::f32 || entry.type == TensorType::f16 || entry.type == TensorType::bf16) {
       expect(to_floats(entry.type, bytes).size() == entry.elements());
     }
     tensors.push_back({name, entry.type, entry.shape, bytes});

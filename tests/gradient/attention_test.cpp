@@ -34,8 +34,8 @@ Doubles attend(const Shape& s, const Doubles& q, const Doubles& k, const Doubles
   for (const std::size_t row : seen) {
     double product = 0.0;
     for (std::size_t i = 0; i < s.head_dim; ++i) {
-      product += q[(token * s.q_heads + head) * s.head_dim + i] *
-                 k[(row * s.kv_heads + kv_head) * s.head_dim + i];
+      product +=
+          q[(token * s.q_heads + head) * s.head_dim + i] * k[(row * s.kv_heads + kv_head) * s.head_dim + i];
     }
     scores.push_back(product / std::sqrt(static_cast<double>(s.head_dim)));
   }
@@ -75,9 +75,7 @@ struct Case {
   TensorView<T> keys(T* data) const {
     return {data, s.tokens, s.kv_heads, s.head_dim};
   }
-  const AttentionMask& mask_of(std::size_t head) const {
-    return masks[head / (s.q_heads / s.kv_heads)];
-  }
+  const AttentionMask& mask_of(std::size_t head) const { return masks[head / (s.q_heads / s.kv_heads)]; }
 
   double forward_error() const {
     double error = 0.0;
@@ -85,8 +83,8 @@ struct Case {
       for (std::size_t head = 0; head < s.q_heads; ++head) {
         const Doubles expected = attend(s, q, k, v, mask_of(head), token, head);
         for (std::size_t i = 0; i < s.head_dim; ++i) {
-          const double off = std::abs(
-              expected[i] - static_cast<double>(out[(token * s.q_heads + head) * s.head_dim + i]));
+          const double off =
+              std::abs(expected[i] - static_cast<double>(out[(token * s.q_heads + head) * s.head_dim + i]));
           if (!(off <= error)) error = std::isnan(off) ? INFINITY : off;
         }
       }
@@ -123,9 +121,14 @@ struct Case {
 
 const std::vector<AttentionMask> some_masks{
     {},  // all rows
-    {.sinks = 0, .recent = 1},   {.sinks = 1, .recent = 0},   {.sinks = 4, .recent = 7},
-    {.sinks = 0, .recent = 64},  {.sinks = 16, .recent = 63}, {.sinks = 65, .recent = 3},
-    {.sinks = 500, .recent = 0}, {.sinks = 3, .recent = 500},
+    {.sinks = 0, .recent = 1},
+    {.sinks = 1, .recent = 0},
+    {.sinks = 4, .recent = 7},
+    {.sinks = 0, .recent = 64},
+    {.sinks = 16, .recent = 63},
+    {.sinks = 65, .recent = 3},
+    {.sinks = 500, .recent = 0},
+    {.sinks = 3, .recent = 500},
 };
 
 TEST_CASE("a query sees what its mask lets it see, at every size around the blocks") {
@@ -140,8 +143,8 @@ TEST_CASE("a query sees what its mask lets it see, at every size around the bloc
 }
 
 TEST_CASE("each KV head has a mask, which applies to the query heads of its group") {
-  CHECK(Case{{140, 6, 3, 16}, {{}, {.sinks = 4, .recent = 20}, {.sinks = 70, .recent = 0}}}
-            .forward_error() <= 5e-6);
+  CHECK(Case{{140, 6, 3, 16}, {{}, {.sinks = 4, .recent = 20}, {.sinks = 70, .recent = 0}}}.forward_error() <=
+        5e-6);
 }
 
 TEST_CASE("long texts, whose heads are distributed over threads") {

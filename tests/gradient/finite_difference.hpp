@@ -46,8 +46,8 @@ inline double difference(const std::function<double()>& f, double& x) {
 
 /// The largest error of `gradient` at the indices i, i + stride, ..., as a share of the largest difference
 /// there (at least 0.1); infinite for NaN or wrong sizes.
-inline double gradient_error(const std::function<double()>& f, Doubles& x,
-                             std::span<const float> gradient, std::size_t stride = 1) {
+inline double gradient_error(const std::function<double()>& f, Doubles& x, std::span<const float> gradient,
+                             std::size_t stride = 1) {
   if (gradient.size() != x.size()) return INFINITY;
   double error = 0.0;
   double largest = 0.1;  // for gradients that are nearly zero, such as those of a query that sees one row

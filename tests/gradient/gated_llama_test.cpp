@@ -55,8 +55,7 @@ TEST_CASE("losses and gate gradients equal those of autograd") {
       CAPTURE(name);
       CAPTURE(expected.dump());
       const bool unmodified = expected["mixing"] == "full_of_unmodified";
-      GatedLlama gated{model, mask,
-                       unmodified ? Mixing::full_of_unmodified : Mixing::full_of_mixed};
+      GatedLlama gated{model, mask, unmodified ? Mixing::full_of_unmodified : Mixing::full_of_mixed};
       const std::vector<float> full = gated.read(text.tokens);
       const std::vector<float>& mixed = gated.mix(table(golden["gates"]));
       const Loss loss = expected["loss"] == "distillation"
@@ -103,8 +102,7 @@ TEST_CASE("layers that are computed a second time give the same gradients, bit f
         HeadGates gates{c.layers, c.kv_heads, 0.7};
         gates(0, 0) = 0.2;
         const std::vector<float>& mixed = gated.mix(gates);
-        const HeadGates found =
-            gated.gradient(distillation_loss(mixed, full, text, Reduction::mean).dhidden);
+        const HeadGates found = gated.gradient(distillation_loss(mixed, full, text, Reduction::mean).dhidden);
         return std::vector<double>(found.values().begin(), found.values().end());
       };
       const auto all = gradient(GatedLlama::default_stored_bytes);

@@ -49,14 +49,14 @@ TEST_CASE("RMSNorm") {
       // The gradient is added to the existing values, which residual connections need.
       std::vector<float> dx(x.size(), 0.0F);
       const std::vector<float> xs = to_float(x);
-      normalise_back(xs.data(), rows, to_float(weight), static_cast<float>(eps),
-                     to_float(dy).data(), dx.data());
+      normalise_back(xs.data(), rows, to_float(weight), static_cast<float>(eps), to_float(dy).data(),
+                     dx.data());
       // For a row of one number nearly everything cancels: a number of unit length hardly changes.
       const double allowed = width == 1 ? 1e-2 : 2e-5;
       if (width > 1 || scale < 1.0) CHECK(gradient_error(f, x, dx) <= allowed);
       std::vector<float> twice = dx;
-      normalise_back(xs.data(), rows, to_float(weight), static_cast<float>(eps),
-                     to_float(dy).data(), twice.data());
+      normalise_back(xs.data(), rows, to_float(weight), static_cast<float>(eps), to_float(dy).data(),
+                     twice.data());
       for (std::size_t i = 0; i < dx.size(); ++i) CHECK(twice[i] == doctest::Approx(2.0F * dx[i]));
     }
   }
@@ -79,8 +79,7 @@ TEST_CASE("SwiGLU, also when written over its gradient") {
   };
   std::vector<float> dgate = to_float(dy);
   std::vector<float> dup(count);
-  swiglu_back(to_float(gate).data(), to_float(up).data(), count, dgate.data(), dgate.data(),
-              dup.data());
+  swiglu_back(to_float(gate).data(), to_float(up).data(), count, dgate.data(), dgate.data(), dup.data());
   CHECK(gradient_error(f, gate, dgate) <= tolerance);
   CHECK(gradient_error(f, up, dup) <= tolerance);
 }
@@ -96,8 +95,8 @@ TEST_CASE("rotary positions: the backward pass rotates back") {
     double sum = 0.0;
     for (std::size_t row = 0; row < positions.size() * heads; ++row) {
       for (std::size_t i = 0; i < half; ++i) {
-        const double angle = static_cast<double>(positions[row / heads]) *
-                             static_cast<double>(frequencies[i]);
+        const double angle =
+            static_cast<double>(positions[row / heads]) * static_cast<double>(frequencies[i]);
         const double low = x[row * 8 + i];
         const double high = x[row * 8 + half + i];
         sum += dy[row * 8 + i] * (low * std::cos(angle) - high * std::sin(angle));
@@ -150,8 +149,8 @@ TEST_CASE("products of parts of matrices, transposed or not") {
     for (const bool b_turned : {false, true}) {
       std::vector<float> out(m * wide, 2.0F);
       multiply({a.data() + 1, a_turned ? k : m, a_turned ? m : k, wide, a_turned},
-               {b.data() + 2, b_turned ? n : k, b_turned ? k : n, wide, b_turned}, 0.5F, 3.0F,
-               out.data(), wide);
+               {b.data() + 2, b_turned ? n : k, b_turned ? k : n, wide, b_turned}, 0.5F, 3.0F, out.data(),
+               wide);
       for (std::size_t row = 0; row < m; ++row) {
         for (std::size_t column = 0; column < wide; ++column) {
           double expected = 2.0;
@@ -168,8 +167,7 @@ TEST_CASE("products of parts of matrices, transposed or not") {
     }
   }
   std::vector<float> out(4);
-  CHECK_THROWS_AS(multiply({a.data(), 2, 3, 3, false}, {b.data(), 2, 2, 2, false}, 1.0F, 0.0F,
-                           out.data(), 2),
+  CHECK_THROWS_AS(multiply({a.data(), 2, 3, 3, false}, {b.data(), 2, 2, 2, false}, 1.0F, 0.0F, out.data(), 2),
                   ShapeError);
 }
 

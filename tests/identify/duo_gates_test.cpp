@@ -32,21 +32,17 @@ TEST_CASE("steps are those of PyTorch's AdamW, rates those of the published sche
     double rate, first, second;
   };
   const std::vector<Row> golden{
-      {0.01, 1.009999985714306, 0.49000000039999997},
-      {0.02, 1.0190206928958778, 0.4861700398812561},
-      {0.02, 1.0161650455832494, 0.4756026188186261},
-      {0.02, 1.0100746295298886, 0.47177265829988224},
-      {0.02, 1.0017021459404076, 0.4633434623992057},
-      {0.02, 0.994500906477067, 0.45951350188046186},
-      {0.02, 0.9842209060399798, 0.4520169978628863},
-      {0.02, 0.9709067098121726, 0.44818703734414245},
-      {0.02, 0.9555749699593259, 0.44120366821884294},
-      {0.02, 0.9388099263416473, 0.4373737077000991},
-      {0.02, 0.9209619103274082, 0.43070882553800305},
-      {0.01, 0.9116071640735478, 0.4287938452786311},
+      {0.01, 1.009999985714306, 0.49000000039999997},  {0.02, 1.0190206928958778, 0.4861700398812561},
+      {0.02, 1.0161650455832494, 0.4756026188186261},  {0.02, 1.0100746295298886, 0.47177265829988224},
+      {0.02, 1.0017021459404076, 0.4633434623992057},  {0.02, 0.994500906477067, 0.45951350188046186},
+      {0.02, 0.9842209060399798, 0.4520169978628863},  {0.02, 0.9709067098121726, 0.44818703734414245},
+      {0.02, 0.9555749699593259, 0.44120366821884294}, {0.02, 0.9388099263416473, 0.4373737077000991},
+      {0.02, 0.9209619103274082, 0.43070882553800305}, {0.01, 0.9116071640735478, 0.4287938452786311},
   };
   const std::size_t steps = golden.size();
-  GateState state{.step = 0, .gates = HeadGates{1, 2, {1.0, 0.5}}, .mean = HeadGates{1, 2, 0.0},
+  GateState state{.step = 0,
+                  .gates = HeadGates{1, 2, {1.0, 0.5}},
+                  .mean = HeadGates{1, 2, 0.0},
                   .square = HeadGates{1, 2, 0.0}};
   for (std::size_t step = 0; step < steps; ++step) {
     CAPTURE(step);
@@ -54,8 +50,7 @@ TEST_CASE("steps are those of PyTorch's AdamW, rates those of the published sche
     const double rate = 0.02 * rate_factor(step, steps);
     CHECK(std::abs(rate - golden[step].rate) <= 1e-15);
     const auto n = static_cast<double>(step);
-    adam_step(state, HeadGates{1, 2, {0.003 * (n + 1) - 0.01, (step % 2 == 0 ? 0.2 : -0.2) + 0.05}},
-              rate);
+    adam_step(state, HeadGates{1, 2, {0.003 * (n + 1) - 0.01, (step % 2 == 0 ? 0.2 : -0.2) + 0.05}}, rate);
     CHECK(std::abs(state.gates(0, 0) - golden[step].first) <= 1e-12);
     CHECK(std::abs(state.gates(0, 1) - golden[step].second) <= 1e-12);
     CHECK(state.step == step + 1);
@@ -84,8 +79,11 @@ TEST_CASE("training finds better gates than all open or all closed ones") {
   const LabelledText text = text_of(name);
   for (const GateObjective objective : {GateObjective::distillation, GateObjective::language}) {
     for (const Mixing mixing : {Mixing::full_of_unmodified, Mixing::full_of_mixed}) {
-      const GateTraining training{.steps = 50, .rate = 0.05, .penalty = 0.3,
-                                  .streaming = {.sinks = 4, .recent = 24}, .mixing = mixing,
+      const GateTraining training{.steps = 50,
+                                  .rate = 0.05,
+                                  .penalty = 0.3,
+                                  .streaming = {.sinks = 4, .recent = 24},
+                                  .mixing = mixing,
                                   .objective = objective};
       GatedLlama gated{model, training.streaming, mixing};
       const std::vector<float> full = gated.read(text.tokens);

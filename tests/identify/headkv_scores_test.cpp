@@ -52,8 +52,8 @@ TEST_CASE("retrieval: the most attended row must be the needle's and hold what i
   };
   constexpr double third = 1.0 / 3;
   CHECK(score({{{0, 0, 1, 0, 0, 0, 0}, 5}}) == doctest::Approx(third));
-  CHECK(score({{{0, 0, 1, 0, 0, 0, 0}, 6}}) == 0.0);       // attends to 5, writes 6
-  CHECK(score({{{0, 0, 0, 0, 0, 1, 0}, 5}}) == 0.0);       // the 5 is not in the needle
+  CHECK(score({{{0, 0, 1, 0, 0, 0, 0}, 6}}) == 0.0);  // attends to 5, writes 6
+  CHECK(score({{{0, 0, 0, 0, 0, 1, 0}, 5}}) == 0.0);  // the 5 is not in the needle
   CHECK(score({{{0, 0.4F, 0.3F, 0.3F, 0, 0, 0}, 5}}) == 0.0);
   CHECK(score({{{0, 0.5F, 0.5F, 0, 0, 0, 0}, 5}}) == 0.0);  // the first of equal rows counts
   CHECK(score({{{0, 0, 0.5F, 0, 0, 0.5F, 0}, 5}}) == doctest::Approx(third));
@@ -61,8 +61,7 @@ TEST_CASE("retrieval: the most attended row must be the needle's and hold what i
                {{0, 0, 0, 1, 0, 0, 0, 0}, 6},
                {{0, 0, 0, 0, 0.9F, 0, 0, 0.1F, 0}, 7}}) == doctest::Approx(1.0));
   // A row that is hit twice counts twice, as in the published code.
-  CHECK(score({{{0, 0, 1, 0, 0, 0, 0}, 5}, {{0, 0, 1, 0, 0, 0, 0, 0}, 5}}) ==
-        doctest::Approx(2 * third));
+  CHECK(score({{{0, 0, 1, 0, 0, 0, 0}, 5}, {{0, 0, 1, 0, 0, 0, 0, 0}, 5}}) == doctest::Approx(2 * third));
 }
 
 TEST_CASE("enhanced: the attention to needle rows among the N most attended rows") {
@@ -76,8 +75,7 @@ TEST_CASE("enhanced: the attention to needle rows among the N most attended rows
   CHECK(score({{{0.4F, 0.2F, 0.3F, 0.1F, 0, 0, 0}, 5}}) == doctest::Approx(0.3 / 3));
   // Of four equal rows the first three count, two of which are in the needle.
   CHECK(score({{{0, 0.25F, 0.25F, 0.25F, 0.25F, 0, 0}, 5}}) == doctest::Approx(0.5 / 3));
-  CHECK(score({{{0, 0, 1, 0, 0, 0, 0}, 5}, {{0, 0, 0, 0.5F, 0, 0, 0, 0.5F}, 6}}) ==
-        doctest::Approx(1.5 / 3));
+  CHECK(score({{{0, 0, 1, 0, 0, 0, 0}, 5}, {{0, 0, 0, 0.5F, 0, 0, 0, 0.5F}, 6}}) == doctest::Approx(1.5 / 3));
   CHECK(score({{{0.5F, 0.25F, 0, 0, 0, 0.125F, 0.125F}, 5}}) == 0.0);
 }
 
@@ -112,8 +110,8 @@ class SlowText {
     const int tokens[]{token};
     const auto logits = model_->forward(
         tokens, read_++,
-        [&](std::size_t l, TensorView<const float> q, TensorView<const float> k,
-            TensorView<const float> v, TensorView<float> out) { attend(l, q, k, v, out); },
+        [&](std::size_t l, TensorView<const float> q, TensorView<const float> k, TensorView<const float> v,
+            TensorView<float> out) { attend(l, q, k, v, out); },
         LogitsOf::last);
     return static_cast<int>(std::ranges::max_element(logits) - logits.begin());
   }
@@ -177,11 +175,10 @@ double slow_step(NeedleRule rule, const std::vector<double>& attention, const Ne
   return mass / n;
 }
 
-TEST_CASE_TEMPLATE("a model's heads get the scores of plain loops", Engine, ScalarEngine,
-                   cpu::Engine<>) {
+TEST_CASE_TEMPLATE("a model's heads get the scores of plain loops", Engine, ScalarEngine, cpu::Engine<>) {
   double earned[2]{};
-  for (const std::string name : {"gqa2_d80", "mha_d64", "gqa7_d64", "qwen2_window_upper_layers",
-                                 "mistral_window"}) {
+  for (const std::string name :
+       {"gqa2_d80", "mha_d64", "gqa7_d64", "qwen2_window_upper_layers", "mistral_window"}) {
     CAPTURE(name);
     const Llama model = Llama::load(golden_folder(name));
     const Golden golden = load_golden(name);
@@ -234,7 +231,10 @@ TEST_CASE_TEMPLATE("a model's heads get the scores of plain loops", Engine, Scal
     CHECK(!score_needle<Engine>(model, sample, NeedleRule::enhanced, check).right);
     // Nothing is written after an answer that is judged wrong.
     std::size_t written = 0;
-    check = {.judge = [&](std::span<const int> said) { written = said.size(); return false; }};
+    check = {.judge = [&](std::span<const int> said) {
+      written = said.size();
+      return false;
+    }};
     CHECK(!score_needle<Engine>(model, sample, NeedleRule::enhanced, check).right);
     CHECK(written == 1);
   }
@@ -261,8 +261,8 @@ TEST_CASE("observed attention is the model's own, however many tokens were read 
         CHECK(calls++ == layer * model.config().q_heads + head);
         REQUIRE(attention.size() == before + 1);
         for (std::size_t row = 0; row <= before; ++row) {
-          close = close && std::abs(static_cast<double>(attention[row]) -
-                                    slow.attention[layer][head][row]) <= 1e-5;
+          close = close &&
+                  std::abs(static_cast<double>(attention[row]) - slow.attention[layer][head][row]) <= 1e-5;
         }
       });
       CHECK(close);

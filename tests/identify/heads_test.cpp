@@ -35,9 +35,8 @@ LabelledText text_with_keys(const std::string& name, std::size_t shift) {
 }
 
 /// Probabilities of one query for the rows [0, query]; 0 for rows that it does not see.
-std::vector<double> probabilities(TensorView<const float> q, TensorView<const float> k,
-                                  std::size_t query, std::size_t head,
-                                  const std::function<bool(std::size_t)>& seen) {
+std::vector<double> probabilities(TensorView<const float> q, TensorView<const float> k, std::size_t query,
+                                  std::size_t head, const std::function<bool(std::size_t)>& seen) {
   std::vector<double> p(query + 1);
   double sum = 0.0;
   for (std::size_t row = 0; row <= query; ++row) {
@@ -54,18 +53,17 @@ std::vector<double> probabilities(TensorView<const float> q, TensorView<const fl
 }
 
 /// Attention of a text in which one KV head streams; calls watch(layer, head, query, probabilities).
-AttendFn attend(std::size_t its_layer, std::size_t its_head,
-                std::function<void(std::size_t, std::size_t, std::size_t,
-                                   const std::vector<double>&)> watch = {}) {
+AttendFn attend(
+    std::size_t its_layer, std::size_t its_head,
+    std::function<void(std::size_t, std::size_t, std::size_t, const std::vector<double>&)> watch = {}) {
   return [=](std::size_t layer, TensorView<const float> q, TensorView<const float> k,
              TensorView<const float> v, TensorView<float> out) {
     for (std::size_t head = 0; head < q.heads; ++head) {
       const std::size_t kv_head = head / (q.heads / k.heads);
       const bool streams = layer == its_layer && kv_head == its_head;
       for (std::size_t query = 0; query < q.tokens; ++query) {
-        const auto p = probabilities(q, k, query, head, [&](std::size_t row) {
-          return !streams || row < 3 || query - row < 20;
-        });
+        const auto p = probabilities(
+            q, k, query, head, [&](std::size_t row) { return !streams || row < 3 || query - row < 20; });
         if (watch) watch(layer, head, query, p);
         for (std::size_t i = 0; i < q.head_dim; ++i) {
           double sum = 0.0;
@@ -79,8 +77,8 @@ AttendFn attend(std::size_t its_layer, std::size_t its_head,
   };
 }
 
-double loss_of(const Llama& model, const std::vector<int>& tokens,
-               const std::vector<std::size_t>& labels, const AttendFn& attention) {
+double loss_of(const Llama& model, const std::vector<int>& tokens, const std::vector<std::size_t>& labels,
+               const AttendFn& attention) {
   const std::vector<float> logits = model.forward(tokens, 0, attention, LogitsOf::all);
   const std::size_t vocabulary = model.config().vocabulary;
   double loss = 0.0;
@@ -88,8 +86,7 @@ double loss_of(const Llama& model, const std::vector<int>& tokens,
     const float* row = logits.data() + (label - 1) * vocabulary;
     double sum = 0.0;
     for (std::size_t i = 0; i < vocabulary; ++i) sum += std::exp(static_cast<double>(row[i]));
-    loss += std::log(sum) -
-            static_cast<double>(row[static_cast<std::size_t>(tokens[label])]);
+    loss += std::log(sum) - static_cast<double>(row[static_cast<std::size_t>(tokens[label])]);
   }
   return loss / static_cast<double>(labels.size());
 }
@@ -100,16 +97,16 @@ TEST_CASE("ablation: the losses with one head streaming") {
   const std::vector<LabelledText> texts{text_with_keys(name, 0), text_with_keys(name, 11)};
   std::size_t reports = 0;
   const HeadAblation found =
-      ablate_heads(model, texts, streaming, GateObjective::language,
-                   [&](std::size_t done, std::size_t all) {
-                     CHECK(done == ++reports);
-                     CHECK(all == 10);
-                   });
+      ablate_heads(model, texts, streaming, GateObjective::language, [&](std::size_t done, std::size_t all) {
+        CHECK(done == ++reports);
+        CHECK(all == 10);
+      });
   CHECK(reports == 10);
   const std::vector<std::size_t> answers{120, 121, 122, 123};
   const auto mean = [&](std::size_t layer, std::size_t head) {
     return (loss_of(model, texts[0].tokens, answers, attend(layer, head)) +
-            loss_of(model, texts[1].tokens, answers, attend(layer, head))) / 2.0;
+            loss_of(model, texts[1].tokens, answers, attend(layer, head))) /
+           2.0;
   };
   CHECK(std::abs(found.loss - mean(99, 0)) <= 1e-5);
   for (std::size_t layer = 0; layer < 2; ++layer) {
@@ -125,16 +122,12 @@ TEST_CASE("ablation: plain text, and distances instead of losses") {
   const Llama model = Llama::load(golden_folder(name));
   LabelledText text = text_with_keys(name, 0);
   text.passkeys.clear();
-  const HeadAblation found =
-      ablate_heads(model, {&text, 1}, streaming, GateObjective::language);
-  CHECK(std::abs(found.losses(1, 0) - loss_of(model, text.tokens, text.labels, attend(1, 0))) <=
-        1e-5);
-  const HeadAblation far =
-      ablate_heads(model, {&text, 1}, streaming, GateObjective::distillation);
+  const HeadAblation found = ablate_heads(model, {&text, 1}, streaming, GateObjective::language);
+  CHECK(std::abs(found.losses(1, 0) - loss_of(model, text.tokens, text.labels, attend(1, 0))) <= 1e-5);
+  const HeadAblation far = ablate_heads(model, {&text, 1}, streaming, GateObjective::distillation);
   CHECK(far.loss == 0.0);
   for (const double distance : far.losses.values()) CHECK(distance > 0.0);
-  CHECK_THROWS_AS(static_cast<void>(ablate_heads(model, {}, streaming, GateObjective::language)),
-                  ShapeError);
+  CHECK_THROWS_AS(static_cast<void>(ablate_heads(model, {}, streaming, GateObjective::language)), ShapeError);
 }
 
 TEST_CASE("increases of the loss become gates on a logarithmic scale") {
@@ -162,8 +155,8 @@ TEST_CASE("profiles: attention to passkeys and to far rows") {
                                const std::vector<double>& p) {
           if (query < 119 || query > 122) return;  // the rows before the answer's tokens
           for (std::size_t row = 0; row <= query; ++row) {
-            const bool counts = what == ProfileOf::passkey ? row >= 40 && row < 44
-                                                           : row >= 3 && query - row >= 20;
+            const bool counts =
+                what == ProfileOf::passkey ? row >= 40 && row < 44 : row >= 3 && query - row >= 20;
             if (counts) {
               expected(layer, head / group) += p[row] / (4.0 * 2.0 * static_cast<double>(group));
             }
@@ -185,15 +178,12 @@ TEST_CASE("profiles: plain text has no passkeys to look for") {
   LabelledText text = text_with_keys("mha_d64", 0);
   text.passkeys.clear();
   CHECK_NOTHROW(static_cast<void>(profile_heads(model, {&text, 1}, streaming, ProfileOf::outside)));
-  CHECK_THROWS_AS(
-      static_cast<void>(profile_heads(model, {&text, 1}, streaming, ProfileOf::passkey)),
-      ConfigError);
-  CHECK_THROWS_AS(static_cast<void>(profile_heads(model, {}, streaming, ProfileOf::outside)),
-                  ShapeError);
+  CHECK_THROWS_AS(static_cast<void>(profile_heads(model, {&text, 1}, streaming, ProfileOf::passkey)),
+                  ConfigError);
+  CHECK_THROWS_AS(static_cast<void>(profile_heads(model, {}, streaming, ProfileOf::outside)), ShapeError);
   text.passkeys = {{.hidden = 40, .answer = 42, .tokens = 4}};  // the two ranges overlap
-  CHECK_THROWS_AS(
-      static_cast<void>(profile_heads(model, {&text, 1}, streaming, ProfileOf::passkey)),
-      ShapeError);
+  CHECK_THROWS_AS(static_cast<void>(profile_heads(model, {&text, 1}, streaming, ProfileOf::passkey)),
+                  ShapeError);
 }
 
 }  // namespace

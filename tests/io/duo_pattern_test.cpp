@@ -58,8 +58,7 @@ TEST_CASE("the shipped sample is read") {
 
 TEST_CASE("what numpy.savetxt writes is read, with any line ends and blank lines") {
   const HeadGates expected{2, 2, {0.5, -1e-5, 1.0, 3.0}};
-  CHECK(io::parse_duo_gates("5.000000000000000000e-01\t-1.000000000000000082e-05\n1\t3\n") ==
-        expected);
+  CHECK(io::parse_duo_gates("5.000000000000000000e-01\t-1.000000000000000082e-05\n1\t3\n") == expected);
   CHECK(io::parse_duo_gates("0.5\t-1e-5\r\n1.0\t3e0\r\n") == expected);
   CHECK(io::parse_duo_gates("# gates\n\n 0.5 \t -.00001\n\n+1\t+3.") == expected);
   CHECK(io::parse_duo_gates("7") == HeadGates{1, 1, {7.0}});
@@ -91,16 +90,14 @@ TEST_CASE("a config without its two numbers is refused") {
         Says{"sink_size: must be a whole number, is -4"});
   CHECK(config_refusal(R"({"sink_size": 4.5, "recent_size": 9})") == Says{"is 4.5"});
   CHECK(config_refusal(R"({"sink_size": "4", "recent_size": 9})") == Says{"the string '4'"});
-  CHECK(config_refusal(R"({"sink_size": 4, "recent_size": 9999999999})") ==
-        Says{"must be at most"});
+  CHECK(config_refusal(R"({"sink_size": 4, "recent_size": 9999999999})") == Says{"must be at most"});
   CHECK(config_refusal("[]") == Says{"must be an object"});
   CHECK(config_refusal("") == Says{"is empty"});
 }
 
 TEST_CASE("a pattern is the same after it was written and read") {
   const TemporaryFolder folder;
-  const io::DuoPattern pattern{HeadGates{2, 3, {0.1, 1.0 / 3.0, -5e-324, 1e300, 0.0, -0.25}}, 7,
-                               33};
+  const io::DuoPattern pattern{HeadGates{2, 3, {0.1, 1.0 / 3.0, -5e-324, 1e300, 0.0, -0.25}}, 7, 33};
   io::save_duo_pattern(folder.path() / "new" / "pattern", pattern);
   CHECK(io::load_duo_pattern(folder.path() / "new" / "pattern") == pattern);
   io::DuoPattern broken = pattern;
@@ -132,8 +129,7 @@ TEST_CASE("a pattern may be named by its .tsv file, under any name, with config.
   CHECK(io::load_duo_pattern(folder.path() / io::duo_gates_file) == pattern);
   std::filesystem::rename(folder.path() / io::duo_gates_file, folder.path() / "gates.tsv");
   CHECK(io::load_duo_pattern(folder.path() / "gates.tsv") == pattern);
-  CHECK(folder_refusal(folder.path() / io::duo_config_file) ==
-        Says{"config.json: is not a folder;"});
+  CHECK(folder_refusal(folder.path() / io::duo_config_file) == Says{"config.json: is not a folder;"});
   std::filesystem::remove(folder.path() / io::duo_config_file);
   CHECK(folder_refusal(folder.path() / "gates.tsv") == Says{"config.json: there is no such file"});
 }

@@ -78,7 +78,8 @@ TEST_CASE("docs/formats.md: the tables of keys are complete, and the defaults ar
     const auto check_keys = [&](const io::Json& object) {
       for (const auto& [key, value] : object.items()) {
         if (key == "policy" || key == "scorer" || key == "summary" || key == "type") {
-          says(key == "type" ? "`" + value.template get<std::string>() + "`" : value.template get<std::string>());
+          says(key == "type" ? "`" + value.template get<std::string>() + "`"
+                             : value.template get<std::string>());
         } else if (value.is_string()) {
           says("`" + key + "` \"" + value.template get<std::string>() + "\"");
         } else if (!value.is_object()) {
@@ -105,7 +106,9 @@ TEST_CASE("docs/formats.md: the tables of keys are complete, and the defaults ar
   const io::Json rotary = io::parse_json(members + "}", "rotary");
   CHECK(rotary.size() == 6);
   for (const auto& [key, value] : rotary.items()) says("`" + key + "`");
-  for (const char* words : {"`compress_from` 0", "`after_first_compress` false", "`adaptive_in_layer` false", "`safeguard` 0.2"}) says(words);
+  for (const char* words :
+       {"`compress_from` 0", "`after_first_compress` false", "`adaptive_in_layer` false", "`safeguard` 0.2"})
+    says(words);
 }
 
 }  // namespace

@@ -41,8 +41,7 @@ TEST_CASE("DuoAttention patterns: threshold and every head as published") {
     CAPTURE(item.key());
     const auto parts = split(item.key(), '|');
     const double sparsity = std::stod(parts.at(1));
-    const io::DuoPattern pattern =
-        io::load_duo_pattern(shared_data() / "duo_patterns" / parts.at(0));
+    const io::DuoPattern pattern = io::load_duo_pattern(shared_data() / "duo_patterns" / parts.at(0));
     CHECK(pattern.sinks == 128);
     CHECK(pattern.recent == 256);
     CHECK(gate_threshold(pattern.gates, sparsity) == item.value()["threshold"].get<double>());

@@ -61,8 +61,7 @@ TEST_CASE("what is no score file is refused with its key") {
   CHECK(refusal(R"({"0-0": 1})") == Says{"key '0-0': must be a list"});
   CHECK(refusal(R"({"0-0": [1, "2"]})") == Says{"one is the string '2'"});
   CHECK(refusal(R"({"0-0": [1, null]})") == Says{"one is null"});
-  CHECK(refusal(R"({"0-0": [1], "0-0": [2]})") ==
-        Says{"line 1, column 19: the key '0-0' is given twice"});
+  CHECK(refusal(R"({"0-0": [1], "0-0": [2]})") == Says{"line 1, column 19: the key '0-0' is given twice"});
   CHECK(refusal(R"({"0-0": [1], "0-2": [2]})") ==
         Says{"has 2 heads, but the largest numbers mean 1 layers x 3 heads"});
   CHECK(refusal("{\"0-0\": [1],\n \"0-1\": [NaN]}") == Says{"line 2, column 1"});
@@ -99,8 +98,7 @@ TEST_CASE("scores are the same after they are written and read, on one line as p
   CHECK_THROWS_AS((void)io::format_head_scores(broken), ConfigError);
   CHECK_THROWS_WITH_AS((void)io::load_head_scores(folder.path() / "none.json"),
                        doctest::Contains("there is no such file"), FormatError);
-  CHECK_THROWS_AS(io::save_head_scores(folder.path() / "no" / "such" / "folder.json", scores),
-                  StorageError);
+  CHECK_THROWS_AS(io::save_head_scores(folder.path() / "no" / "such" / "folder.json", scores), StorageError);
 }
 
 TEST_CASE("samples are read one by one and written unchanged") {
@@ -120,8 +118,8 @@ TEST_CASE("samples are read one by one and written unchanged") {
   }
   CHECK(io::parse_head_samples(io::format_head_samples(drawn)) == drawn);  // to the last bit
   drawn(2, 4)[0] = std::numeric_limits<double>::quiet_NaN();
-  CHECK_THROWS_WITH_AS((void)io::format_head_samples(drawn),
-                       doctest::Contains("layer 2, head 4 is nan"), ConfigError);
+  CHECK_THROWS_WITH_AS((void)io::format_head_samples(drawn), doctest::Contains("layer 2, head 4 is nan"),
+                       ConfigError);
   drawn(0, 1).clear();
   CHECK_THROWS_WITH_AS((void)io::format_head_samples(drawn),
                        doctest::Contains("layer 0, head 1 has no samples"), ConfigError);

@@ -53,11 +53,10 @@ TEST_CASE("the parser asks for its position once, and only for a text that is re
     std::size_t asked = 0;
     CHECK_FALSE(io::detail::parse_json(text, "x.json", {}, CountedPlace{asked}).empty());
     CHECK(asked == 0);
-    for (const std::string& broken : {text.substr(0, text.size() - 1), text + "x",
-                                      text.substr(0, text.size() - 1) + ",\"0\": 1e999}"}) {
+    for (const std::string& broken :
+         {text.substr(0, text.size() - 1), text + "x", text.substr(0, text.size() - 1) + ",\"0\": 1e999}"}) {
       asked = 0;
-      CHECK_THROWS_AS((void)io::detail::parse_json(broken, "x.json", {}, CountedPlace{asked}),
-                      FormatError);
+      CHECK_THROWS_AS((void)io::detail::parse_json(broken, "x.json", {}, CountedPlace{asked}), FormatError);
       CHECK(asked == 1);
     }
   }
@@ -66,9 +65,8 @@ TEST_CASE("the parser asks for its position once, and only for a text that is re
 TEST_CASE("a message quotes only a little of a long text") {
   const std::string digits(100'000, '7');
   for (const std::string& text :
-       {digits + "e99999", digits + "x", "\"" + digits + "\n\"", "[" + digits,
-        "{\"" + digits + "\" 1}", "{\"" + digits + "\": 1, \"" + digits + "\": 2}",
-        "nul" + digits}) {
+       {digits + "e99999", digits + "x", "\"" + digits + "\n\"", "[" + digits, "{\"" + digits + "\" 1}",
+        "{\"" + digits + "\": 1, \"" + digits + "\": 2}", "nul" + digits}) {
     const std::string said = refusal(text);
     CAPTURE(text.substr(0, 20));
     CHECK(said.starts_with("x.json: line "));
@@ -89,8 +87,7 @@ TEST_CASE("quotes are cut between characters and have no control bytes") {
       CAPTURE(character);
       CAPTURE(before);
       CHECK(io::in_quotes(head + character + "bbbb") ==
-            "'" + head +
-                (whole ? character + std::string(60 - before - character.size(), 'b') : "") +
+            "'" + head + (whole ? character + std::string(60 - before - character.size(), 'b') : "") +
                 (before + character.size() + 4 > 60 ? "…'" : "'"));
     }
   }

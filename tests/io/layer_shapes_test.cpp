@@ -39,8 +39,7 @@ TEST_CASE("a plan of layers that differ is read as it was written") {
   plan.set(2, 1, QuantizedResidualCache<float>::Config{.storage = {.bits = 4, .residual = 9}});
   plan.set(4, 0, SinkRecentCache<DenseStorage<float>>::Config{.sinks = 2, .recent = 50});
   const std::string text = io::format_plan(plan);
-  CHECK(contains(text,
-                 "{\"q_heads\":6,\"kv_heads\":3,\"head_dim\":24,\"value_dim\":40,\"softcap\":"));
+  CHECK(contains(text, "{\"q_heads\":6,\"kv_heads\":3,\"head_dim\":24,\"value_dim\":40,\"softcap\":"));
   CHECK(contains(text, "{\"q_heads\":3,\"reads\":2}"));
   const auto read = io::parse_plan<float>(text);
   CHECK(read == plan);
@@ -52,8 +51,7 @@ TEST_CASE("a uniform shape is written as before, and values may have a different
   const HeadPlan<float> plan{ModelShape{.layers = 1, .q_heads = 2, .kv_heads = 1, .head_dim = 8}};
   CHECK(contains(io::format_plan(plan),
                  "\"shape\": {\"layers\":1,\"q_heads\":2,\"kv_heads\":1,\"head_dim\":8}"));
-  const ModelShape wide{
-      .layers = 2, .q_heads = 2, .kv_heads = 1, .head_dim = 576, .value_dim = 512};
+  const ModelShape wide{.layers = 2, .q_heads = 2, .kv_heads = 1, .head_dim = 576, .value_dim = 512};
   CHECK(io::parse_plan<float>(io::format_plan(HeadPlan<float>{wide})).shape() == wide);
 }
 
@@ -61,8 +59,7 @@ TEST_CASE("settings that do not fit a layer are refused with their position") {
   const std::string text = io::format_plan(HeadPlan<float>{some_shape()});
   CHECK(contains(refused(text, "\"head_dim\":24", "\"head_dim\":12"),
                  "layer 2: head_dim is 12, must be a multiple of 8"));
-  CHECK(contains(refused(text, "\"window\":100", "\"width\":100"),
-                 "per_layer[4]: unknown key 'width'"));
+  CHECK(contains(refused(text, "\"window\":100", "\"width\":100"), "per_layer[4]: unknown key 'width'"));
   CHECK(contains(refused(text, "\"reads\":2", "\"reads\":4"),
                  "layer 3: reads the cache of layer 4, must be an earlier layer"));
   CHECK(contains(refused(text, "\"layers\":5", "\"layers\":6"),

@@ -59,14 +59,18 @@ TEST_CASE("named_plan: a name is the plan file that its description says") {
   for (const char* bits : {"8", "4", "2"}) {
     const auto codes = [&](const char* group, const char* residual) {
       return message(R"({"policy": "full", "storage": {"type": "residual_per_token", "bits": )", bits,
-                     R"(, "key_group": )", group, R"(, "value_group": )", group, R"(, "residual": )", residual, "}}");
+                     R"(, "key_group": )", group, R"(, "value_group": )", group, R"(, "residual": )",
+                     residual, "}}");
     };
     CHECK(same(io::named_plan<float>(message("int", bits), shape), written(codes("32", "128").c_str(), all)));
-    CHECK(same(io::named_plan<float>(message("int", bits, ":0"), shape), written(codes("32", "0").c_str(), all)));
+    CHECK(same(io::named_plan<float>(message("int", bits, ":0"), shape),
+               written(codes("32", "0").c_str(), all)));
     // 32 divides neither 8 nor 48.
-    CHECK(same(io::named_plan<float>(message("int", bits), {.layers = 2, .q_heads = 4, .kv_heads = 2, .head_dim = 8}),
+    CHECK(same(io::named_plan<float>(message("int", bits),
+                                     {.layers = 2, .q_heads = 4, .kv_heads = 2, .head_dim = 8}),
                written(codes("8", "128").c_str(), all, "8")));
-    CHECK(same(io::named_plan<float>(message("int", bits), {.layers = 2, .q_heads = 4, .kv_heads = 2, .head_dim = 48}),
+    CHECK(same(io::named_plan<float>(message("int", bits),
+                                     {.layers = 2, .q_heads = 4, .kv_heads = 2, .head_dim = 48}),
                written(codes("16", "128").c_str(), all, "48")));
   }
 }
@@ -109,8 +113,8 @@ TEST_CASE("named_plan: a plan file must be for the shape") {
 }
 
 TEST_CASE("named_plan: any other name is refused, with what is known") {
-  for (const char* name : {"", "none", "full+int4", "full@x", "int3", "int4+int8", "int4@x", "sink_recent+int4",
-                           "duo+int3@x", "duo+@x:0.5:", "int4 ", "FULL"}) {
+  for (const char* name : {"", "none", "full+int4", "full@x", "int3", "int4+int8", "int4@x",
+                           "sink_recent+int4", "duo+int3@x", "duo+@x:0.5:", "int4 ", "FULL"}) {
     CAPTURE(name);
     CHECK(refusal(name) != "");
   }

@@ -23,8 +23,7 @@ namespace {
 constexpr ModelShape shape{.layers = 3, .q_heads = 8, .kv_heads = 4, .head_dim = 64};
 
 template <Element E = float>
-std::string refusal(std::string_view text,
-                    const PolicyRegistry<E>& policies = shipped_policies<E>()) {
+std::string refusal(std::string_view text, const PolicyRegistry<E>& policies = shipped_policies<E>()) {
   try {
     (void)io::parse_plan<E>(text, "plan.json", policies);
   } catch (const FormatError& error) {
@@ -60,7 +59,8 @@ TEST_CASE("every setting of a head with a budget is read back, for every scorer"
   const HeadBudgetCache<Dense, H2oScorer>::Config h2o{
       .budget = 3, .compress_every = 1, .after_first_compress = true, .scorer = {.recent = 5}};
   const HeadBudgetCache<Dense, KeyNormScorer>::Config key_norm{.budget = 4, .scorer = {.recent = 6}};
-  const HeadBudgetCache<Dense, TovaScorer>::Config tova{.budget = 7, .compress_from = 77, .compress_every = 2};
+  const HeadBudgetCache<Dense, TovaScorer>::Config tova{
+      .budget = 7, .compress_from = 77, .compress_every = 2};
   const HeadBudgetCache<PerTokenStorage<float>>::Config shared{
       .adaptive_in_layer = true, .safeguard = 0.1, .scorer = {.observation_window = 3}};
   HeadPlan<float> plan{shape, h2o};
@@ -69,8 +69,9 @@ TEST_CASE("every setting of a head with a budget is read back, for every scorer"
   plan.set(1, 1, shared);
   const std::string text = io::format_plan(plan);
   CHECK(io::parse_plan(text) == plan);
-  for (const char* part : {R"("scorer":"h2o")", R"("scorer":"key_norm")", R"("scorer":"tova")",
-                           R"("after_first_compress":true)", R"("compress_from":77)", R"("adaptive_in_layer":true)", R"("safeguard":0.1)"}) {
+  for (const char* part :
+       {R"("scorer":"h2o")", R"("scorer":"key_norm")", R"("scorer":"tova")", R"("after_first_compress":true)",
+        R"("compress_from":77)", R"("adaptive_in_layer":true)", R"("safeguard":0.1)"}) {
     CAPTURE(part);
     CHECK(text.find(part) != std::string::npos);
   }
@@ -84,16 +85,18 @@ TEST_CASE("every setting of a head with a budget is read back, for every scorer"
 }
 
 TEST_CASE("the quantised cache of transformers, as the page of its policy writes it") {
-  const std::string page =
-      io::read_text_file(KVPOLICY_SOURCE_DIR "/docs/policies/quantized_residual.md");
+  const std::string page = io::read_text_file(KVPOLICY_SOURCE_DIR "/docs/policies/quantized_residual.md");
   const std::size_t first = page.find("    {\"policy\": \"full\"");
   REQUIRE(first != std::string::npos);
   const std::string setting = page.substr(first, page.find("\n\n", first) - first);
   const HeadPlan<half> plan = io::parse_plan<half>(
       R"({"format": "kvpolicy plan", "version": 1, "heads": [[0]],
-          "shape": {"layers": 1, "q_heads": 4, "kv_heads": 1, "head_dim": 128}, "settings": [)" + setting + "]}");
-  CHECK(plan == HeadPlan<half>{plan.shape(), QuantizedResidualCache<half>::Config{
-                                                .storage = {.bits = 4, .key_group = 64, .value_group = 64, .residual = 128}}});
+          "shape": {"layers": 1, "q_heads": 4, "kv_heads": 1, "head_dim": 128}, "settings": [)" +
+      setting + "]}");
+  CHECK(plan ==
+        HeadPlan<half>{plan.shape(),
+                       QuantizedResidualCache<half>::Config{
+                           .storage = {.bits = 4, .key_group = 64, .value_group = 64, .residual = 128}}});
 }
 
 TEST_CASE("numbers are read back to the last bit, and sizes of more than 53 bits too") {
@@ -108,10 +111,9 @@ TEST_CASE("numbers are read back to the last bit, and sizes of more than 53 bits
               .low_freq_factor = draw(),
               .high_freq_factor = 2e9 + draw(),
               .original_max_position = draw()};
-    const HeadPlan<float> plan{
-        shape, Window::Config{.sinks = (std::size_t{1} << 40) - pick(random, 0, 1000),
-                              .recent = std::size_t{1} << 40,
-                              .rotary_in_cache = rotary}};
+    const HeadPlan<float> plan{shape, Window::Config{.sinks = (std::size_t{1} << 40) - pick(random, 0, 1000),
+                                                     .recent = std::size_t{1} << 40,
+                                                     .rotary_in_cache = rotary}};
     REQUIRE(io::parse_plan(io::format_plan(plan)) == plan);
   }
 }
@@ -191,7 +193,8 @@ TEST_CASE("settings that do not work are refused with their position") {
   CHECK(setting("3") == Says{"settings[0]: must be an object, is 3"});
   CHECK(setting("{}") == Says{"settings[0]: the key 'policy' is missing"});
   CHECK(setting(R"({"policy": 7})") == Says{"settings[0], policy: must be a string, is 7"});
-  CHECK(setting(R"({"policy": "foul"})") == Says{"settings[0]: policy is 'foul', must be full, sink_recent, head_budget or chunk_retrieval"});
+  CHECK(setting(R"({"policy": "foul"})") ==
+        Says{"settings[0]: policy is 'foul', must be full, sink_recent, head_budget or chunk_retrieval"});
   CHECK(setting(R"({"policy": "full"}, {"policy": "full", "sinks": 4})") ==
         Says{"settings[1]: unknown key 'sinks'"});
   CHECK(setting(R"({"policy": "sink_recent", "recent": 0})") ==
@@ -215,8 +218,7 @@ TEST_CASE("settings that do not work are refused with their position") {
         Says{"settings[0], storage: unknown key 'bits'; known here: type"});
   CHECK(setting(R"({"policy": "full", "storage": {"type": "residual_per_token", "bits": 3}})") ==
         Says{"bits is 3, must be 2, 4 or 8"});
-  CHECK(setting(
-            R"({"policy": "full", "storage": {"type": "residual_per_token", "key_group": 48}})") ==
+  CHECK(setting(R"({"policy": "full", "storage": {"type": "residual_per_token", "key_group": 48}})") ==
         Says{"key_group is 48, must divide head_dim = 64"});
   // A window over per-channel groups exists in no plan.
   CHECK(setting(R"({"policy": "sink_recent", "storage": {"type": "residual_per_channel"}})") ==
@@ -236,9 +238,7 @@ TEST_CASE("settings that do not work are refused with their position") {
 }
 
 TEST_CASE("shapes and heads that do not fit are refused") {
-  const auto heads = [](const char* text) {
-    return refusal(plan_text(R"({"policy": "full"})", text));
-  };
+  const auto heads = [](const char* text) { return refusal(plan_text(R"({"policy": "full"})", text)); };
   CHECK(heads("7") == Says{"heads: must be an array of 1 layers, is 7"});
   CHECK(heads("[[0, 0], [0, 0]]") == Says{"must be an array of 1 layers, is an array of 2"});
   CHECK(heads("[[0]]") == Says{"heads[0]: must be an array of 2 KV heads, is an array of 1"});
@@ -258,6 +258,5 @@ TEST_CASE("shapes and heads that do not fit are refused") {
         Says{"shape: the key 'head_dim' is missing"});
   CHECK(with_shape(R"({"layers": 1048576, "q_heads": 2, "kv_heads": 2, "head_dim": 64})") ==
         Says{"2097152 KV heads in all, must be at most 1048576"});
-  CHECK(with_shape(R"({"layers": 0, "q_heads": 2, "kv_heads": 2, "head_dim": 64})") ==
-        Says{"layers is 0"});
+  CHECK(with_shape(R"({"layers": 0, "q_heads": 2, "kv_heads": 2, "head_dim": 64})") == Says{"layers is 0"});
 }

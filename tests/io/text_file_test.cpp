@@ -108,8 +108,7 @@ TEST_CASE("what is not a file is neither read nor replaced") {
   const TemporaryFolder folder;
   const fs::path pipe = folder.path() / "pipe";
   REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
-  CHECK(thrown<FormatError>([&] { (void)io::read_text_file(pipe); }) ==
-        Says{"pipe: is not a regular file"});
+  CHECK(thrown<FormatError>([&] { (void)io::read_text_file(pipe); }) == Says{"pipe: is not a regular file"});
   CHECK(thrown<StorageError>([&] { io::write_text_file(pipe, "x"); }) ==
         Says{"pipe: is not a regular file, cannot be replaced by one"});
   CHECK(fs::is_fifo(pipe));

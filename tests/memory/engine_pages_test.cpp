@@ -41,9 +41,7 @@ const std::vector<Layout>& layouts() {
       {"vLLM NHD [2, blocks, block_size, kv_heads, head_dim]", vllm_nhd,
        [](const Sizes& s, std::size_t side, std::size_t block, std::size_t token, std::size_t head,
           std::size_t d) {
-         return (((side * s.blocks + block) * s.block_size + token) * s.kv_heads + head) *
-                    s.head_dim +
-                d;
+         return (((side * s.blocks + block) * s.block_size + token) * s.kv_heads + head) * s.head_dim + d;
        }},
       {"FlashInfer NHD [blocks, 2, block_size, kv_heads, head_dim]", flashinfer_nhd,
        [](const Sizes& s, std::size_t side, std::size_t block, std::size_t token, std::size_t head,
@@ -94,12 +92,10 @@ void check_layout(const Layout& layout, const Sizes& s, std::size_t arenas) {
   for (auto& tensor : tensors) {
     tensor.assign(numbers + 2, guard);
     for (std::size_t i = 0; i < numbers; ++i) {
-      tensor[1 + i] =
-          static_cast<Number>(i * 7 + static_cast<std::size_t>(&tensor - tensors.data()));
+      tensor[1 + i] = static_cast<Number>(i * 7 + static_cast<std::size_t>(&tensor - tensors.data()));
     }
     spans.push_back(std::as_writable_bytes(std::span{tensor}.subspan(1, numbers)));
-    engine = layout.describe(spans.back(),
-                             {s.blocks, s.block_size, s.kv_heads, s.head_dim * sizeof(Number)});
+    engine = layout.describe(spans.back(), {s.blocks, s.block_size, s.kv_heads, s.head_dim * sizeof(Number)});
   }
   engine.arenas = spans;
   PagePool pool{engine};
@@ -113,14 +109,14 @@ void check_layout(const Layout& layout, const Sizes& s, std::size_t arenas) {
   std::set<PageId> ids;
   bool read = true;
   for (std::size_t arena = 0; arena < arenas; ++arena) {
-    for_each_number(s, [&](std::size_t block, std::size_t head, std::size_t side, std::size_t token,
-                           std::size_t d) {
-      const PageId page = pool.engine_page(arena, head, block);
-      ids.insert(page);
-      read = read && page == pool.engine_page(arena, head, 0) + static_cast<PageId>(block);
-      read = read && load(address(page, side, token, d)) ==
-                         tensors[arena][1 + layout.index(s, side, block, token, head, d)];
-    });
+    for_each_number(
+        s, [&](std::size_t block, std::size_t head, std::size_t side, std::size_t token, std::size_t d) {
+          const PageId page = pool.engine_page(arena, head, block);
+          ids.insert(page);
+          read = read && page == pool.engine_page(arena, head, 0) + static_cast<PageId>(block);
+          read = read && load(address(page, side, token, d)) ==
+                             tensors[arena][1 + layout.index(s, side, block, token, head, d)];
+        });
   }
   CHECK(read);  // the number that the engine wrote
   CHECK(ids.size() == arenas * s.blocks * s.kv_heads);
@@ -133,14 +129,13 @@ void check_layout(const Layout& layout, const Sizes& s, std::size_t arenas) {
   CHECK(pool.live_bytes() == pool.obtained_bytes());
   for (auto& tensor : tensors) std::fill(tensor.begin() + 1, tensor.end() - 1, Number{0});
   for (std::size_t arena = 0; arena < arenas; ++arena) {
-    for_each_number(s, [&](std::size_t block, std::size_t head, std::size_t side, std::size_t token,
-                           std::size_t d) {
-      const auto number =
-          static_cast<Number>(arena * 31 + block * 29 + head * 23 + side * 19 + token * 5 + d + 1);
-      std::memcpy(address(pool.engine_page(arena, head, block), side, token, d), &number,
-                  sizeof number);
-      wanted[arena * numbers + layout.index(s, side, block, token, head, d)] = number;
-    });
+    for_each_number(
+        s, [&](std::size_t block, std::size_t head, std::size_t side, std::size_t token, std::size_t d) {
+          const auto number =
+              static_cast<Number>(arena * 31 + block * 29 + head * 23 + side * 19 + token * 5 + d + 1);
+          std::memcpy(address(pool.engine_page(arena, head, block), side, token, d), &number, sizeof number);
+          wanted[arena * numbers + layout.index(s, side, block, token, head, d)] = number;
+        });
   }
   for (std::size_t arena = 0; arena < arenas; ++arena) {
     const auto first = wanted.begin() + static_cast<std::ptrdiff_t>(arena * numbers);
@@ -185,8 +180,7 @@ TEST_CASE("a latent cache has only keys: [blocks, block_size, row]") {
 
 TEST_CASE("pages that the engine filled are claimed by their number, and only once") {
   std::vector<std::byte> tensor(std::size_t{2} * 20 * 4 * 2 * 8);
-  const EnginePages engine =
-      vllm_nhd(tensor, {.blocks = 20, .block_size = 4, .kv_heads = 2, .row_bytes = 8});
+  const EnginePages engine = vllm_nhd(tensor, {.blocks = 20, .block_size = 4, .kv_heads = 2, .row_bytes = 8});
   PagePool pool{engine};
   std::set<PageId> claimed;
   for (const std::size_t block : {0U, 3U, 15U, 16U, 19U}) {
@@ -226,10 +220,9 @@ TEST_CASE("an engine's memory as the fast tier, our own memory as a slower one")
   PagePool pool{engine, slower};
   CHECK(pool.provider(0) == nullptr);
   CHECK(pool.provider(1) == &slow);
-  CHECK_THROWS_WITH_AS(
-      static_cast<void>(pool.allocate(100)),
-      "PagePool: a page of 100 bytes was asked for, must be 256 as the engine's pages are",
-      ConfigError);
+  CHECK_THROWS_WITH_AS(static_cast<void>(pool.allocate(100)),
+                       "PagePool: a page of 100 bytes was asked for, must be 256 as the engine's pages are",
+                       ConfigError);
   const PageId fast = pool.allocate(256), other = pool.allocate(100, 1);
   CHECK(pool.tier(fast) == 0);
   CHECK(pool.tier(other) == 1);
@@ -243,22 +236,18 @@ TEST_CASE("an engine's memory as the fast tier, our own memory as a slower one")
 
 TEST_CASE("invalid descriptions are refused with what would fit") {
   std::vector<std::byte> tensor(std::size_t{2} * 4 * 8 * 2 * 16);
-  const EnginePages good =
-      vllm_nhd(tensor, {.blocks = 4, .block_size = 8, .kv_heads = 2, .row_bytes = 16});
+  const EnginePages good = vllm_nhd(tensor, {.blocks = 4, .block_size = 8, .kv_heads = 2, .row_bytes = 16});
   CHECK_NOTHROW(good.validate());
   const auto refused = [&](auto change, const char* text) {
     EnginePages bad = good;
     change(bad);
     CHECK_THROWS_WITH_AS(PagePool{bad}, text, ConfigError);
   };
-  refused([](EnginePages& e) { e.arenas.clear(); },
-          "EnginePages: there is no arena, must be at least one");
+  refused([](EnginePages& e) { e.arenas.clear(); }, "EnginePages: there is no arena, must be at least one");
   refused([](EnginePages& e) { e.blocks = 0; }, "EnginePages: blocks is 0, must be at least 1");
   refused([](EnginePages& e) { e.heads = 0; }, "EnginePages: heads is 0, must be at least 1");
-  refused([](EnginePages& e) { e.page_rows = 0; },
-          "EnginePages: page_rows is 0, must be at least 1");
-  refused([](EnginePages& e) { e.row_bytes = 0; },
-          "EnginePages: row_bytes is 0, must be at least 1");
+  refused([](EnginePages& e) { e.page_rows = 0; }, "EnginePages: page_rows is 0, must be at least 1");
+  refused([](EnginePages& e) { e.row_bytes = 0; }, "EnginePages: row_bytes is 0, must be at least 1");
   refused([](EnginePages& e) { e.head_stride = 15; },
           "EnginePages: head_stride is 15 bytes, must be at least 16, or rows overlap");
   refused([](EnginePages& e) { e.row_stride = 24; },

@@ -25,8 +25,7 @@ struct State {
   friend bool operator==(const State&, const State&) = default;
 };
 
-State state_of(const PagePool& pool, const std::vector<PageId>& pages,
-               const test::CountingResource& memory) {
+State state_of(const PagePool& pool, const std::vector<PageId>& pages, const test::CountingResource& memory) {
   State state{{}, pool.live_bytes(), pool.obtained_bytes(), memory.live_bytes()};
   for (const PageId page : pages) state.first_bytes[page] = *pool.address(page);
   return state;
@@ -36,8 +35,7 @@ State state_of(const PagePool& pool, const std::vector<PageId>& pages,
 // 0, 1, ... until nothing fails. Returns the number of failures.
 template <class Fail>
 std::size_t allocate_until_it_works(PagePool& pool, std::vector<PageId>& pages, std::size_t bytes,
-                                    std::size_t count, const test::CountingResource& memory,
-                                    Fail fail) {
+                                    std::size_t count, const test::CountingResource& memory, Fail fail) {
   for (std::size_t failures = 0;; ++failures) {
     std::vector<PageId> more(count, 0);
     const State before = state_of(pool, pages, memory);
@@ -100,11 +98,11 @@ TEST_CASE("a failed allocation of bookkeeping leaves the pool unchanged") {
   std::vector<PageId> pages;
   std::size_t failures = 0;
   for (std::size_t bytes = 64; bytes < 64 * 40; bytes += 64) {  // many sizes need many slabs
-    failures += allocate_until_it_works(pool, pages, bytes, 20, memory,
-                                        [&](std::size_t n, const auto& allocate) {
-                                          const test::FailNew fail{n};
-                                          allocate();
-                                        });
+    failures +=
+        allocate_until_it_works(pool, pages, bytes, 20, memory, [&](std::size_t n, const auto& allocate) {
+          const test::FailNew fail{n};
+          allocate();
+        });
   }
   CHECK(failures > 20);
   for (const PageId page : pages) pool.release(page);

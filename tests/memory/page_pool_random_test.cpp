@@ -30,8 +30,7 @@ struct ModelPage {
 using Model = std::map<PageId, ModelPage>;
 
 bool is_as_expected(const PagePool& pool, PageId page, const ModelPage& expected) {
-  const std::vector<unsigned char> content(expected.bytes,
-                                           static_cast<unsigned char>(expected.content));
+  const std::vector<unsigned char> content(expected.bytes, static_cast<unsigned char>(expected.content));
   return pool.bytes(page) == expected.bytes && pool.tier(page) == expected.tier &&
          pool.is_shared(page) == (expected.owners > 1) &&
          std::memcmp(pool.address(page), content.data(), content.size()) == 0;
@@ -77,8 +76,7 @@ void run_operations(std::uint64_t seed, std::size_t max_slab_bytes) {
       const bool grows = i / 500 % 2 == 0;
       const std::size_t operation = test::below(random, 10);
       const auto any = [&] {
-        return std::next(model.begin(),
-                         static_cast<std::ptrdiff_t>(test::below(random, model.size())));
+        return std::next(model.begin(), static_cast<std::ptrdiff_t>(test::below(random, model.size())));
       };
       if (model.empty() || operation < (grows ? 4U : 2U)) {
         const std::size_t bytes = test::one_of(random, sizes);
@@ -155,8 +153,7 @@ class ByteCounter final : public std::pmr::memory_resource {
 constexpr std::array<std::size_t, 6> page_sizes{16384, 8448, 4352, 2304, 512, 32768};
 
 struct Idle {
-  double worst =
-      0;  // largest ratio of idle to live bytes, after the first tenth of the operations
+  double worst = 0;  // largest ratio of idle to live bytes, after the first tenth of the operations
   double last = 0;
   double calls_per_page = 0;
 };
@@ -198,9 +195,7 @@ Idle idle_after(std::size_t operations, bool consolidates, Target target, Size s
   return idle;
 }
 
-const auto any_size = [](test::Random& random, double) {
-  return test::below(random, page_sizes.size());
-};
+const auto any_size = [](test::Random& random, double) { return test::below(random, page_sizes.size()); };
 // Each size is replaced by the next, in three rounds.
 const auto changing_size = [](test::Random& random, double progress) {
   const double phase = progress * 18;
@@ -222,29 +217,22 @@ TEST_CASE("random operations on a pool and on a map of pages agree") {
 }
 
 TEST_CASE("a million operations leave at most 10 % idle if the number of pages is steady") {
-  const Idle idle = idle_after(
-      1'000'000, false, [](double) { return 3000; }, any_size);
+  const Idle idle = idle_after(1'000'000, false, [](double) { return 3000; }, any_size);
   CHECK(idle.worst < 0.10);
   CHECK(idle.calls_per_page < 0.05);
-  const Idle many = idle_after(
-      1'000'000, false, [](double) { return 30000; }, any_size);
+  const Idle many = idle_after(1'000'000, false, [](double) { return 30000; }, any_size);
   CHECK(many.worst < 0.05);
 }
 
 TEST_CASE("with a few pages in steady number idle memory is bounded and does not grow") {
-  const Idle idle = idle_after(
-      300'000, false, [](double) { return 300; }, any_size);
+  const Idle idle = idle_after(300'000, false, [](double) { return 300; }, any_size);
   CHECK(idle.worst < 0.30);
   CHECK(idle.last < 0.20);
 }
 
 TEST_CASE("an owner that consolidates has at most 10 % idle, whatever is allocated and released") {
-  const auto swings = [](double progress) {
-    return static_cast<int>(progress * 10) % 2 == 0 ? 6000 : 3000;
-  };
+  const auto swings = [](double progress) { return static_cast<int>(progress * 10) % 2 == 0 ? 6000 : 3000; };
   CHECK(idle_after(300'000, true, swings, any_size).worst < 0.10);
-  CHECK(idle_after(
-            300'000, true, [](double) { return 3000; }, changing_size)
-            .worst < 0.10);
+  CHECK(idle_after(300'000, true, [](double) { return 3000; }, changing_size).worst < 0.10);
   CHECK(idle_after(300'000, false, swings, any_size).worst > 0.10);  // otherwise the test shows nothing
 }

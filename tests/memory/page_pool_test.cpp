@@ -233,8 +233,7 @@ TEST_CASE("no page moves while little is idle") {
 TEST_CASE("calls that a pool refuses") {
   PagePool pool;
   CHECK_THROWS_WITH_AS(static_cast<void>(pool.allocate(0)),
-                       "PagePool: a page of 0 bytes was asked for, must be at least 1",
-                       ConfigError);
+                       "PagePool: a page of 0 bytes was asked for, must be at least 1", ConfigError);
   CHECK_THROWS_WITH_AS(static_cast<void>(pool.allocate(64, std::size_t{1})),
                        "PagePool: there is no tier 1, must be below 1", ConfigError);
   CHECK_THROWS_AS(static_cast<void>(pool.allocate(test::never)), std::bad_alloc);
@@ -243,8 +242,8 @@ TEST_CASE("calls that a pool refuses") {
   CHECK_THROWS_AS(PagePool(static_cast<std::pmr::memory_resource*>(nullptr)), ConfigError);
   CHECK_THROWS_AS(PagePool(std::span<PageProvider* const>{}), ConfigError);
   const std::array<PageProvider*, 1> none{nullptr};
-  CHECK_THROWS_WITH_AS(PagePool{none},
-                       "PagePool: the provider of tier 0 is null, must be a provider", ConfigError);
+  CHECK_THROWS_WITH_AS(PagePool{none}, "PagePool: the provider of tier 0 is null, must be a provider",
+                       ConfigError);
   std::vector<PageId> no_pages;
   pool.allocate(64, no_pages);
   CHECK(pool.obtained_bytes() == 0);

@@ -18,8 +18,8 @@ const HeadGates gates{2, 2, {0.9, 0.1, 0.4, 0.6}};
 }  // namespace
 
 TEST_CASE("a duo plan gives each head what its gate asks for") {
-  const auto plan = duo_plan<half>(
-      shape, gates, {.sparsity = 0.5, .sinks = 5, .recent = 70, .mask = Mask::prefill_chunk});
+  const auto plan =
+      duo_plan<half>(shape, gates, {.sparsity = 0.5, .sinks = 5, .recent = 70, .mask = Mask::prefill_chunk});
   using Full = FullCache<DenseStorage<half>>;
   using Window = SinkRecentCache<DenseStorage<half>>;
   CHECK(plan.has<Full>(0, 0));
@@ -41,9 +41,8 @@ TEST_CASE("a quantised duo plan quantises the retrieval heads only") {
 
 TEST_CASE("settings that do not work are refused") {
   CHECK_THROWS_AS((void)duo_plan<float>(shape, gates, {.recent = 0}), ConfigError);
-  CHECK_THROWS_AS(
-      (void)duo_plan<float>(shape, gates, {.sparsity = std::numeric_limits<double>::quiet_NaN()}),
-      ConfigError);
+  CHECK_THROWS_AS((void)duo_plan<float>(shape, gates, {.sparsity = std::numeric_limits<double>::quiet_NaN()}),
+                  ConfigError);
   CHECK_THROWS_WITH_AS((void)duo_plan<float>(shape, HeadGates{2, 3, 0.5}),
                        doctest::Contains("2 layers x 3 heads does not fit a model of 2 layers x 2"),
                        ConfigError);
@@ -57,8 +56,7 @@ TEST_CASE("a duo cache holds its window and gives the result of the whole text i
   std::vector<float> q(tokens * 4 * 64);
   std::vector<float> kv(tokens * 2 * 64);
   for (std::size_t i = 0; i < q.size(); ++i) q[i] = static_cast<float>(i * 37 % 101) / 50.0F - 1.0F;
-  for (std::size_t i = 0; i < kv.size(); ++i)
-    kv[i] = static_cast<float>(i * 53 % 97) / 48.0F - 1.0F;
+  for (std::size_t i = 0; i < kv.size(); ++i) kv[i] = static_cast<float>(i * 53 % 97) / 48.0F - 1.0F;
   const auto feed = [&](std::size_t chunk) {
     DuoCache<float> cache{plan};
     std::vector<float> out(q.size());

@@ -67,15 +67,14 @@ Sets slow_rows(FastGenChoice choice, const std::vector<double>& mean, const Fast
   return kept;
 }
 
-FastGenChoice slow_choice(const std::vector<float>& sums, std::size_t group,
-                          const FastGenConfig& config) {
+FastGenChoice slow_choice(const std::vector<float>& sums, std::size_t group, const FastGenConfig& config) {
   const std::size_t rows = sums.size() / group;
   std::vector<double> mean(rows);
   for (std::size_t i = 0; i < sums.size(); ++i) mean[i % rows] += static_cast<double>(sums[i]);
   FastGenChoice chosen = FastGenChoice::full;
   std::size_t fewest = rows;
-  for (const auto choice : {FastGenChoice::locality, FastGenChoice::frequency,
-                            FastGenChoice::locality_and_frequency}) {
+  for (const auto choice :
+       {FastGenChoice::locality, FastGenChoice::frequency, FastGenChoice::locality_and_frequency}) {
     const Sets kept = slow_rows(choice, mean, config);
     bool enough = true;
     for (std::size_t head = 0; head < group; ++head) {
@@ -105,8 +104,8 @@ TEST_CASE("the choice is the cheapest policy that keeps enough") {
   CHECK(choice_of({0, 0, 1, 1, 1, 1, 1, 1, 1, 1}) == full);  // 7 of 8 is less than 0.9
   CHECK(choice_of(std::vector<float>(20, 1.0F)) == full);
   // Just enough, in numbers without rounding errors.
-  CHECK(choice_of({0, 0, 0.5F, 0.25F, 0.125F, 0.125F}, {.recovery = 0.5, .frequent_share = 0.15,
-                                                        .observation_window = 2}) == frequency);
+  CHECK(choice_of({0, 0, 0.5F, 0.25F, 0.125F, 0.125F},
+                  {.recovery = 0.5, .frequent_share = 0.15, .observation_window = 2}) == frequency);
   FastGenConfig any = small;
   any.recovery = 0.0;
   CHECK(choice_of(std::vector<float>(20, 1.0F), any) == frequency);
@@ -141,8 +140,11 @@ TEST_CASE("random attention and any settings") {
     }
     profile.sums(0, 0) = sums;
     const auto share = [&] { return static_cast<double>(1 + random() % 16) / 16; };
-    const FastGenConfig config{.recovery = share(), .local_share = share(), .frequent_share = share(),
-                               .sinks = random() % 5, .observation_window = 1 + random() % 6};
+    const FastGenConfig config{.recovery = share(),
+                               .local_share = share(),
+                               .frequent_share = share(),
+                               .sinks = random() % 5,
+                               .observation_window = 1 + random() % 6};
     const FastGenChoice choice = fastgen_choices(shape, profile, config)(0, 0);
     CHECK(choice == slow_choice(sums, group, config));
     met.insert(choice);
@@ -173,8 +175,7 @@ TEST_CASE("a cache is profiled, forked under the plan and compressed to the pred
         return i == 1 ? 0.5F * static_cast<float>(t) : 0.0F;
       });
     }
-    whole.step(layer, std::as_const(q).view(), std::as_const(k).view(), std::as_const(v).view(),
-               out.view());
+    whole.step(layer, std::as_const(q).view(), std::as_const(k).view(), std::as_const(v).view(), out.view());
     for (std::size_t head = 0; head < 4; ++head) {
       std::vector<oracle::Row> rows(tokens);
       for (std::size_t t = 0; t < tokens; ++t) rows[t].key = k.row_of_doubles(t, head / 2);
@@ -182,8 +183,8 @@ TEST_CASE("a cache is profiled, forked under the plan and compressed to the pred
       for (std::size_t t = tokens - queries; t < tokens; ++t) {
         std::vector<const oracle::Row*> seen;
         for (std::size_t row = 0; row <= t; ++row) seen.push_back(&rows[row]);
-        const auto share = oracle::probabilities(q.row_of_doubles(t, head), seen,
-                                                 {.scale = 1.0 / 8, .sink_logit = {}});
+        const auto share =
+            oracle::probabilities(q.row_of_doubles(t, head), seen, {.scale = 1.0 / 8, .sink_logit = {}});
         for (std::size_t row = 0; row <= t; ++row) sums[row] += share[row];
       }
       for (const double sum : sums) {
@@ -244,18 +245,17 @@ TEST_CASE("each choice is a policy") {
   AttentionProfile profile{{2, 2}, 1};
   for (auto& sums : profile.sums.values()) sums.resize(20);
   profile.sums(0, 0)[18] = profile.sums(0, 0)[1] = 1.0F;  // by rank
-  for (const auto row : std::initializer_list<std::size_t>{0, 1, 15, 16, 17, 18, 19}) profile.sums(0, 1)[row] = 1.0F;
+  for (const auto row : std::initializer_list<std::size_t>{0, 1, 15, 16, 17, 18, 19})
+    profile.sums(0, 1)[row] = 1.0F;
   for (const auto row : std::initializer_list<std::size_t>{2, 3, 4, 5, 6, 7}) profile.sums(1, 0)[row] = 1.0F;
   for (float& sum : profile.sums(1, 1)) sum = 1.0F;
   FastGenConfig config = small;
   config.compress_every = 16;
   const auto plan = fastgen_plan<half>(shape, profile, config);
   const SnapKvScorer::Config scorer{.observation_window = 2, .pooling = Pooling::max, .kernel = 1};
-  CHECK(plan.at(0, 0).get<Budget>() ==
-        Budget::Config{.budget = 2, .compress_every = 16, .scorer = scorer});
+  CHECK(plan.at(0, 0).get<Budget>() == Budget::Config{.budget = 2, .compress_every = 16, .scorer = scorer});
   CHECK(plan.at(0, 1).get<Window>() == Window::Config{.sinks = 2, .recent = 5});
-  CHECK(plan.at(1, 0).get<Budget>() ==
-        Budget::Config{.budget = 7, .compress_every = 16, .scorer = scorer});
+  CHECK(plan.at(1, 0).get<Budget>() == Budget::Config{.budget = 7, .compress_every = 16, .scorer = scorer});
   CHECK(plan.has<FullCache<DenseStorage<half>>>(1, 1));
 }
 
@@ -280,8 +280,6 @@ TEST_CASE("settings and profiles that do not work are refused") {
   refused_profile([](AttentionProfile& p) { p.queries = 0; });
   refused_profile([](AttentionProfile& p) { p.sums(0, 0).clear(); });
   refused_profile([](AttentionProfile& p) { p.sums(0, 0)[3] = -1.0F; });
-  refused_profile([](AttentionProfile& p) {
-    p.sums(0, 0)[3] = std::numeric_limits<float>::quiet_NaN();
-  });
+  refused_profile([](AttentionProfile& p) { p.sums(0, 0)[3] = std::numeric_limits<float>::quiet_NaN(); });
   refused_profile([](AttentionProfile& p) { p.sums = {2, 1, std::vector<float>(20, 1.0F)}; });
 }

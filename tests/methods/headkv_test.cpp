@@ -31,10 +31,11 @@ TEST_CASE("each KV head gets the budget of its group's score") {
   const std::size_t expected[]{16, 48, 32, 32};  // 32 rows x 4 heads, as 1 : 3 : 2 : 2
   for (std::size_t i = 0; i < 4; ++i) {
     const auto& config = plan.at(i / 2, i % 2).get<Policy>();
-    CHECK(config == Policy::Config{.budget = expected[i],
-                                   .compress_from = 40,
-                                   .compress_every = 16,
-                                   .scorer = {.observation_window = 8, .pooling = Pooling::average, .kernel = 5}});
+    CHECK(config ==
+          Policy::Config{.budget = expected[i],
+                         .compress_from = 40,
+                         .compress_every = 16,
+                         .scorer = {.observation_window = 8, .pooling = Pooling::average, .kernel = 5}});
   }
 }
 
@@ -99,8 +100,8 @@ TEST_CASE("a prompt shorter than the capacity stays whole in every head, as publ
       published.push_back(whole ? tokens : alone.back());
     }
     const auto after = [&](bool keep) {
-      KvCache<float> cache{headkv_plan<float>(
-          shape, scores, {.capacity = capacity, .beta = 1.0, .keep_short_prompts = keep})};
+      KvCache<float> cache{
+          headkv_plan<float>(shape, scores, {.capacity = capacity, .beta = 1.0, .keep_short_prompts = keep})};
       feed(cache, tokens);
       cache.compress();
       CHECK(cache.bytes() == cache.plan().memory(tokens, {}, true).total());

@@ -17,8 +17,7 @@ TEST_CASE("keys per channel, values per token, the published flush") {
   using Policy = QuantizedResidualCache<half, Granularity::per_channel>;
   const ResidualConfig codes = plan.at(0, 1).get<Policy>().storage;
   CHECK(codes ==
-        ResidualConfig{
-            .bits = 2, .key_group = 32, .value_group = 32, .residual = 128, .flush = Flush::kivi});
+        ResidualConfig{.bits = 2, .key_group = 32, .value_group = 32, .residual = 128, .flush = Flush::kivi});
 }
 
 TEST_CASE("a KIVI cache of 2 bits takes the bytes of its codes, scales and residual") {

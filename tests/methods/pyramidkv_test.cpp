@@ -14,9 +14,12 @@ constexpr ModelShape shape{.layers = 3, .q_heads = 4, .kv_heads = 2, .head_dim =
 }
 
 TEST_CASE("lower layers get more") {
-  const auto plan = pyramidkv_plan<half>(
-      shape, {.capacity = 48, .observation_window = 8, .beta = 4.0, .pooling = Pooling::average, .kernel = 5,
-              .compress_every = 16});
+  const auto plan = pyramidkv_plan<half>(shape, {.capacity = 48,
+                                                 .observation_window = 8,
+                                                 .beta = 4.0,
+                                                 .pooling = Pooling::average,
+                                                 .kernel = 5,
+                                                 .compress_every = 16});
   using Policy = HeadBudgetCache<DenseStorage<half>>;
   const std::size_t expected[]{70, 40, 10};  // 2 * 40 - 10 down to 40 / 4
   for (std::size_t i = 0; i < 6; ++i) {

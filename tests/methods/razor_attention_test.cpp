@@ -58,8 +58,8 @@ TEST_CASE("any scores and any shares") {
   std::mt19937 random{4};
   for (int round = 0; round < 300; ++round) {
     const std::size_t group = 1 + random() % 3;
-    const ModelShape drawn{.layers = 1 + random() % 10, .q_heads = 0, .kv_heads = 1 + random() % 8,
-                           .head_dim = 64};
+    const ModelShape drawn{
+        .layers = 1 + random() % 10, .q_heads = 0, .kv_heads = 1 + random() % 8, .head_dim = 64};
     ModelShape whole = drawn;
     whole.q_heads = group * drawn.kv_heads;
     HeadScores first{whole.layers, whole.q_heads};
@@ -101,7 +101,8 @@ TEST_CASE("any scores and any shares") {
 TEST_CASE("of equal scores at the cut, the heads spread over the layers") {
   const ModelShape deep{.layers = 12, .q_heads = 1, .kv_heads = 1, .head_dim = 64};
   const HeadScores equal{12, 1, 1.0};
-  const HeadKinds kinds = razor_attention_kinds(deep, equal, equal, {.echo_share = 0.0, .induction_share = 0.25});
+  const HeadKinds kinds =
+      razor_attention_kinds(deep, equal, equal, {.echo_share = 0.0, .induction_share = 0.25});
   for (std::size_t layer = 0; layer < 12; ++layer) {
     CHECK((kinds(layer, 0) == HeadKind::retrieval) == (layer == 1 || layer == 5 || layer == 9));
   }

@@ -47,8 +47,7 @@ Rows draw(test::Random& random, std::size_t count) {
 }
 
 std::vector<double> expected_row(const Rows& q, const Rows& k, const Rows& v, std::size_t token,
-                                 std::size_t q_head, std::size_t sinks, std::size_t recent,
-                                 bool in_cache) {
+                                 std::size_t q_head, std::size_t sinks, std::size_t recent, bool in_cache) {
   std::vector<std::size_t> kept;
   for (std::size_t t = 0; t <= token; ++t) {
     if (t < sinks || t + recent > token) kept.push_back(t);
@@ -70,8 +69,8 @@ std::vector<double> expected_row(const Rows& q, const Rows& k, const Rows& v, st
   return out;
 }
 
-test::Tensor<float> tensor(const Rows& rows, std::size_t first, std::size_t tokens,
-                           std::size_t heads, bool rotate) {
+test::Tensor<float> tensor(const Rows& rows, std::size_t first, std::size_t tokens, std::size_t heads,
+                           bool rotate) {
   test::Tensor<float> out{tokens, heads, 64};
   for (std::size_t t = 0; t < tokens; ++t) {
     for (std::size_t h = 0; h < heads; ++h) {

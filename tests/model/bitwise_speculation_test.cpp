@@ -29,8 +29,11 @@ constexpr std::size_t tokens = 32;
 
 struct Models {
   explicit Models(std::size_t which)
-      : target{tiny_llama({.vocabulary = 20 + which, .layers = 1 + which % 2, .q_heads = 4,
-                           .kv_heads = which % 2 == 0 ? 2U : 4U}, 500 + which)},
+      : target{tiny_llama({.vocabulary = 20 + which,
+                           .layers = 1 + which % 2,
+                           .q_heads = 4,
+                           .kv_heads = which % 2 == 0 ? 2U : 4U},
+                          500 + which)},
         near{with_noise(target, 0.06F, 600 + which)},
         prompt{random_text(20 + which, 26 + 11 * which, 700 + which)} {}
 
@@ -43,7 +46,10 @@ template <class Plan>
 class Decoded {
  public:
   Decoded(const Models& models, Plan plan, std::size_t commit_every)
-      : models_{&models}, plan_{std::move(plan)}, commit_every_{commit_every}, cache_{plan_, cache_options()},
+      : models_{&models},
+        plan_{std::move(plan)},
+        commit_every_{commit_every},
+        cache_{plan_, cache_options()},
         plain_{decode_plainly(RowByRow{models.target}, cache_, models.prompt, prompt_chunk, tokens,
                               commit_every)} {}
 
@@ -56,8 +62,8 @@ class Decoded {
     setting.commit_every = commit_every_;
     Watched<RowByRow> target{models_->target, plain_};
     Cache cache{plan_, cache_options()};
-    const Outcome outcome = decode_with_guesses(target, models_->target, cache, models_->near,
-                                                models_->prompt, tokens, setting);
+    const Outcome outcome =
+        decode_with_guesses(target, models_->target, cache, models_->near, models_->prompt, tokens, setting);
     CHECK(outcome.text == plain_.text);
     CHECK(target.deviation() == 0.0F);
     CHECK(target.compared() >= tokens);
@@ -154,8 +160,8 @@ TEST_CASE("quantised rows that the cache commits by itself: refused guesses leav
     RowByRow target{models.target};
     LlamaReader near{models.near};
     KvCache cache{plan, cache_options()};
-    KvCache<float, CpuEngine> near_cache{
-        triforce_draft_plan<float>(models.near.config().shape()), cache_options()};
+    KvCache<float, CpuEngine> near_cache{triforce_draft_plan<float>(models.near.config().shape()),
+                                         cache_options()};
     SpeculativeDecoder decoder{
         target, cache, ModelDraft{near, near_cache},
         SpeculationOptions{.length = 6, .adapt = false, .commit_every = 0, .prompt_chunk = prompt_chunk}};
@@ -170,8 +176,8 @@ TEST_CASE("quantised rows that the cache commits by itself: refused guesses leav
     while (decoder.text().size() < decoded.plain().text.size()) {
       const std::size_t before = decoder.text().size();
       const std::size_t count = decoder.step().tokens.size();
-      const auto logits =
-          target.read(replayed, {.tokens = decoder.text().subspan(before - 1, count), .logits = LogitsOf::all});
+      const auto logits = target.read(
+          replayed, {.tokens = decoder.text().subspan(before - 1, count), .logits = LogitsOf::all});
       for (std::size_t i = 0; i < count; ++i) {
         const auto row = std::span{logits}.subspan(i * target.vocabulary(), target.vocabulary());
         CHECK(std::ranges::max_element(row) - row.begin() == decoder.text()[before + i]);

@@ -15,7 +15,7 @@
 #include <reference_model/llama.hpp>
 
 #include "model/golden.hpp"
-#include "model/temporary_folder.hpp"
+#include "support/temporary_folder.hpp"
 
 namespace kvpolicy::reference::config_test {
 namespace {
@@ -200,8 +200,8 @@ TEST_CASE("what cannot be computed is refused by name") {
 }
 
 TEST_CASE("impossible values are refused with what would fit") {
-  for (const char* key : {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
-                          "num_attention_heads"}) {
+  for (const char* key :
+       {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"}) {
     refuses(key, nullptr, std::string(key) + " is missing");
     refuses(key, -1, "'-1', expected a whole number");
     refuses(key, 1.5, "'1.5', expected a whole number");
@@ -229,7 +229,7 @@ TEST_CASE("impossible values are refused with what would fit") {
 }
 
 TEST_CASE("a config and weights that do not fit are refused") {
-  const TemporaryFolder folder;
+  const testing::TemporaryFolder folder;
   const std::string from = golden_folder("mha_d64");
   std::filesystem::copy(from + "/model.safetensors", folder / "model.safetensors");
   std::ifstream file(from + "/config.json");
@@ -239,7 +239,7 @@ TEST_CASE("a config and weights that do not fit are refused") {
     json[key] = value;
     folder.write("config.json", json.dump());
     try {
-      (void)Llama::load(folder.path());
+      (void)Llama::load(folder.path().string());
     } catch (const FormatError& error) {
       const std::string text = error.what();
       CHECK_MESSAGE(text.find(part) != std::string::npos, text);

@@ -17,7 +17,7 @@
 #include "model/dense_attention.hpp"
 #include "model/gguf_bytes.hpp"
 #include "model/golden.hpp"
-#include "model/temporary_folder.hpp"
+#include "support/temporary_folder.hpp"
 
 namespace kvpolicy::reference::gguf_model_test {
 namespace {
@@ -66,16 +66,14 @@ TEST_CASE("a file has the weights and settings of the folder that it was made of
 
 TEST_CASE("quantised matrices give the logits of an independent forward pass") {
   const Llama model = Llama::load(gguf_path("quantised"), {.weights = WeightFormat::float32});
-  SafetensorsFile golden(
-      gguf_path("quantised").replace(gguf_path("quantised").size() - 4, 4, "safetensors"));
+  SafetensorsFile golden(gguf_path("quantised").replace(gguf_path("quantised").size() - 4, 4, "safetensors"));
   const std::vector<std::byte> bytes = golden.read_bytes("tokens");
   std::vector<std::int64_t> tokens(bytes.size() / sizeof(std::int64_t));
   std::memcpy(tokens.data(), bytes.data(), bytes.size());
   const std::vector<int> text(tokens.begin(), tokens.end());
   REQUIRE(text.size() == 40);
   DenseCache cache{model.config()};
-  CHECK(largest_error(all_logits(model, text, 0, cache.attend()), golden.read_floats("logits")) <=
-        2e-4F);
+  CHECK(largest_error(all_logits(model, text, 0, cache.attend()), golden.read_floats("logits")) <= 2e-4F);
 
   // Without a format the blocks become bfloat16, and the matrices stored as 16-bit floats stay.
   const Llama smaller = Llama::load(gguf_path("quantised"));
@@ -153,7 +151,7 @@ struct SmallModel {
 std::string refusal(void (*change)(SmallModel&)) {
   SmallModel model;
   change(model);
-  const TemporaryFolder folder;
+  const testing::TemporaryFolder folder;
   folder.write("m.gguf", model.file.text());
   try {
     (void)Llama::load(folder / "m.gguf");
@@ -179,24 +177,18 @@ TEST_CASE("models that cannot be computed are refused by what is wrong with them
        [](SmallModel& m) { m.file.entries.erase(m.file.entries.begin()); }},
       {"ConfigError", "has 8 experts in each layer; mixtures of experts are not supported",
        [](SmallModel& m) { m.file.entries.push_back(uint_entry("llama.expert_count", 8)); }},
-      {"ConfigError",
-       "metadata 'llama.attention.scale' is a setting that this model does not compute",
+      {"ConfigError", "metadata 'llama.attention.scale' is a setting that this model does not compute",
        [](SmallModel& m) { m.file.entries.push_back(float_entry("llama.attention.scale", 0.5F)); }},
       {"ConfigError", "attention.causal is false",
        [](SmallModel& m) {
-         m.file.entries.push_back(
-             entry_bytes("llama.attention.causal", 7, std::string_view{"\0", 1}));
+         m.file.entries.push_back(entry_bytes("llama.attention.causal", 7, std::string_view{"\0", 1}));
        }},
       {"ConfigError", "rope.scaling.type 'yarn' is not supported",
-       [](SmallModel& m) {
-         m.file.entries.push_back(text_entry("llama.rope.scaling.type", "yarn"));
-       }},
+       [](SmallModel& m) { m.file.entries.push_back(text_entry("llama.rope.scaling.type", "yarn")); }},
       {"ConfigError", "tensor rope_freqs.weight does not hold the divisors",
        [](SmallModel& m) { m.add("rope_freqs.weight", {2}); }},
       {"ConfigError", "rope.dimension_count is 2, expected the head_dim 4",
-       [](SmallModel& m) {
-         m.file.entries.push_back(uint_entry("llama.rope.dimension_count", 2));
-       }},
+       [](SmallModel& m) { m.file.entries.push_back(uint_entry("llama.rope.dimension_count", 2)); }},
       {"ConfigError", "block_count is 0",
        [](SmallModel& m) { m.set("llama.block_count", uint_entry("llama.block_count", 0)); }},
       {"ConfigError", "block_count is 70000",
@@ -207,14 +199,10 @@ TEST_CASE("models that cannot be computed are refused by what is wrong with them
        [](SmallModel& m) {
          m.set("llama.attention.head_count", uint_entry("llama.attention.head_count", 0));
        }},
-      {"FormatError", "layer_norm_rms_epsilon is missing",
-       [](SmallModel& m) { m.file.entries.pop_back(); }},
+      {"FormatError", "layer_norm_rms_epsilon is missing", [](SmallModel& m) { m.file.entries.pop_back(); }},
       {"FormatError", "eos_token_id is 5, expected a token below 5",
-       [](SmallModel& m) {
-         m.file.entries.push_back(uint_entry("tokenizer.ggml.eos_token_id", 5));
-       }},
-      {"FormatError", "has no matrix token_embd.weight",
-       [](SmallModel& m) { m.file.tensors[0].name = "x"; }},
+       [](SmallModel& m) { m.file.entries.push_back(uint_entry("tokenizer.ggml.eos_token_id", 5)); }},
+      {"FormatError", "has no matrix token_embd.weight", [](SmallModel& m) { m.file.tensors[0].name = "x"; }},
       {"FormatError", "has no tensor for 'model.layers.0.self_attn.k_proj.weight' of shape [4, 8]",
        [](SmallModel& m) { m.file.tensors[4].name = "blk.0.attn_k.x"; }},
       {"FormatError", "tensor for 'model.norm.weight': shape is [7], the metadata needs [8]",
@@ -243,15 +231,15 @@ TEST_CASE("a weight that is not finite is named; a file that is no model is refu
   std::string text = model.file.text();
   // The last number of the last tensor, which ends with the file.
   text.replace(text.size() - 4, 4, std::string_view{"\0\0\xc0\x7f", 4});
-  const TemporaryFolder folder;
+  const testing::TemporaryFolder folder;
   folder.write("m.gguf", text);
   CHECK_THROWS_WITH_AS(
       (void)Llama::load(folder / "m.gguf"),
       doctest::Contains("'model.layers.0.mlp.down_proj.weight': element 127 is NaN or infinite"),
       FormatError);
   folder.write("config.json", "{}");
-  CHECK_THROWS_WITH_AS((void)Llama::load(folder / "config.json"),
-                       doctest::Contains("is not a GGUF file"), FormatError);
+  CHECK_THROWS_WITH_AS((void)Llama::load(folder / "config.json"), doctest::Contains("is not a GGUF file"),
+                       FormatError);
   CHECK_THROWS_AS((void)Llama::load(folder / "none.gguf"), FormatError);
 }
 
@@ -261,12 +249,11 @@ TEST_CASE("a sliding window and rotary scaling of a file") {
   model.file.entries.push_back(text_entry("llama.rope.scaling.type", "linear"));
   model.file.entries.push_back(float_entry("llama.rope.scaling.factor", 4.0F));
   model.file.entries.push_back(float_entry("llama.rope.freq_base", 5e5F));
-  const TemporaryFolder folder;
+  const testing::TemporaryFolder folder;
   folder.write("m.gguf", model.file.text());
   const LlamaConfig config = load_llama_config(folder / "m.gguf");
   CHECK(config.windows == std::vector<std::size_t>{3});
-  CHECK(config.rotary ==
-        RotaryConfig{.theta = 5e5, .scaling = RotaryConfig::Scaling::linear, .factor = 4.0});
+  CHECK(config.rotary == RotaryConfig{.theta = 5e5, .scaling = RotaryConfig::Scaling::linear, .factor = 4.0});
   CHECK(config.tied_embeddings);
 }
 

@@ -46,8 +46,8 @@ inline Golden load_golden(const std::string& name) {
 }
 
 /// The logits of all tokens, read in chunks of `chunk`, or at once if it is 0.
-inline std::vector<float> all_logits(const Llama& model, std::span<const int> tokens,
-                                     std::size_t chunk, const AttendFn& attend) {
+inline std::vector<float> all_logits(const Llama& model, std::span<const int> tokens, std::size_t chunk,
+                                     const AttendFn& attend) {
   std::vector<float> logits;
   const std::size_t most = chunk == 0 ? tokens.size() : chunk;
   for (std::size_t first = 0; first < tokens.size(); first += most) {

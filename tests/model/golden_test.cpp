@@ -27,8 +27,7 @@ float error_of(const Llama& model, const Golden& golden, std::size_t chunk) {
 }
 
 /// The error of the checkpoint after `change`.
-float error_with(const std::string& name,
-                 const std::function<void(LlamaConfig&, LlamaWeights&)>& change) {
+float error_with(const std::string& name, const std::function<void(LlamaConfig&, LlamaWeights&)>& change) {
   const Llama model = Llama::load(golden_folder(name));
   LlamaConfig config = model.config();
   LlamaWeights weights = model.weights();
@@ -91,12 +90,11 @@ TEST_CASE("an error in any part that a golden tests changes its logits") {
         }) > seen);
   CHECK(error_with("llama3_scaling", [](auto& c, auto&) { c.rotary.factor = 4; }) > seen);
   CHECK(error_with("llama3_scaling", [](auto& c, auto&) { c.rotary.high_freq_factor = 3; }) > seen);
-  CHECK(error_with("linear_scaling",
-                   [](auto& c, auto&) { c.rotary.scaling = RotaryConfig::Scaling::none; }) > seen);
+  CHECK(error_with("linear_scaling", [](auto& c, auto&) { c.rotary.scaling = RotaryConfig::Scaling::none; }) >
+        seen);
   CHECK(error_with("mistral_window", [](auto& c, auto&) { c.windows.assign(2, 49); }) > seen);
   CHECK(error_with("mistral_window", [](auto& c, auto&) { c.windows.assign(2, 0); }) > seen);
-  CHECK(error_with("qwen2_window_upper_layers", [](auto& c, auto&) { c.windows.assign(2, 24); }) >
-        seen);
+  CHECK(error_with("qwen2_window_upper_layers", [](auto& c, auto&) { c.windows.assign(2, 24); }) > seen);
 }
 
 TEST_CASE("logits of the last token are the last row of all logits; none are empty") {
@@ -124,8 +122,7 @@ TEST_CASE("many rows at once, on several threads, give the logits of few") {
     const auto golden_part = std::span(at_once).first(golden.logits.size());
     CHECK(largest_error(golden_part, golden.logits) <= logit_tolerance);
     DenseCache pieces(model.config());
-    CHECK(largest_error(all_logits(model, tokens, 64, pieces.attend()), at_once) <=
-          logit_tolerance);
+    CHECK(largest_error(all_logits(model, tokens, 64, pieces.attend()), at_once) <= logit_tolerance);
   }
 }
 
@@ -136,8 +133,7 @@ TEST_CASE("work on blocks of rows covers each row once and passes exceptions on"
       for (std::size_t row = first; row < first + count; ++row) ++met[row];
     });
     CHECK(met == std::vector<int>(rows, 1));
-    CHECK_THROWS_AS(for_each_row_block(rows, [](auto, auto) { throw std::bad_alloc(); }),
-                    std::bad_alloc);
+    CHECK_THROWS_AS(for_each_row_block(rows, [](auto, auto) { throw std::bad_alloc(); }), std::bad_alloc);
   }
 }
 

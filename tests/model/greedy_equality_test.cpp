@@ -49,8 +49,7 @@ Models models_of(std::size_t which) {
 }
 
 template <Element E>
-PlainText plain_text(const Llama& model, std::span<const int> prompt, std::size_t chunk,
-                     std::size_t tokens) {
+PlainText plain_text(const Llama& model, std::span<const int> prompt, std::size_t chunk, std::size_t tokens) {
   KvCache<E, CpuEngine> cache{HeadPlan<E>{model.config().shape()}, cache_options()};
   return decode_plainly(model, cache, prompt, chunk, tokens);
 }
@@ -69,8 +68,7 @@ struct Text {
     CAPTURE(setting.length);
     WatchedReader target{models.target, plain};
     KvCache<E, Engine> cache{
-        triforce_plan<E>(models.target.config().shape(),
-                         {.chunk = setting.chunk, .budget = setting.budget}),
+        triforce_plan<E>(models.target.config().shape(), {.chunk = setting.chunk, .budget = setting.budget}),
         cache_options()};
     const Outcome outcome =
         decode_with_guesses(target, models.target, cache, near ? models.near : models.other, prompt,
@@ -127,13 +125,14 @@ TEST_CASE("budgets, chunks, divisions of the prompt, refresh rules, adaptive len
         for (const std::size_t chunk : {1, 3, 16}) {
           CAPTURE(which);
           CAPTURE(turn);
-          Setting setting{.guesser = guessers[turn % guessers.size()],
-                          .length = turn % 17,
-                          .adapt = turn % 2 == 0,
-                          .budget = chunk * (1 + turn % 5),
-                          .chunk = chunk,
-                          .prompt_chunk = prompt_chunk,
-                          .refresh_selection = {.every = turn % 3 * 4, .below_acceptance = 0.9, .min_tokens = 3}};
+          Setting setting{
+              .guesser = guessers[turn % guessers.size()],
+              .length = turn % 17,
+              .adapt = turn % 2 == 0,
+              .budget = chunk * (1 + turn % 5),
+              .chunk = chunk,
+              .prompt_chunk = prompt_chunk,
+              .refresh_selection = {.every = turn % 3 * 4, .below_acceptance = 0.9, .min_tokens = 3}};
           text.compare(ledger, setting, true);
           ++turn;
         }
@@ -269,8 +268,7 @@ TEST_CASE("the shipped models") {
       KvCache<float, CpuEngine> cache{
           triforce_plan<float>(model.config().shape(), {.chunk = 8, .budget = 128}), cache_options()};
       const Setting setting{.guesser = guessers[g], .length = g == 4 ? 12U : 6U, .prompt_chunk = 256};
-      const Outcome outcome =
-          decode_with_guesses(target, model, cache, small, prompt, 40, setting);
+      const Outcome outcome = decode_with_guesses(target, model, cache, small, prompt, 40, setting);
       ledgers[g].note(plain, outcome, target, 1e-3F);
     }
   }

@@ -30,13 +30,25 @@ namespace kvpolicy::reference {
 using CpuEngine = cpu::Engine<cpu::SerialFor>;
 
 enum class Guesser {
-  small, self, hierarchy, hierarchy_of_runs, tree, tree_below_selected, ngram, ngram_below_selected,
+  small,
+  self,
+  hierarchy,
+  hierarchy_of_runs,
+  tree,
+  tree_below_selected,
+  ngram,
+  ngram_below_selected,
   streaming_target
 };
-inline constexpr std::array guessers{
-    Guesser::small, Guesser::self, Guesser::hierarchy, Guesser::hierarchy_of_runs, Guesser::tree,
-    Guesser::tree_below_selected, Guesser::ngram, Guesser::ngram_below_selected,
-    Guesser::streaming_target};
+inline constexpr std::array guessers{Guesser::small,
+                                     Guesser::self,
+                                     Guesser::hierarchy,
+                                     Guesser::hierarchy_of_runs,
+                                     Guesser::tree,
+                                     Guesser::tree_below_selected,
+                                     Guesser::ngram,
+                                     Guesser::ngram_below_selected,
+                                     Guesser::streaming_target};
 
 /// The settings in which runs differ.
 struct Setting {
@@ -58,9 +70,7 @@ struct Outcome {
 
 inline CacheOptions cache_options() { return {.max_rollback = 24, .max_append = 20}; }
 
-inline TokenTree tree_of(std::size_t nodes) {
-  return best_tree(std::array{0.5, 0.2, 0.1}, nodes);
-}
+inline TokenTree tree_of(std::size_t nodes) { return best_tree(std::array{0.5, 0.2, 0.1}, nodes); }
 
 /// `target` reads `model`; `cache` is the target's own and is empty; `small` is the draft model.
 template <class Model, class Cache>
@@ -68,21 +78,20 @@ Outcome decode_with_guesses(Model& target, const Llama& model, Cache& cache, con
                             std::span<const int> prompt, std::size_t tokens, const Setting& setting) {
   using SmallCache = KvCache<float, CpuEngine>;
   LlamaReader small_reader{setting.guesser == Guesser::streaming_target ? model : small};
-  SmallCache small_cache{
-      triforce_draft_plan<float>(
-          (setting.guesser == Guesser::streaming_target ? model : small).config().shape(),
-          {.sinks = 4, .recent = 32}),
-      cache_options()};
+  SmallCache small_cache{triforce_draft_plan<float>(
+                             (setting.guesser == Guesser::streaming_target ? model : small).config().shape(),
+                             {.sinks = 4, .recent = 32}),
+                         cache_options()};
   const auto below = [&]() -> AnyDraft {
     switch (setting.guesser) {
       case Guesser::small:
       case Guesser::hierarchy:
       case Guesser::hierarchy_of_runs:
-      case Guesser::streaming_target:
-        return AnyDraft{ModelDraft{small_reader, small_cache, {.chunk = 50}}};
+      case Guesser::streaming_target: return AnyDraft{ModelDraft{small_reader, small_cache, {.chunk = 50}}};
       case Guesser::tree:
       case Guesser::tree_below_selected:
-        return AnyDraft{TreeDraft{small_reader, small_cache, tree_of(std::max<std::size_t>(setting.length, 1))}};
+        return AnyDraft{
+            TreeDraft{small_reader, small_cache, tree_of(std::max<std::size_t>(setting.length, 1))}};
       case Guesser::ngram:
       case Guesser::ngram_below_selected: return AnyDraft{NgramDraft{}};
       case Guesser::self: break;
@@ -109,8 +118,7 @@ Outcome decode_with_guesses(Model& target, const Llama& model, Cache& cache, con
                                                 .prompt_chunk = setting.prompt_chunk}};
   decoder.read_prompt(prompt);
   CHECK(decoder.generate(tokens) == Ending::length);
-  return {{decoder.text().begin(), decoder.text().end()}, decoder.statistics(),
-          decoder.refreshes()};
+  return {{decoder.text().begin(), decoder.text().end()}, decoder.statistics(), decoder.refreshes()};
 }
 
 /// Totals over runs.
@@ -141,10 +149,10 @@ struct Ledger {
     for (std::size_t i = 0; i < sure; ++i) margin = std::min(margin, plain.margins[i]);
   }
   void tell(const std::string& what) const {
-    MESSAGE(what << ": " << runs << " runs, " << cut << " cut at a near tie, smallest margin "
-                 << margin << ", largest deviation " << deviation << " in " << compared
-                 << " rows of logits; " << verifications << " verifications kept " << accepted
-                 << " of " << positions << " draft tokens; " << refreshes << " refreshes");
+    MESSAGE(what << ": " << runs << " runs, " << cut << " cut at a near tie, smallest margin " << margin
+                 << ", largest deviation " << deviation << " in " << compared << " rows of logits; "
+                 << verifications << " verifications kept " << accepted << " of " << positions
+                 << " draft tokens; " << refreshes << " refreshes");
   }
 };
 

@@ -42,8 +42,8 @@ bool is_product(const Linear& layer, const std::vector<float>& x, std::size_t ro
       if (!layer.bias.empty()) sum += static_cast<double>(layer.bias[o]);
       double size = std::fabs(sum);
       for (std::size_t i = 0; i < inputs; ++i) {
-        const double term = static_cast<double>(x[row * inputs + i]) *
-                            static_cast<double>(weight[o * inputs + i]);
+        const double term =
+            static_cast<double>(x[row * inputs + i]) * static_cast<double>(weight[o * inputs + i]);
         sum += term;
         size += std::fabs(term);
       }
@@ -141,9 +141,8 @@ TEST_CASE("many rows do not depend on the number of threads, nor on who calls") 
   std::vector<float> once(64 * 600);
   layer.apply(x.data(), 64, once.data());
   std::vector<float> y(256 * 600);
-  for_each_block(4, 1, true, [&](std::size_t i, std::size_t) {
-    layer.apply(x.data(), 64, y.data() + i * once.size());
-  });
+  for_each_block(4, 1, true,
+                 [&](std::size_t i, std::size_t) { layer.apply(x.data(), 64, y.data() + i * once.size()); });
   for (std::size_t i = 0; i < 4; ++i) {
     CHECK(std::equal(once.begin(), once.end(), y.begin() + static_cast<std::ptrdiff_t>(i * once.size())));
   }

@@ -24,7 +24,7 @@
 
 #include "model/dense_attention.hpp"
 #include "model/golden.hpp"
-#include "model/temporary_folder.hpp"
+#include "support/temporary_folder.hpp"
 
 namespace kvpolicy::reference::load_test {
 namespace {
@@ -69,11 +69,11 @@ TEST_CASE("an output layer in the file is used even if config.json says it is ti
   Json config = config_of(from);
   config["tie_word_embeddings"] = true;
 
-  const TemporaryFolder folder;
+  const testing::TemporaryFolder folder;
   folder.write("config.json", config.dump());
   Weights weights(from);
   write_safetensors(folder / "model.safetensors", weights.tensors);
-  const Llama with_own = Llama::load(folder.path());
+  const Llama with_own = Llama::load(folder.path().string());
   CHECK_FALSE(with_own.config().tied_embeddings);
   CHECK(with_own.head().weight == untied.head().weight);
   CHECK(logits_of(with_own) == logits_of(untied));
@@ -81,13 +81,12 @@ TEST_CASE("an output layer in the file is used even if config.json says it is ti
   // A copy of the embedding gives the same model as no output layer.
   weights["lm_head.weight"].bytes = weights["model.embed_tokens.weight"].bytes;
   write_safetensors(folder / "model.safetensors", weights.tensors);
-  const Llama with_copy = Llama::load(folder.path());
+  const Llama with_copy = Llama::load(folder.path().string());
   CHECK(with_copy.config().tied_embeddings);
   CHECK(with_copy.weights().head.weight.size() == 0);
-  std::erase_if(weights.tensors,
-                [](const auto& tensor) { return tensor.name == "lm_head.weight"; });
+  std::erase_if(weights.tensors, [](const auto& tensor) { return tensor.name == "lm_head.weight"; });
   write_safetensors(folder / "model.safetensors", weights.tensors);
-  const Llama without = Llama::load(folder.path());
+  const Llama without = Llama::load(folder.path().string());
   CHECK(without.config().tied_embeddings);
   CHECK(logits_of(with_copy) == logits_of(without));
   CHECK(logits_of(without) != logits_of(untied));
@@ -123,29 +122,29 @@ TEST_CASE("a tensor at an odd address is loaded as well") {
   text.insert(sizeof length + length, 1, ' ');
   ++length;
   std::memcpy(text.data(), &length, sizeof length);
-  const TemporaryFolder folder;
+  const testing::TemporaryFolder folder;
   folder.write("config.json", config_of(from).dump());
   folder.write("model.safetensors", text);
-  CHECK(logits_of(Llama::load(folder.path())) == logits_of(Llama::load(from)));
+  CHECK(logits_of(Llama::load(folder.path().string())) == logits_of(Llama::load(from)));
 }
 
 TEST_CASE("weights that are quantised, or are quantised when they are loaded, are refused") {
   const std::string from = golden_folder("mha_d64");
-  const TemporaryFolder folder;
+  const testing::TemporaryFolder folder;
   std::filesystem::copy(from + "/model.safetensors", folder / "model.safetensors");
   Json config = config_of(from);
   config["quantization_config"] = {{"quant_method", "bitsandbytes"}, {"load_in_4bit", true}};
   folder.write("config.json", config.dump());
   CHECK_THROWS_WITH_AS(
-      (void)Llama::load(folder.path()),
-      (folder.path() + "/config.json: quantization_config asks for weights quantised by "
-                       "'bitsandbytes', which this model does not compute: use the unquantised "
-                       "checkpoint")
+      (void)Llama::load(folder.path().string()),
+      ((folder / "config.json") + ": quantization_config asks for weights quantised by "
+                                  "'bitsandbytes', which this model does not compute: use the unquantised "
+                                  "checkpoint")
           .c_str(),
       ConfigError);
   config["quantization_config"] = nullptr;
   folder.write("config.json", config.dump());
-  CHECK_NOTHROW((void)Llama::load(folder.path()));
+  CHECK_NOTHROW((void)Llama::load(folder.path().string()));
 }
 
 /// Writes a sparse file of these tensors in bfloat16, all zeros, which takes no space on the disk. Returns
@@ -172,21 +171,21 @@ bool write_sparse(const std::string& path,
 }
 
 TEST_CASE("a missing shard, a wrong dtype and a weight that is not finite are named") {
-  const TemporaryFolder folder;
+  const testing::TemporaryFolder folder;
   std::filesystem::copy(golden_folder("sharded_bf16"), folder.path());
   std::filesystem::remove(folder / "model-00003-of-00004.safetensors");
-  CHECK_THROWS_WITH_AS((void)Llama::load(folder.path()),
+  CHECK_THROWS_WITH_AS((void)Llama::load(folder.path().string()),
                        doctest::Contains("model-00003-of-00004.safetensors: there is no such file"),
                        FormatError);
 
-  const TemporaryFolder other;
+  const testing::TemporaryFolder other;
   const std::string from = golden_folder("mha_d64");
   other.write("config.json", config_of(from).dump());
   const auto refused = [&](const std::string& part, const auto& change) {
     Weights weights(from);
     change(weights);
     write_safetensors(other / "model.safetensors", weights.tensors);
-    CHECK_THROWS_WITH_AS((void)Llama::load(other.path()), doctest::Contains(part.c_str()),
+    CHECK_THROWS_WITH_AS((void)Llama::load(other.path().string()), doctest::Contains(part.c_str()),
                          FormatError);
   };
   const std::string name = "model.layers.1.mlp.up_proj.weight";
@@ -204,7 +203,7 @@ TEST_CASE("a missing shard, a wrong dtype and a weight that is not finite are na
 TEST_CASE("a checkpoint of more weights than the machine has memory is refused with both sizes") {
   constexpr std::size_t vocabulary = std::size_t{1} << 24;
   constexpr std::size_t hidden = std::size_t{1} << 16;
-  const TemporaryFolder folder;
+  const testing::TemporaryFolder folder;
   const Json config{{"architectures", {"LlamaForCausalLM"}},
                     {"vocab_size", vocabulary},
                     {"hidden_size", hidden},
@@ -229,7 +228,7 @@ TEST_CASE("a checkpoint of more weights than the machine has memory is refused w
       {"model.norm.weight", {hidden}}};
   const auto says = [&](const char* part) {
     try {
-      (void)Llama::load(folder.path());
+      (void)Llama::load(folder.path().string());
     } catch (const Error& error) {
       const std::string text = error.what();
       CHECK_MESSAGE(text.find(part) != std::string::npos, text);

@@ -24,8 +24,8 @@
 #include <reference_model/mapped_file.hpp>
 #include <reference_model/safetensors.hpp>
 
-#include "model/temporary_folder.hpp"
 #include "support/sanitizer.hpp"
+#include "support/temporary_folder.hpp"
 
 namespace kvpolicy::reference::mapped_file_test {
 namespace {
@@ -35,7 +35,7 @@ std::string text_of_bytes(std::span<const std::byte> bytes) {
 }
 
 TEST_CASE("the bytes of a file, also after its name is gone") {
-  const TemporaryFolder folder;
+  const testing::TemporaryFolder folder;
   folder.write("file", "0123456789");
   const MappedFile file{folder / "file"};
   CHECK(file.path() == folder / "file");
@@ -52,7 +52,7 @@ TEST_CASE("the bytes of a file, also after its name is gone") {
 }
 
 TEST_CASE("ranges outside the file are refused, however large") {
-  const TemporaryFolder folder;
+  const testing::TemporaryFolder folder;
   folder.write("file", "0123456789");
   const MappedFile file{folder / "file"};
   CHECK_THROWS_WITH_AS((void)file.bytes(8, 3),
@@ -64,14 +64,14 @@ TEST_CASE("ranges outside the file are refused, however large") {
 }
 
 TEST_CASE("an empty file has no bytes; a missing one, a folder and a shortened one are refused") {
-  const TemporaryFolder folder;
+  const testing::TemporaryFolder folder;
   folder.write("empty", "");
   const MappedFile empty{folder / "empty"};
   CHECK(empty.size() == 0);
   CHECK(empty.bytes(0, 0).empty());
   CHECK_THROWS_AS((void)empty.bytes(0, 1), FormatError);
   CHECK_THROWS_AS(MappedFile{folder / "missing"}, FormatError);
-  CHECK_THROWS_AS(MappedFile{folder.path()}, FormatError);
+  CHECK_THROWS_AS(MappedFile{folder.path().string()}, FormatError);
   folder.write("file", "0123456789");
   const MappedFile file{folder / "file"};
   std::filesystem::resize_file(folder / "file", 4);
@@ -96,7 +96,7 @@ TEST_CASE("weights as they are stored take no memory besides their file") {
 #endif
   if (kilobytes("RssAnon") == 0) return;
   constexpr std::size_t vocabulary = 8000, hidden = 512;
-  const TemporaryFolder folder;
+  const testing::TemporaryFolder folder;
   folder.write("config.json", R"({"architectures": ["LlamaForCausalLM"], "vocab_size": 8000,
       "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 1, "num_attention_heads": 8,
       "num_key_value_heads": 8, "tie_word_embeddings": true})");
@@ -125,7 +125,7 @@ TEST_CASE("weights as they are stored take no memory besides their file") {
     malloc_trim(0);  // memory that earlier cases have freed would be used without being counted
 #endif
     const std::size_t before = kilobytes("RssAnon");
-    const Llama model = Llama::load(folder.path(), options);
+    const Llama model = Llama::load(folder.path().string(), options);
     CHECK(model.weight_bytes() == bytes + 3 * hidden * sizeof(float));
     const std::size_t after = kilobytes("RssAnon");
     return after > before ? after - before : 0;

@@ -35,8 +35,8 @@ HeadOrders reversed_orders(const LlamaConfig& config) {
 
 TEST_CASE("a reordered model gives the same logits") {
   // Goldens with more than one KV head: with biases, groups of 7, both kinds of layers.
-  for (const std::string name : {"mha_d64", "gqa2_d80", "gqa7_d64", "all_biases",
-                                 "qwen2_window_upper_layers", "sharded_bf16"}) {
+  for (const std::string name :
+       {"mha_d64", "gqa2_d80", "gqa7_d64", "all_biases", "qwen2_window_upper_layers", "sharded_bf16"}) {
     CAPTURE(name);
     const Llama model = Llama::load(golden_folder(name));
     const Golden golden = load_golden(name);
@@ -69,8 +69,7 @@ TEST_CASE("a reordered model under a reordered plan gives the logits of both bef
   const auto expected = logits_of(model, plan);
   CHECK(largest_error(expected, golden.logits) > 1e-2F);  // the windows do limit some heads
   const Llama moved = reordered(model, orders);
-  CHECK(largest_error(logits_of(moved, kvpolicy::reordered(plan, orders)), expected) <=
-        logit_tolerance);
+  CHECK(largest_error(logits_of(moved, kvpolicy::reordered(plan, orders)), expected) <= logit_tolerance);
   CHECK(largest_error(logits_of(moved, plan), expected) > 1e-2F);
 }
 
@@ -94,10 +93,16 @@ TEST_CASE("the order decides the indices of heads, and changes nothing else") {
   };
   LlamaWeights weights{rows(4, 4, false), {}, std::vector<float>(4, 1.0F), {}};
   weights.layers.push_back({.attention_norm = std::vector<float>(4, 1.0F),
-                            .q = rows(4, 16, true), .k = rows(4, 8, true), .v = rows(4, 8, true),
-                            .o = rows(16, 4, true), .q_norm = {}, .k_norm = {},
+                            .q = rows(4, 16, true),
+                            .k = rows(4, 8, true),
+                            .v = rows(4, 8, true),
+                            .o = rows(16, 4, true),
+                            .q_norm = {},
+                            .k_norm = {},
                             .mlp_norm = std::vector<float>(4, 1.0F),
-                            .gate = rows(4, 4, false), .up = rows(4, 4, false), .down = rows(4, 4, false)});
+                            .gate = rows(4, 4, false),
+                            .up = rows(4, 4, false),
+                            .down = rows(4, 4, false)});
   const Llama moved = reordered(Llama{config, weights}, {{2, 0, 3, 1}});
   const LlamaLayer& layer = moved.weights().layers[0];
   CHECK(layer.k.bias == std::vector<float>{4, 5, 0, 1, 6, 7, 2, 3});

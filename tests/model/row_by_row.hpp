@@ -36,7 +36,8 @@ class RowByRow {
     std::vector<std::vector<float>> x(rows);
     for (std::size_t row = 0; row < rows; ++row) {
       x[row].resize(c.hidden);
-      model_->weights().embedding.weight.copy_rows(static_cast<std::size_t>(call.tokens[row]), 1, x[row].data());
+      model_->weights().embedding.weight.copy_rows(static_cast<std::size_t>(call.tokens[row]), 1,
+                                                   x[row].data());
     }
     std::vector<float> q, k, v, out(rows * c.q_heads * c.head_dim);
     for (std::size_t l = 0; l < c.layers; ++l) {
@@ -52,8 +53,8 @@ class RowByRow {
              {v.data(), rows, c.kv_heads, c.head_dim}, {out.data(), rows, c.q_heads, c.head_dim},
              call.attend);
       for (std::size_t row = 0; row < rows; ++row) {
-        add(x[row], product(layer.o, std::span{out}.subspan(row * c.q_heads * c.head_dim,
-                                                            c.q_heads * c.head_dim)));
+        add(x[row],
+            product(layer.o, std::span{out}.subspan(row * c.q_heads * c.head_dim, c.q_heads * c.head_dim)));
         const auto normed = normalised(x[row], layer.mlp_norm);
         std::vector<float> gate = product(layer.gate, normed);
         const std::vector<float> up = product(layer.up, normed);
@@ -71,9 +72,8 @@ class RowByRow {
 
  private:
   template <class Cache>
-  static void attend(Cache& cache, std::size_t layer, TensorView<const float> q,
-                     TensorView<const float> k, TensorView<const float> v, TensorView<float> out,
-                     const AttendOptions& options) {
+  static void attend(Cache& cache, std::size_t layer, TensorView<const float> q, TensorView<const float> k,
+                     TensorView<const float> v, TensorView<float> out, const AttendOptions& options) {
     if (q.tokens > cache.options().max_append) return cache.step(layer, q, k, v, out, options);
     cache.append(layer, k, v, options);
     cache.attend(layer, q, out, options);

@@ -69,11 +69,10 @@ TEST_CASE("prefill reports progress and gives the last token's logits") {
   const Golden golden = load_golden("gqa2_d80");
   KvCache cache{full_plan(model.config())};
   std::vector<std::size_t> seen;
-  const auto logits =
-      prefill(model, cache, golden.tokens, 64, [&](std::size_t done, std::size_t total) {
-        CHECK(total == 150);
-        seen.push_back(done);
-      });
+  const auto logits = prefill(model, cache, golden.tokens, 64, [&](std::size_t done, std::size_t total) {
+    CHECK(total == 150);
+    seen.push_back(done);
+  });
   CHECK(seen == std::vector<std::size_t>{64, 128, 150});
   CHECK(cache.tokens() == 150);
   CHECK(largest_error(logits, std::span(golden.logits).last(64)) <= logit_tolerance);
@@ -85,9 +84,7 @@ TEST_CASE("forks and rollbacks continue as if nothing else had been read") {
   const Llama model = Llama::load(golden_folder("mistral_window"));
   const Golden golden = load_golden("mistral_window");
   const std::span tokens{golden.tokens};
-  const auto expected = [&](std::size_t token) {
-    return std::span(golden.logits).subspan(token * 64, 64);
-  };
+  const auto expected = [&](std::size_t token) { return std::span(golden.logits).subspan(token * 64, 64); };
   KvCache cache{full_plan(model.config()), {.max_rollback = 8}};
   (void)prefill(model, cache, tokens.first(120), 50);
   auto fork = cache.fork();
@@ -112,8 +109,7 @@ TEST_CASE("a plan of another shape and a cache with an unfinished step are refus
   const std::vector<float> rows(2 * 4 * 80);
   std::vector<float> out(rows.size());
   cache.step(0, TensorView<const float>{rows.data(), 2, 4, 80},
-             TensorView<const float>{rows.data(), 2, 2, 80},
-             TensorView<const float>{rows.data(), 2, 2, 80},
+             TensorView<const float>{rows.data(), 2, 2, 80}, TensorView<const float>{rows.data(), 2, 2, 80},
              TensorView<float>{out.data(), 2, 4, 80});
   CHECK_THROWS_AS((void)step(model, cache, tokens), RollbackError);
   cache.truncate(0);

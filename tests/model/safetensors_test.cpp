@@ -20,14 +20,12 @@
 #include <reference_model/checkpoint.hpp>
 #include <reference_model/safetensors.hpp>
 
-#include "model/temporary_folder.hpp"
+#include "support/temporary_folder.hpp"
 
 namespace kvpolicy::reference::safetensors_test {
 namespace {
 
-std::span<const std::byte> bytes_of_text(const std::string& text) {
-  return std::as_bytes(std::span(text));
-}
+std::span<const std::byte> bytes_of_text(const std::string& text) { return std::as_bytes(std::span(text)); }
 
 /// A file with this header and this number of data bytes.
 std::string file_of(const std::string& header, std::size_t data_bytes) {
@@ -59,15 +57,15 @@ void refuses(const std::string& file, const std::vector<std::string>& parts) {
 
 std::string tensor(const std::string& name, const std::string& dtype, const std::string& shape,
                    const std::string& offsets) {
-  return "\"" + name + R"(":{"dtype":")" + dtype + R"(","shape":)" + shape + R"(,"data_offsets":)" +
-         offsets + "}";
+  return "\"" + name + R"(":{"dtype":")" + dtype + R"(","shape":)" + shape + R"(,"data_offsets":)" + offsets +
+         "}";
 }
 
 TEST_CASE("a valid file is read: names, types, shapes, metadata, padding") {
-  const std::string header =
-      R"({"__metadata__":{"format":"pt"},)" + tensor("b", "F32", "[2,3]", "[0,24]") + "," +
-      tensor("a", "BF16", "[4]", "[24,32]") + "," + tensor("scalar", "I64", "[]", "[32,40]") + "," +
-      tensor("empty", "F16", "[0,7]", "[40,40]") + "}   ";
+  const std::string header = R"({"__metadata__":{"format":"pt"},)" + tensor("b", "F32", "[2,3]", "[0,24]") +
+                             "," + tensor("a", "BF16", "[4]", "[24,32]") + "," +
+                             tensor("scalar", "I64", "[]", "[32,40]") + "," +
+                             tensor("empty", "F16", "[0,7]", "[40,40]") + "}   ";
   const std::string file = file_of(header, 40);
   const SafetensorsHeader parsed = parse_safetensors(bytes_of_text(file), "x");
   CHECK(parsed.tensors.size() == 4);
@@ -134,8 +132,8 @@ TEST_CASE("names and fields that occur twice are refused") {
 }
 
 TEST_CASE("impossible types and shapes are refused") {
-  const auto one = [](const std::string& dtype, const std::string& shape,
-                      const std::string& offsets, std::size_t bytes) {
+  const auto one = [](const std::string& dtype, const std::string& shape, const std::string& offsets,
+                      std::size_t bytes) {
     return file_of("{" + tensor("a", dtype, shape, offsets) + "}", bytes);
   };
   refuses(one("F33", "[1]", "[0,4]", 4), {"'a'", "F33", "BF16"});
@@ -167,9 +165,8 @@ TEST_CASE("byte ranges that leave the data, overlap or leave gaps are refused") 
   refuses(one("[0]"), {"not a pair"});
   refuses(one("[0,2,4]"), {"not a pair"});
   const auto two = [](const std::string& first, const std::string& second, std::size_t bytes) {
-    return file_of(
-        "{" + tensor("a", "U8", "[4]", first) + "," + tensor("b", "U8", "[4]", second) + "}",
-        bytes);
+    return file_of("{" + tensor("a", "U8", "[4]", first) + "," + tensor("b", "U8", "[4]", second) + "}",
+                   bytes);
   };
   CHECK(refusal(two("[4,8]", "[0,4]", 8)).empty());
   refuses(two("[0,4]", "[0,4]", 4), {"'b'", "begins at byte 0", "inside"});
@@ -200,7 +197,7 @@ TEST_CASE("a written file is read back, from memory and from disk") {
       {"bf16", TensorType::bf16, {1, 4}, std::as_bytes(std::span(shorts))},
       {"empty", TensorType::i8, {0}, {}},
   };
-  const TemporaryFolder folder;
+  const testing::TemporaryFolder folder;
   const std::string path = folder / "a.safetensors";
   write_safetensors(path, tensors, {{"made by", "a test"}});
   SafetensorsFile file(path);
@@ -227,24 +224,23 @@ TEST_CASE("a written file is read back, from memory and from disk") {
 }
 
 TEST_CASE("missing files, folders, and files truncated after they were opened are refused") {
-  const TemporaryFolder folder;
+  const testing::TemporaryFolder folder;
   CHECK_THROWS_AS(SafetensorsFile(folder / "missing.safetensors"), FormatError);
-  CHECK_THROWS_AS(SafetensorsFile(folder.path()), FormatError);
+  CHECK_THROWS_AS(SafetensorsFile(folder.path().string()), FormatError);
   folder.write("empty.safetensors", "");
   CHECK_THROWS_AS(SafetensorsFile(folder / "empty.safetensors"), FormatError);
   const std::string name = folder / "cut.safetensors";
-  folder.write("cut.safetensors",
-               file_of("{" + tensor("a", "U8", "[90000]", "[0,90000]") + "}", 90000));
+  folder.write("cut.safetensors", file_of("{" + tensor("a", "U8", "[90000]", "[0,90000]") + "}", 90000));
   SafetensorsFile file(name);
   std::filesystem::resize_file(name, 50000);
   CHECK_THROWS_AS((void)file.read_bytes("a"), FormatError);
 }
 
 TEST_CASE("a checkpoint is one file, or shards with a correct index") {
-  const TemporaryFolder folder;
+  const testing::TemporaryFolder folder;
   const auto refused = [&](const std::string& part) {
     try {
-      (void)Checkpoint(folder.path());
+      (void)Checkpoint(folder.path().string());
     } catch (const FormatError& error) {
       const std::string text = error.what();
       CHECK_MESSAGE(text.find(part) != std::string::npos, text);
@@ -254,9 +250,7 @@ TEST_CASE("a checkpoint is one file, or shards with a correct index") {
   };
   CHECK_THROWS_AS(Checkpoint(folder / "nowhere"), FormatError);
   CHECK(refused("neither model.safetensors nor"));
-  const auto index = [&](const std::string& json) {
-    folder.write("model.safetensors.index.json", json);
-  };
+  const auto index = [&](const std::string& json) { folder.write("model.safetensors.index.json", json); };
   index("{");
   CHECK(refused("parse error"));
   index("[]");
@@ -274,7 +268,7 @@ TEST_CASE("a checkpoint is one file, or shards with a correct index") {
   index(R"({"weight_map":{"b":"one.safetensors","b":"one.safetensors"}})");
   CHECK(refused("'b' is given twice"));
   index(R"({"weight_map":{"b":"one.safetensors"}})");
-  Checkpoint checkpoint(folder.path());
+  Checkpoint checkpoint(folder.path().string());
   CHECK(checkpoint.names() == std::vector<std::string>{"b"});
   const std::vector<std::size_t> shape{1};
   CHECK(checkpoint.read("b", shape) == std::vector<float>{0.0F});
@@ -286,13 +280,12 @@ TEST_CASE("a checkpoint is one file, or shards with a correct index") {
   CHECK_NOTHROW(checkpoint.check("b", shape));
 
   const std::vector<float> bad{1.0F, std::numeric_limits<float>::quiet_NaN()};
-  const std::vector<TensorToWrite> tensors{
-      {"w", TensorType::f32, {2}, std::as_bytes(std::span(bad))}};
+  const std::vector<TensorToWrite> tensors{{"w", TensorType::f32, {2}, std::as_bytes(std::span(bad))}};
   write_safetensors(folder / "model.safetensors", tensors);  // a single file has priority
-  Checkpoint single(folder.path());
+  Checkpoint single(folder.path().string());
   CHECK_THROWS_WITH_AS((void)single.read("w", std::vector<std::size_t>{2}),
-                       (folder.path() + "/model.safetensors: tensor 'w': element 1 is nan, "
-                                        "expected finite values")
+                       ((folder / "model.safetensors") + ": tensor 'w': element 1 is nan, "
+                                                         "expected finite values")
                            .c_str(),
                        FormatError);
 }

@@ -82,10 +82,8 @@ TEST_CASE("a seed fixes the tokens on every platform") {
 }
 
 TEST_CASE("extreme logits neither overflow nor choose a banned token") {
-  CHECK(shares({.temperature = 1e-3F, .seed = 1}, {3e38F, -3e38F, 0}, 100)[0] ==
-        doctest::Approx(1.0));
-  CHECK(shares({.temperature = 1e30F, .seed = 1}, {-infinity, 0, -infinity}, 100)[1] ==
-        doctest::Approx(1.0));
+  CHECK(shares({.temperature = 1e-3F, .seed = 1}, {3e38F, -3e38F, 0}, 100)[0] == doctest::Approx(1.0));
+  CHECK(shares({.temperature = 1e30F, .seed = 1}, {-infinity, 0, -infinity}, 100)[1] == doctest::Approx(1.0));
 }
 
 TEST_CASE("invalid logits and settings are refused") {

@@ -117,9 +117,9 @@ inline std::vector<int> random_text(std::size_t vocabulary, std::size_t tokens, 
 // ---- plain decoding
 
 struct PlainText {
-  std::vector<int> text;         ///< prompt and continuation
+  std::vector<int> text;  ///< prompt and continuation
   std::size_t prompt = 0;
-  std::vector<float> logits;     ///< [text - prompt, vocabulary]; row i is that of text[prompt + i]
+  std::vector<float> logits;  ///< [text - prompt, vocabulary]; row i is that of text[prompt + i]
   /// The margin of the likeliest token before the next, for each token after the prompt.
   std::vector<float> margins;
 
@@ -136,14 +136,13 @@ struct PlainText {
 template <class Cache>
 std::vector<float> read_plainly(const Llama& model, Cache& cache, std::span<const int> tokens) {
   const bool halves = tokens.size() <= cache.options().max_append;
-  return model.forward(
-      tokens, cache.tokens(),
-      [&](std::size_t layer, TensorView<const float> q, TensorView<const float> k,
-          TensorView<const float> v, TensorView<float> out) {
-        if (!halves) return step_layer(cache, layer, q, k, v, out);
-        cache.append(layer, k, v);
-        cache.attend(layer, q, out);
-      });
+  return model.forward(tokens, cache.tokens(),
+                       [&](std::size_t layer, TensorView<const float> q, TensorView<const float> k,
+                           TensorView<const float> v, TensorView<float> out) {
+                         if (!halves) return step_layer(cache, layer, q, k, v, out);
+                         cache.append(layer, k, v);
+                         cache.attend(layer, q, out);
+                       });
 }
 
 template <class Cache>
@@ -154,8 +153,8 @@ std::vector<float> read_plainly(const RowByRow& model, Cache& cache, std::span<c
 /// Reads the prompt except its last token in calls of `chunk`, then `tokens` greedy tokens one by one.
 /// `commit_every`: the cache commits after the prompt and at each multiple of so many tokens.
 template <class Model, class Cache>
-PlainText decode_plainly(const Model& model, Cache& cache, std::span<const int> prompt,
-                         std::size_t chunk, std::size_t tokens, std::size_t commit_every = 0) {
+PlainText decode_plainly(const Model& model, Cache& cache, std::span<const int> prompt, std::size_t chunk,
+                         std::size_t tokens, std::size_t commit_every = 0) {
   PlainText result{{prompt.begin(), prompt.end()}, prompt.size(), {}, {}};
   for (std::size_t done = 0; done + 1 < prompt.size();) {
     const std::size_t count = std::min(chunk, prompt.size() - 1 - done);
@@ -222,9 +221,8 @@ class Watched {
       const std::size_t row = (position + 1 - plain_->prompt) * vocabulary();
       for (std::size_t token = 0; token < vocabulary(); ++token) {
         const float error = std::abs(logits[i * vocabulary() + token] - plain_->logits[row + token]);
-        deviation_ = error <= std::numeric_limits<float>::max()
-                         ? std::max(deviation_, error)
-                         : std::numeric_limits<float>::infinity();
+        deviation_ = error <= std::numeric_limits<float>::max() ? std::max(deviation_, error)
+                                                                : std::numeric_limits<float>::infinity();
       }
       ++compared_;
     }
@@ -249,16 +247,14 @@ class AnyDraft {
   explicit AnyDraft(D draft) : vocabulary_{draft.vocabulary()} {
     const auto held = std::make_shared<D>(std::move(draft));
     choose_anew_ = [held] { kvpolicy::refresh_selection(*held); };
-    propose_ = [held](
-                   std::span<const int> text, std::size_t most, const SamplingOptions& sampling,
-                   Random& random, DraftTokens& guesses) {
-      held->propose(text, most, sampling, random, guesses);
-    };
+    propose_ = [held](std::span<const int> text, std::size_t most, const SamplingOptions& sampling,
+                      Random& random,
+                      DraftTokens& guesses) { held->propose(text, most, sampling, random, guesses); };
   }
   [[nodiscard]] std::size_t vocabulary() const { return vocabulary_; }
   void refresh_selection() { choose_anew_(); }
-  void propose(std::span<const int> text, std::size_t most, const SamplingOptions& sampling,
-               Random& random, DraftTokens& guesses) {
+  void propose(std::span<const int> text, std::size_t most, const SamplingOptions& sampling, Random& random,
+               DraftTokens& guesses) {
     propose_(text, most, sampling, random, guesses);
   }
 

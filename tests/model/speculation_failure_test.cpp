@@ -41,15 +41,18 @@ struct Models {
 template <class DraftOver>
 struct Running {
   Running(const Models& models, CacheOptions cache, DraftOver draft_over, SpeculationOptions options = {})
-      : target{models.target}, near{models.near}, small_cache{small_plan(models), with(cache_options())},
+      : target{models.target},
+        near{models.near},
+        small_cache{small_plan(models), with(cache_options())},
         full_cache{models.plan(), with(cache)},
-        decoder{target, full_cache, draft_over(target, full_cache, near, small_cache), fixed(std::move(options))} {}
+        decoder{target, full_cache, draft_over(target, full_cache, near, small_cache),
+                fixed(std::move(options))} {}
 
   using Cache = KvCache<float>;
   using SmallCache = KvCache<float>;
-  using DraftType = decltype(std::declval<DraftOver>()(std::declval<RowByRow&>(), std::declval<Cache&>(),
-                                                       std::declval<RowByRow&>(),
-                                                       std::declval<SmallCache&>()));
+  using DraftType =
+      decltype(std::declval<DraftOver>()(std::declval<RowByRow&>(), std::declval<Cache&>(),
+                                         std::declval<RowByRow&>(), std::declval<SmallCache&>()));
 
   CacheOptions with(CacheOptions options) {
     options.memory = &memory;
@@ -74,8 +77,8 @@ struct Running {
 
 // Prompts are read in calls that can be rolled back.
 constexpr auto three_levels = [](auto& target, auto& cache, auto& small, auto& small_cache) {
-  return SelectedDraft{target, cache, ModelDraft{small, small_cache, {.chunk = prompt_chunk}},
-                       {.length = 2, .adapt = false}};
+  return SelectedDraft{
+      target, cache, ModelDraft{small, small_cache, {.chunk = prompt_chunk}}, {.length = 2, .adapt = false}};
 };
 constexpr auto tree = [](auto&, auto&, auto& small, auto& small_cache) {
   return TreeDraft{small, small_cache, tree_of(6), {.chunk = prompt_chunk}};
@@ -202,7 +205,9 @@ void run_out_of_memory(const Models& models, const PlainText& plain, DraftOver d
     const std::size_t stride = kind.stride;
     CAPTURE(any_new);
     std::size_t failures = 0;
-    Running running{models, cache_options(), draft_over,
+    Running running{models,
+                    cache_options(),
+                    draft_over,
                     {.length = 5, .refresh_selection = {.every = 7}, .commit_every = commit_every}};
     const auto fail = [&](std::size_t memory, auto call) {
       if (any_new) {
@@ -259,9 +264,7 @@ TEST_CASE("weights that are NaN") {
   const auto spoilt = [](const Llama& model) {
     LlamaWeights weights = model.weights();
     WeightMatrix& v = weights.layers.back().v.weight;
-    v = v.changed([](std::span<float> numbers) {
-      numbers[7] = std::numeric_limits<float>::quiet_NaN();
-    });
+    v = v.changed([](std::span<float> numbers) { numbers[7] = std::numeric_limits<float>::quiet_NaN(); });
     return Llama{model.config(), std::move(weights)};
   };
   {

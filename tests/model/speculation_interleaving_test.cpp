@@ -51,8 +51,8 @@ class Changing {
  public:
   explicit Changing(std::vector<AnyDraft> drafts) : drafts_{std::move(drafts)} {}
   [[nodiscard]] std::size_t vocabulary() const { return drafts_.front().vocabulary(); }
-  void propose(std::span<const int> text, std::size_t most, const SamplingOptions& sampling,
-               Random& random, DraftTokens& guesses) {
+  void propose(std::span<const int> text, std::size_t most, const SamplingOptions& sampling, Random& random,
+               DraftTokens& guesses) {
     const auto which = static_cast<std::size_t>(random.uniform() * static_cast<double>(drafts_.size()));
     drafts_[which].propose(text, most, sampling, random, guesses);
   }
@@ -68,9 +68,12 @@ class Play {
   using Cache = KvCache<float>;
   using Decoder = SpeculativeDecoder<RowByRow, Cache, Changing>;
 
-  Play(const Llama& model, const Llama& near, const Plan& plan, std::size_t commit_every,
-       std::uint64_t seed)
-      : random_{seed}, target_{model}, near_{near}, plan_{plan}, commit_every_{commit_every},
+  Play(const Llama& model, const Llama& near, const Plan& plan, std::size_t commit_every, std::uint64_t seed)
+      : random_{seed},
+        target_{model},
+        near_{near},
+        plan_{plan},
+        commit_every_{commit_every},
         cache_{std::make_unique<Cache>(plan, cache_options())} {
     const auto prompt = add_prompt(20 + below(40));
     decoder_ = make_decoder();
@@ -112,9 +115,11 @@ class Play {
   // Drafts have caches of their own that have read nothing yet.
   std::unique_ptr<Decoder> make_decoder() {
     const auto small_cache = [&] {
-      return small_caches_.emplace_back(std::make_unique<SmallCache>(
-          triforce_draft_plan<float>(near_.llama().config().shape(), {.sinks = 4, .recent = 26}),
-          cache_options())).get();
+      return small_caches_
+          .emplace_back(std::make_unique<SmallCache>(
+              triforce_draft_plan<float>(near_.llama().config().shape(), {.sinks = 4, .recent = 26}),
+              cache_options()))
+          .get();
     };
     using Self = SelectedDraft<RowByRow, Cache, AnyDraft>;
     const AnyDraft chain{ModelDraft{near_, *small_cache()}};
@@ -235,9 +240,9 @@ void play(const Plan& plan, const Llama& model, std::size_t commit_every, std::u
   const Llama near = with_noise(model, 0.05F, seed);
   Play<Plan> play{model, near, plan, commit_every, seed};
   play.run(operations / runs_share);
-  MESSAGE("kept " << play.accepted << ", refused " << play.refused << " guesses; " << play.forks
-                  << " forks, " << play.taken_back << " tokens taken back, " << play.abandoned
-                  << " steps abandoned, " << play.refreshes << " refreshes");
+  MESSAGE("kept " << play.accepted << ", refused " << play.refused << " guesses; " << play.forks << " forks, "
+                  << play.taken_back << " tokens taken back, " << play.abandoned << " steps abandoned, "
+                  << play.refreshes << " refreshes");
   CHECK(play.accepted > 0);
   CHECK(play.refused > 0);
 }

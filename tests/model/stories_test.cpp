@@ -29,8 +29,7 @@
 namespace kvpolicy::reference::stories_test {
 namespace {
 
-const std::string folder =
-    (testing::shared_data() / ".." / "real_model" / "stories260K" / "").string();
+const std::string folder = (testing::shared_data() / ".." / "real_model" / "stories260K" / "").string();
 
 bool is_there() {
   const bool there = std::filesystem::exists(folder + "checkpoint_legacy.bin");
@@ -60,9 +59,7 @@ class Reader {
     at_ += count * sizeof(float);
     return values;
   }
-  std::string text(std::size_t count) {
-    return bytes_.substr(std::exchange(at_, at_ + count), count);
-  }
+  std::string text(std::size_t count) { return bytes_.substr(std::exchange(at_, at_ + count), count); }
   [[nodiscard]] std::size_t left() const { return bytes_.size() - at_; }
 
  private:
@@ -72,8 +69,7 @@ class Reader {
 
 // The checkpoint pairs neighbouring channels in rotations, this model channels that are half a head apart: in
 // each head the even rows come first, then the odd ones.
-std::vector<float> halves_apart(const std::vector<float>& rows, std::size_t head_dim,
-                                std::size_t inputs) {
+std::vector<float> halves_apart(const std::vector<float>& rows, std::size_t head_dim, std::size_t inputs) {
   std::vector<float> moved(rows.size());
   for (std::size_t row = 0; row < rows.size() / inputs; ++row) {
     const std::size_t channel = row % head_dim;
@@ -127,8 +123,7 @@ Llama load_stories() {
   linears(&LlamaLayer::down, c.intermediate, c.hidden, false);
   linears(&LlamaLayer::up, c.hidden, c.intermediate, false);
   w.norm = file.floats(c.hidden);
-  REQUIRE(file.left() ==
-          c.max_positions * c.head_dim * sizeof(float));  // tables of sines and cosines
+  REQUIRE(file.left() == c.max_positions * c.head_dim * sizeof(float));  // tables of sines and cosines
   return Llama{std::move(c), std::move(w)};
 }
 
@@ -174,8 +169,7 @@ constexpr const char* story =
 TEST_CASE("a model with heads of 8 channels tells its story") {
   if (!is_there()) return;
   const Llama model = load_stories();
-  REQUIRE(model.config().shape() ==
-          ModelShape{.layers = 5, .q_heads = 8, .kv_heads = 4, .head_dim = 8});
+  REQUIRE(model.config().shape() == ModelShape{.layers = 5, .q_heads = 8, .kv_heads = 4, .head_dim = 8});
   KvCache cache{HeadPlan<float>{model.config().shape()}};
   const std::string told = tell(model, cache, 200);
   CHECK(told.starts_with(story));
@@ -195,15 +189,13 @@ TEST_CASE("its logits equal those of dense attention, and are close to them with
       const std::vector<float> logits =
           step(model, cache, std::span{tokens}.subspan(first, 11), LogitsOf::all);
       const float* wanted = expected.data() + first * model.config().vocabulary;
-      for (std::size_t i = 0; i < logits.size(); ++i)
-        most = std::max(most, std::abs(logits[i] - wanted[i]));
+      for (std::size_t i = 0; i < logits.size(); ++i) most = std::max(most, std::abs(logits[i] - wanted[i]));
     }
     MESSAGE("largest difference ", most);
     return most;
   };
   CHECK(largest(FullCache<DenseStorage<float>>::Config{}) <= 1e-4F);
-  CHECK(largest(QuantizedResidualCache<float>::Config{.storage = {.bits = 8, .residual = 4}}) <=
-        0.5F);
+  CHECK(largest(QuantizedResidualCache<float>::Config{.storage = {.bits = 8, .residual = 4}}) <= 0.5F);
 }
 
 }  // namespace

@@ -30,8 +30,8 @@ TEST_CASE("each format keeps the numbers that it can represent, and rounds the o
     CHECK(matrix.rows() == rows);
     CHECK(matrix.columns() == columns);
     CHECK(matrix.format() == format);
-    CHECK(matrix.bytes() == rows * columns * bytes_of(format) +
-                                (format == WeightFormat::int8 ? rows * sizeof(float) : 0));
+    CHECK(matrix.bytes() ==
+          rows * columns * bytes_of(format) + (format == WeightFormat::int8 ? rows * sizeof(float) : 0));
     const std::vector<float> stored = matrix.to_floats();
     for (std::size_t row = 0; row < rows; ++row) {
       float largest = 0;
@@ -60,11 +60,10 @@ TEST_CASE("each format keeps the numbers that it can represent, and rounds the o
 TEST_CASE("int8 rows of zeros, of minus zero, of the largest and of the smallest numbers") {
   constexpr float largest = std::numeric_limits<float>::max();
   constexpr float smallest = std::numeric_limits<float>::denorm_min();
-  const std::vector<std::vector<float>> rows{
-      {0.0F, 0.0F, 0.0F},           {-0.0F, -0.0F, 0.0F},
-      {largest, -largest, 0.0F},    {-largest, largest / 2, 1.0F},
-      {smallest, -smallest, 0.0F},  {1e-38F, -1e-38F, 1e-39F},
-      {1e-30F, -1e-30F, 0.5e-30F},  {-1.0F, 127.0F, 0.49F}};
+  const std::vector<std::vector<float>> rows{{0.0F, 0.0F, 0.0F},          {-0.0F, -0.0F, 0.0F},
+                                             {largest, -largest, 0.0F},   {-largest, largest / 2, 1.0F},
+                                             {smallest, -smallest, 0.0F}, {1e-38F, -1e-38F, 1e-39F},
+                                             {1e-30F, -1e-30F, 0.5e-30F}, {-1.0F, 127.0F, 0.49F}};
   for (const auto& row : rows) {
     CAPTURE(row[0]);
     const WeightMatrix matrix{1, row.size(), row, WeightFormat::int8};

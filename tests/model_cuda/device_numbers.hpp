@@ -19,8 +19,7 @@ template <class T>
 class DeviceNumbers {
  public:
   explicit DeviceNumbers(const std::vector<T>& numbers) : DeviceNumbers(numbers.size()) {
-    cuda::check(cudaMemcpy(data(), numbers.data(), count_ * sizeof(T), cudaMemcpyHostToDevice),
-                "cudaMemcpy");
+    cuda::check(cudaMemcpy(data(), numbers.data(), count_ * sizeof(T), cudaMemcpyHostToDevice), "cudaMemcpy");
   }
   /// Not initialised: NaN under the emulation.
   explicit DeviceNumbers(std::size_t count)
@@ -33,8 +32,7 @@ class DeviceNumbers {
   }
   [[nodiscard]] std::vector<T> get() const {
     std::vector<T> numbers(count_);
-    cuda::check(cudaMemcpy(numbers.data(), data(), count_ * sizeof(T), cudaMemcpyDeviceToHost),
-                "cudaMemcpy");
+    cuda::check(cudaMemcpy(numbers.data(), data(), count_ * sizeof(T), cudaMemcpyDeviceToHost), "cudaMemcpy");
     return numbers;
   }
 

@@ -38,15 +38,13 @@ TEST_CASE("tokens become their rows of the embedding, and the position advances"
       const auto width = static_cast<std::size_t>(hidden);
       const auto table = random_bfloat16(vocabulary * width, 7);
       std::vector<int> tokens(static_cast<std::size_t>(rows));
-      for (std::size_t i = 0; i < tokens.size(); ++i)
-        tokens[i] = static_cast<int>(i * 7 % vocabulary);
+      for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int>(i * 7 % vocabulary);
       tokens.back() = rows > 1 ? kernels::no_token : vocabulary - 1;
       const DeviceNumbers<bfloat16> embedding{table};
       const DeviceNumbers<int> given{tokens};
       const DeviceNumbers<int> position{std::vector{40}};
       const DeviceNumbers<float> residual{tokens.size() * width};
-      cuda::launch(kernels::embed_kernel<>, {.grid_x = rows, .threads = kernels::embed_threads},
-                   nullptr,
+      cuda::launch(kernels::embed_kernel<>, {.grid_x = rows, .threads = kernels::embed_threads}, nullptr,
                    kernels::EmbedParams{.tokens = given.data(),
                                         .embedding = embedding.as<std::uint16_t>(),
                                         .residual = residual.data(),
@@ -85,8 +83,7 @@ TEST_CASE("angles follow the position on the device, also far into a text") {
       const DeviceNumbers<int> offsets{distances};
       const DeviceNumbers<float> cosines{rows * pairs};
       const DeviceNumbers<float> sines{rows * pairs};
-      cuda::launch(kernels::angles_kernel<>, {.grid_x = rows, .threads = kernels::angles_threads},
-                   nullptr,
+      cuda::launch(kernels::angles_kernel<>, {.grid_x = rows, .threads = kernels::angles_threads}, nullptr,
                    kernels::AnglesParams{.position = position.data(),
                                          .offsets = offsets.data(),
                                          .inverse_frequencies = given.data(),
@@ -98,8 +95,7 @@ TEST_CASE("angles follow the position on the device, also far into a text") {
       for (std::size_t i = 0; i < rows * pairs; ++i) {
         const double angle =
             static_cast<double>(first + distances[i / pairs]) * static_cast<double>(frequencies[i % pairs]);
-        error =
-            std::fmax(error, std::fabs(std::cos(angle) - static_cast<double>(cosines.get()[i])));
+        error = std::fmax(error, std::fabs(std::cos(angle) - static_cast<double>(cosines.get()[i])));
         error = std::fmax(error, std::fabs(std::sin(angle) - static_cast<double>(sines.get()[i])));
       }
       CHECK(error <= 1e-6);
@@ -118,17 +114,16 @@ TEST_CASE("norm gives rows unit mean square") {
     const DeviceNumbers<float> scale{weight};
     const DeviceNumbers<bfloat16> out{rows * width};
     constexpr float eps = 1e-3F;
-    cuda::launch(kernels::norm_kernel<>,
-                 {.grid_x = rows,
-                  .threads = kernels::norm_threads,
-                  .shared_bytes = kernels::norm_shared_bytes()},
-                 nullptr,
-                 kernels::NormParams{.x = in.data(),
-                                     .weight = scale.data(),
-                                     .out = out.as<std::uint16_t>(),
-                                     .width = static_cast<int>(width),
-                                     .eps = eps},
-                 "norm");
+    cuda::launch(
+        kernels::norm_kernel<>,
+        {.grid_x = rows, .threads = kernels::norm_threads, .shared_bytes = kernels::norm_shared_bytes()},
+        nullptr,
+        kernels::NormParams{.x = in.data(),
+                            .weight = scale.data(),
+                            .out = out.as<std::uint16_t>(),
+                            .width = static_cast<int>(width),
+                            .eps = eps},
+        "norm");
     const auto got = out.get();
     bool close = true;
     for (std::size_t row = 0; row < rows; ++row) {
@@ -136,11 +131,9 @@ TEST_CASE("norm gives rows unit mean square") {
       for (std::size_t i = 0; i < width; ++i) {
         squares += std::pow(static_cast<double>(x[row * width + i]), 2);
       }
-      const double factor =
-          1 / std::sqrt(squares / static_cast<double>(width) + static_cast<double>(eps));
+      const double factor = 1 / std::sqrt(squares / static_cast<double>(width) + static_cast<double>(eps));
       for (std::size_t i = 0; i < width; ++i) {
-        const double y =
-            static_cast<double>(x[row * width + i]) * factor * static_cast<double>(weight[i]);
+        const double y = static_cast<double>(x[row * width + i]) * factor * static_cast<double>(weight[i]);
         close = close && std::fabs(number(got[row * width + i]) - y) <= rounding(y);
       }
     }
@@ -166,8 +159,7 @@ TEST_CASE("the first heads of a row are rotated, the others stay") {
       const DeviceNumbers<bfloat16> in{x};
       const DeviceNumbers<float> cosines{cosine};
       const DeviceNumbers<float> sines{sine};
-      cuda::launch(kernels::rotate_kernel<>, {.grid_x = rows, .threads = kernels::rotate_threads},
-                   nullptr,
+      cuda::launch(kernels::rotate_kernel<>, {.grid_x = rows, .threads = kernels::rotate_threads}, nullptr,
                    kernels::RotateParams{.rows = in.as<std::uint16_t>(),
                                          .cosines = cosines.data(),
                                          .sines = sines.data(),
@@ -206,15 +198,14 @@ TEST_CASE("swiglu of gates large and small") {
     const DeviceNumbers<bfloat16> in{x};
     const DeviceNumbers<bfloat16> out{rows * width};
     const auto words = static_cast<int>(width / 2);
-    cuda::launch(
-        kernels::swiglu_kernel<>,
-        {.grid_x = rows,
-         .grid_y = (words + kernels::swiglu_words_of_block - 1) / kernels::swiglu_words_of_block,
-         .threads = kernels::swiglu_threads},
-        nullptr,
-        kernels::SwigluParams{
-            .gate_up = in.as<std::uint32_t>(), .out = out.as<std::uint32_t>(), .words = words},
-        "swiglu");
+    cuda::launch(kernels::swiglu_kernel<>,
+                 {.grid_x = rows,
+                  .grid_y = (words + kernels::swiglu_words_of_block - 1) / kernels::swiglu_words_of_block,
+                  .threads = kernels::swiglu_threads},
+                 nullptr,
+                 kernels::SwigluParams{
+                     .gate_up = in.as<std::uint32_t>(), .out = out.as<std::uint32_t>(), .words = words},
+                 "swiglu");
     const auto got = out.get();
     bool close = true;
     for (std::size_t i = 0; i < rows * width; ++i) {
@@ -237,17 +228,16 @@ Choice choose(const std::vector<float>& logits, int before = 0, std::size_t capa
   const DeviceNumbers<int> token{std::vector{99}};
   const DeviceNumbers<int> chosen{std::vector<int>(capacity, 77)};
   const DeviceNumbers<int> choices{std::vector{before}};
-  cuda::launch(
-      kernels::likeliest_kernel<>,
-      {.threads = kernels::likeliest_threads, .shared_bytes = kernels::likeliest_shared_bytes()},
-      nullptr,
-      kernels::LikeliestParams{.logits = in.data(),
-                               .vocabulary = static_cast<int>(logits.size()),
-                               .token = token.data(),
-                               .chosen = chosen.data(),
-                               .choices = choices.data(),
-                               .capacity = static_cast<int>(capacity)},
-      "likeliest");
+  cuda::launch(kernels::likeliest_kernel<>,
+               {.threads = kernels::likeliest_threads, .shared_bytes = kernels::likeliest_shared_bytes()},
+               nullptr,
+               kernels::LikeliestParams{.logits = in.data(),
+                                        .vocabulary = static_cast<int>(logits.size()),
+                                        .token = token.data(),
+                                        .chosen = chosen.data(),
+                                        .choices = choices.data(),
+                                        .capacity = static_cast<int>(capacity)},
+               "likeliest");
   return {token.get()[0], chosen.get(), choices.get()[0]};
 }
 
@@ -330,8 +320,7 @@ TEST_CASE("sums of codes are multiplied by both scales, for every output") {
       CAPTURE(biased);
       constexpr std::size_t rows = 2;
       std::vector<int> sums(rows * width);
-      for (std::size_t i = 0; i < sums.size(); ++i)
-        sums[i] = static_cast<int>(i * 7919 % 20001) - 10000;
+      for (std::size_t i = 0; i < sums.size(); ++i) sums[i] = static_cast<int>(i * 7919 % 20001) - 10000;
       const auto row_scale = random_floats(rows, 12);
       const auto column_scale = random_floats(width, 13);
       const auto bias = random_floats(width, 14);
@@ -348,12 +337,11 @@ TEST_CASE("sums of codes are multiplied by both scales, for every output") {
                                              .bias = biased ? more.data() : nullptr,
                                              .width = static_cast<int>(width)};
       const auto run = [&](kernels::DequantizeParams p) {
-        cuda::launch(
-            kernels::dequantize_kernel<>,
-            {.grid_x = rows,
-             .grid_y = static_cast<int>(width - 1) / kernels::dequantize_columns_of_block + 1,
-             .threads = kernels::dequantize_threads},
-            nullptr, p, "dequantize");
+        cuda::launch(kernels::dequantize_kernel<>,
+                     {.grid_x = rows,
+                      .grid_y = static_cast<int>(width - 1) / kernels::dequantize_columns_of_block + 1,
+                      .threads = kernels::dequantize_threads},
+                     nullptr, p, "dequantize");
       };
       auto p = params;
       p.added = added.data();
@@ -384,11 +372,10 @@ TEST_CASE("random weights have the requested spread, and no two layers are equal
   constexpr std::size_t count = 5003;
   const auto draw = [&](std::uint64_t seed) {
     const DeviceNumbers<bfloat16> out{count};
-    cuda::launch(
-        kernels::random_kernel<>, {.grid_x = 3, .threads = kernels::random_threads}, nullptr,
-        kernels::RandomParams{
-            .numbers = out.as<std::uint16_t>(), .count = count, .amplitude = 0.5F, .seed = seed},
-        "random");
+    cuda::launch(kernels::random_kernel<>, {.grid_x = 3, .threads = kernels::random_threads}, nullptr,
+                 kernels::RandomParams{
+                     .numbers = out.as<std::uint16_t>(), .count = count, .amplitude = 0.5F, .seed = seed},
+                 "random");
     return out.get();
   };
   const auto one = draw(1);
@@ -405,10 +392,8 @@ TEST_CASE("random weights have the requested spread, and no two layers are equal
   CHECK(one != draw(2));
 
   const DeviceNumbers<std::int8_t> codes{count};
-  cuda::launch(kernels::random_kernel<>, {.grid_x = 30, .threads = kernels::random_threads},
-               nullptr,
-               kernels::RandomParams{.codes = codes.as<std::uint8_t>(), .count = count, .seed = 3},
-               "random");
+  cuda::launch(kernels::random_kernel<>, {.grid_x = 30, .threads = kernels::random_threads}, nullptr,
+               kernels::RandomParams{.codes = codes.as<std::uint8_t>(), .count = count, .seed = 3}, "random");
   const auto got = codes.get();
   const std::set<int> met(got.begin(), got.end());
   CHECK(met.size() == 255);

@@ -35,16 +35,16 @@ struct Expected {
   double y;
   double size;
 };
-std::vector<Expected> expected(const std::vector<const Linear*>& parts,
-                               const std::vector<bfloat16>& x, std::size_t rows) {
+std::vector<Expected> expected(const std::vector<const Linear*>& parts, const std::vector<bfloat16>& x,
+                               std::size_t rows) {
   std::vector<Expected> out;
   for (std::size_t row = 0; row < rows; ++row) {
     for (const Linear* part : parts) {
       for (std::size_t o = 0; o < part->outputs(); ++o) {
         Expected e{part->bias.empty() ? 0 : static_cast<double>(part->bias[o]), 0};
         for (std::size_t i = 0; i < part->inputs(); ++i) {
-          const double term = number(x[row * part->inputs() + i]) *
-                              static_cast<double>(part->weight.row<float>(o)[i]);
+          const double term =
+              number(x[row * part->inputs() + i]) * static_cast<double>(part->weight.row<float>(o)[i]);
           e.y += term;
           e.size += std::fabs(term);
         }
@@ -56,8 +56,8 @@ std::vector<Expected> expected(const std::vector<const Linear*>& parts,
 }
 
 // The device's product of x in floats; an added product is added to 1.
-std::vector<float> product(const DeviceLinear& linear, Output output,
-                           const std::vector<bfloat16>& x, std::size_t rows) {
+std::vector<float> product(const DeviceLinear& linear, Output output, const std::vector<bfloat16>& x,
+                           std::size_t rows) {
   Matmul matmul{cuda::default_memory(), nullptr};
   linear.reserve(matmul, rows, nullptr);
   const DeviceNumbers<bfloat16> in{x};
@@ -97,8 +97,8 @@ TEST_CASE("bfloat16 products of layers side by side, with biases and without") {
         bool close = true;
         for (std::size_t i = 0; i < want.size(); ++i) {
           const double round = output == Output::bfloat16 ? rounding(want[i].y) : 0;
-          close = close && std::fabs(static_cast<double>(got[i]) - want[i].y) <=
-                               round + 1e-5 * (want[i].size + 1);
+          close = close &&
+                  std::fabs(static_cast<double>(got[i]) - want[i].y) <= round + 1e-5 * (want[i].size + 1);
         }
         CHECK(close);
       }
@@ -106,15 +106,13 @@ TEST_CASE("bfloat16 products of layers side by side, with biases and without") {
   }
 }
 
-TEST_CASE(
-    "8-bit products are off by what two roundings to 8 bits cost, in blocks of rows as well") {
+TEST_CASE("8-bit products are off by what two roundings to 8 bits cost, in blocks of rows as well") {
   constexpr std::size_t inputs = 48;
   for (const bool biased : {false, true}) {
     const Linear one = random_linear(inputs, 5, biased, 50);
     const Linear other = random_linear(inputs, 2, biased, 60);
     for (const Output output : outputs) {
-      const DeviceLinear both{
-          {&one, &other}, output, WeightFormat::int8, cuda::default_memory(), nullptr};
+      const DeviceLinear both{{&one, &other}, output, WeightFormat::int8, cuda::default_memory(), nullptr};
       CHECK(both.bytes() == inputs * 7 + 7 * sizeof(float));
       for (const std::size_t rows : {1, 31, 33, 1025}) {
         CAPTURE(rows);
@@ -141,8 +139,7 @@ TEST_CASE(
 
 TEST_CASE("a layer of zeros in 8 bits gives zeros") {
   const Linear zeros{16, 3, std::vector<float>(48), {}};
-  const DeviceLinear layer{
-      {&zeros}, Output::float32, WeightFormat::int8, cuda::default_memory(), nullptr};
+  const DeviceLinear layer{{&zeros}, Output::float32, WeightFormat::int8, cuda::default_memory(), nullptr};
   CHECK(product(layer, Output::float32, random_bfloat16(32, 80), 2) == std::vector<float>(6));
 }
 
@@ -157,13 +154,12 @@ TEST_CASE("random layers keep the size of activations, in both formats") {
   constexpr std::size_t inputs = 512;
   const auto x = random_bfloat16(4 * inputs, 100, std::sqrt(3.0F));  // with variance 1
   for (const auto format : {WeightFormat::bfloat16, WeightFormat::int8}) {
-    const auto layer = DeviceLinear::random(inputs, 64, Output::float32, format, 5,
-                                            cuda::default_memory(), nullptr);
+    const auto layer =
+        DeviceLinear::random(inputs, 64, Output::float32, format, 5, cuda::default_memory(), nullptr);
     double squares = 0;
     const auto y = product(layer, Output::float32, x, 4);
     for (const float each : y) {
-      squares +=
-          static_cast<double>(each) * static_cast<double>(each) / static_cast<double>(y.size());
+      squares += static_cast<double>(each) * static_cast<double>(each) / static_cast<double>(y.size());
     }
     CHECK(squares >= 0.7);
     CHECK(squares <= 1.4);

@@ -33,8 +33,7 @@ namespace kvpolicy::reference {
   round_linear(weights.embedding);
   round_linear(weights.head);
   for (LlamaLayer& layer : weights.layers) {
-    for (Linear* part :
-         {&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down}) {
+    for (Linear* part : {&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down}) {
       round_linear(*part);
     }
   }

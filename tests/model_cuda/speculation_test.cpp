@@ -116,8 +116,7 @@ TEST_CASE("draft tokens on a device change no token of the text") {
 TEST_CASE("quantised rows on a device are committed at the same positions with drafts and without") {
   using Packed = QuantizedResidualCache<bfloat16>;
   Rig rig;
-  const HeadPlan plan{rig.model.config().shape(),
-                      Packed::Config{.storage = {.bits = 4, .residual = 16}}};
+  const HeadPlan plan{rig.model.config().shape(), Packed::Config{.storage = {.bits = 4, .residual = 16}}};
   const auto decoded = [&](auto draft, std::size_t length) {
     Cache cache{plan, options(), rig.stream};
     CHECK(cache.commit_changes_rows());
@@ -139,7 +138,8 @@ TEST_CASE("tokens of a tree have the positions of their nodes") {
   static_cast<void>(rig.target_reader.read(rig.on_stream, {.tokens = rig.prompt}));
   const std::size_t text = rig.prompt.size();
   TokenTree tree;
-  for (const std::size_t parent : {TokenTree::text, TokenTree::text, std::size_t{0}, std::size_t{1}, std::size_t{2}}) {
+  for (const std::size_t parent :
+       {TokenTree::text, TokenTree::text, std::size_t{0}, std::size_t{1}, std::size_t{2}}) {
     tree.add(parent);
   }
   const std::vector<int> tokens{1, 2, 3, 4, 5};
@@ -149,7 +149,8 @@ TEST_CASE("tokens of a tree have the positions of their nodes") {
   rig.on_stream.truncate(text);
   for (const std::vector<std::size_t>& path : {std::vector<std::size_t>{0, 2, 4}, {1, 3}}) {
     for (const std::size_t node : path) {
-      const auto alone = rig.target_reader.read(rig.on_stream, {.tokens = std::span{tokens}.subspan(node, 1)});
+      const auto alone =
+          rig.target_reader.read(rig.on_stream, {.tokens = std::span{tokens}.subspan(node, 1)});
       const std::span row{together.data() + node * vocabulary, vocabulary};
       float error = 0.0F;
       for (std::size_t i = 0; i < vocabulary; ++i) {

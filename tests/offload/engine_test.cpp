@@ -61,7 +61,8 @@ struct Sequence {
 
   Sequence(const Plan& plan, CacheOptions options, std::size_t resident_bytes)
       : file{{.folder = folder.path(), .resident_bytes = resident_bytes, .slab_bytes = 256 * KiB}, calls},
-        cache{plan, with(options, file), Engine{{}, file}}, control{plan, options} {}
+        cache{plan, with(options, file), Engine{{}, file}},
+        control{plan, options} {}
 
   static CacheOptions with(CacheOptions options, FileResource& file) {
     options.slow_memory = &file;
@@ -118,9 +119,11 @@ TEST_CASE("offload: a text several times as large as the memory gives the bits o
 }
 
 TEST_CASE("offload: selected reads touch no page of the file") {
-  Plan plan{ModelShape{.layers = 2, .q_heads = 4, .kv_heads = 2, .head_dim = 64}, Retrieval::Config{.chunk = 8, .budget = 128}};
-  plan.set(0, 1, kvpolicy::ChunkRetrievalCache<kvpolicy::PerChannelStorage<kvpolicy::half>>::Config{
-                     .chunk = 16, .budget = 64, .storage = {.bits = 4, .key_group = 16, .residual = 20}});
+  Plan plan{ModelShape{.layers = 2, .q_heads = 4, .kv_heads = 2, .head_dim = 64},
+            Retrieval::Config{.chunk = 8, .budget = 128}};
+  plan.set(0, 1,
+           kvpolicy::ChunkRetrievalCache<kvpolicy::PerChannelStorage<kvpolicy::half>>::Config{
+               .chunk = 16, .budget = 64, .storage = {.bits = 4, .key_group = 16, .residual = 20}});
   Sequence s{plan, {.max_rollback = 8, .max_append = 100}, 0};
   s.fill(900);
   s.step(4, {.refresh_selection = true});
@@ -167,7 +170,8 @@ TEST_CASE("offload: the next layer's rows are read ahead while a layer is attend
     // Rows that were read ahead are not fetched again, and the next layer's rows are read ahead.
     const auto asked = [&](const std::set<std::size_t>& pages) {
       return std::ranges::count_if(pages, [&](std::size_t page) {
-        return std::ranges::any_of(s.calls.ahead, [&](const auto& part) { return part.first <= page && page < part.last; });
+        return std::ranges::any_of(s.calls.ahead,
+                                   [&](const auto& part) { return part.first <= page && page < part.last; });
       });
     };
     CHECK(asked(next) > 24);

@@ -62,15 +62,16 @@ TEST_CASE("file resource: random allocations keep their numbers and never overla
   test::RecordingCalls calls;
   test::Random random{4};
   {
-    FileResource file{{.folder = folder.path(), .max_bytes = 64 * MiB, .resident_bytes = MiB / 2,
-                       .slab_bytes = MiB / 4}, calls};
+    FileResource file{
+        {.folder = folder.path(), .max_bytes = 64 * MiB, .resident_bytes = MiB / 2, .slab_bytes = MiB / 4},
+        calls};
     std::vector<Block> blocks;
     std::size_t live = 0;
     for (std::size_t i = 0; i < 600; ++i) {
       const std::size_t what = test::below(random, 8);
       if (what < 4 && blocks.size() < 150) {
-        const std::size_t bytes = test::one_of(
-            random, std::vector<std::size_t>{1, 63, 64, 65, 2304, 4096, 16384, 40000, 300000});
+        const std::size_t bytes =
+            test::one_of(random, std::vector<std::size_t>{1, 63, 64, 65, 2304, 4096, 16384, 40000, 300000});
         const std::size_t alignment = test::one_of(random, std::vector<std::size_t>{1, 8, 64, 4096});
         const Block block{static_cast<std::byte*>(file.allocate(bytes, alignment)), bytes, alignment, i};
         REQUIRE(reinterpret_cast<std::uintptr_t>(block.start) % alignment == 0);
@@ -160,11 +161,13 @@ TEST_CASE("file resource: options and folders that do not work") {
   const kvpolicy::testing::TemporaryFolder folder;
   const auto make = [](FileOptions options) { const FileResource file{options}; };
   CHECK(contains(thrown<ConfigError>([&] { make({}); }), "folder is empty"));
-  CHECK(contains(thrown<ConfigError>([&] { make({.folder = folder.path(), .slab_bytes = 0}); }), "slab_bytes"));
-  CHECK(contains(thrown<ConfigError>([&] { make({.folder = folder.path(), .max_bytes = 100}); }), "slab_bytes"));
-  CHECK(contains(thrown<ConfigError>([&] {
-    make({.folder = folder.path(), .max_bytes = std::size_t{1} << 60});
-  }), "max_bytes"));
+  CHECK(
+      contains(thrown<ConfigError>([&] { make({.folder = folder.path(), .slab_bytes = 0}); }), "slab_bytes"));
+  CHECK(contains(thrown<ConfigError>([&] { make({.folder = folder.path(), .max_bytes = 100}); }),
+                 "slab_bytes"));
+  CHECK(contains(
+      thrown<ConfigError>([&] { make({.folder = folder.path(), .max_bytes = std::size_t{1} << 60}); }),
+      "max_bytes"));
   const std::string missing = folder.path() / "missing";
   const std::string text = thrown<StorageError>([&] { make({.folder = missing}); });
   CHECK(contains(text, missing));
@@ -185,7 +188,10 @@ TEST_CASE("file resource: its own limit, the process's limit, and a full disk") 
     std::size_t blocks = 0;
     std::string text;
     do {
-      text = thrown<StorageError>([&] { (void)file.allocate(16384, 64); ++blocks; });
+      text = thrown<StorageError>([&] {
+        (void)file.allocate(16384, 64);
+        ++blocks;
+      });
     } while (text.empty() && blocks < 10000);
     return std::pair{blocks, text};
   };

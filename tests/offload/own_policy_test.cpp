@@ -62,13 +62,16 @@ class EvenBlocks {
   void segments(const ReadRequest& request, SegmentList& out) const {
     const std::size_t first = out.size();
     storage_.show(0, storage_.end(), {}, out);
-    if (request.read == Read::all || (pending_.tokens == 0 && choices_.empty()) || out.size() == first) return;
+    if (request.read == Read::all || (pending_.tokens == 0 && choices_.empty()) || out.size() == first)
+      return;
     const std::size_t until = pending_.tokens > 0 ? pending_.rows : choices_.back().rows;
     runs_.clear();
     for (std::size_t row = 0; row < storage_.end(); ++row) {
       if (row < until && row / 8 % 2 == 1) continue;
-      if (!runs_.empty() && runs_.back().first + runs_.back().rows == row) ++runs_.back().rows;
-      else runs_.push_back({row, 1});
+      if (!runs_.empty() && runs_.back().first + runs_.back().rows == row)
+        ++runs_.back().rows;
+      else
+        runs_.push_back({row, 1});
     }
     out.back().runs = runs_;
   }

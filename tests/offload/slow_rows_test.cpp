@@ -125,8 +125,7 @@ void check(const typename Storage::Config& config, std::size_t window, std::uint
   const StorageContext context{.head_dim = head_dim, .page_rows = 16, .pool = &pool, .slow_tier = 1};
   {
     std::vector<std::pair<Storage, Offloaded<Storage>>> pairs;
-    pairs.push_back({Storage{config, plain},
-                     Offloaded<Storage>{Storage{config, context}, {pool, 1, {}}}});
+    pairs.push_back({Storage{config, plain}, Offloaded<Storage>{Storage{config, context}, {pool, 1, {}}}});
     std::vector<float> numbers(2 * 80 * head_dim);
     bool was_slow = false;
     for (int i = 0; i < 60; ++i) {
@@ -177,5 +176,6 @@ TEST_CASE("slow rows: a storage shows the same rows, whatever window it has") {
     check<PerToken>({.bits = 2, .residual = 24, .flush = Flush::kivi}, window, ++seed);
   }
   check<PerChannel>({.bits = 8, .key_group = 8, .residual = 19}, unlimited_rows, ++seed);
-  check<PerChannel>({.bits = 4, .key_group = 8, .residual = 40, .flush = Flush::kivi}, unlimited_rows, ++seed);
+  check<PerChannel>({.bits = 4, .key_group = 8, .residual = 40, .flush = Flush::kivi}, unlimited_rows,
+                    ++seed);
 }

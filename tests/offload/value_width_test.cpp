@@ -21,8 +21,9 @@ TEST_CASE("slow memory: keys and values of different widths") {
   HeadPlan<float> plan{shape};
   plan.set(0, 1, QuantizedResidualCache<float>::Config{.storage = {.bits = 4, .residual = 20}});
   plan.set(0, 2, ChunkRetrievalCache<DenseStorage<float>>::Config{.chunk = 8, .budget = 32});
-  plan.set(0, 3, ChunkRetrievalCache<PerChannelStorage<float>>::Config{
-                     .chunk = 16, .budget = 32, .storage = {.bits = 8, .key_group = 16, .residual = 16}});
+  plan.set(0, 3,
+           ChunkRetrievalCache<PerChannelStorage<float>>::Config{
+               .chunk = 16, .budget = 32, .storage = {.bits = 8, .key_group = 16, .residual = 16}});
   test::Random random{17};
   test::CountingResource memory;
   test::FailingSlowMemory slow;
@@ -41,7 +42,8 @@ TEST_CASE("slow memory: keys and values of different widths") {
     const AttendOptions call{.read = is_last || i % 3 == 2 ? Read::selected : Read::all,
                              .refresh_selection = is_last || (i > 20 && i % 5 == 0)};
     const auto step = [&](KvCache<float>& cache, test::Tensor<float>& to) {
-      cache.step(0, std::as_const(q).view(), std::as_const(k).view(), std::as_const(v).view(), to.view(), call);
+      cache.step(0, std::as_const(q).view(), std::as_const(k).view(), std::as_const(v).view(), to.view(),
+                 call);
     };
     step(fast, out);
     step(own, other);
@@ -64,8 +66,8 @@ TEST_CASE("slow memory: keys and values of different widths") {
   for (test::Tensor<float>* tensor : {&q, &k, &v}) tensor->randomize(random);
   const std::size_t before = slow.live_bytes();
   fresh.step(0, std::as_const(q).view(), std::as_const(k).view(), std::as_const(v).view(), out.view());
-  const std::size_t dense = 6 * 16 * (key_dim + value_dim) * 4;           // 96 of 100 rows, twice
-  const std::size_t four_bits = 5 * 16 * ((key_dim + value_dim) / 2 + 8);  // 80 quantised rows
+  const std::size_t dense = 6 * 16 * (key_dim + value_dim) * 4;                       // 96 of 100 rows, twice
+  const std::size_t four_bits = 5 * 16 * ((key_dim + value_dim) / 2 + 8);             // 80 quantised rows
   const std::size_t eight_bits = 5 * (16 * (key_dim + value_dim + 4) + 4 * key_dim);  // 80 of 84
   CHECK(fresh.slow_bytes() == 2 * dense + four_bits + eight_bits);
   CHECK(slow.live_bytes() - before == fresh.slow_bytes());

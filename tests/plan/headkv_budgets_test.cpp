@@ -21,9 +21,7 @@ const HeadScores scores{2, 4, {0.5, 0.0, 1.5, 2.0, 0.25, 0.75, 3.0, 0.0}};
 constexpr double not_a_number = std::numeric_limits<double>::quiet_NaN();
 constexpr double infinity = std::numeric_limits<double>::infinity();
 
-Rows rows_of(const HeadBudgets& budgets) {
-  return {budgets.values().begin(), budgets.values().end()};
-}
+Rows rows_of(const HeadBudgets& budgets) { return {budgets.values().begin(), budgets.values().end()}; }
 
 std::size_t sum_of(const HeadBudgets& budgets) {
   return std::accumulate(budgets.values().begin(), budgets.values().end(), std::size_t{0});
@@ -47,8 +45,7 @@ TEST_CASE("the published floor division is Python's, computed by the remainder")
   // With equal scores, budget = b for any beta; one higher score shows how many rows are divided by
   // score.
   const auto pool = [](std::size_t rows, double beta) {
-    const HeadBudgets budgets =
-        published_headkv_budgets(HeadScores{1, 2, {1.0, 0.0}}, {rows, 0, beta});
+    const HeadBudgets budgets = published_headkv_budgets(HeadScores{1, 2, {1.0, 0.0}}, {rows, 0, beta});
     return (budgets(0, 0) - budgets(0, 1)) / 2;
   };
   CHECK(pool(110, 1.1) == 99);  // 110 / 1.1 is 100 in floating point
@@ -79,8 +76,7 @@ TEST_CASE("plan budgets sum to the capacity exactly, for any scores") {
     const std::size_t group = 1 + random() % 4;
     HeadScores drawn{layers, kv_heads * group};
     for (double& score : drawn.values()) {
-      score =
-          std::ldexp(static_cast<double>(random() % 1000), static_cast<int>(random() % 40) - 20);
+      score = std::ldexp(static_cast<double>(random() % 1000), static_cast<int>(random() % 40) - 20);
     }
     drawn(0, 0) = 1.0;
     HeadKvBudgetConfig config{.capacity = 1 + random() % 3000,
@@ -123,8 +119,7 @@ TEST_CASE("settings that do not work are refused by name") {
     broken(1, 3) = bad;
     make(broken);
   }
-  CHECK_THROWS_WITH_AS((void)headkv_budgets(scores, 3), doctest::Contains("3 KV heads"),
-                       ConfigError);
+  CHECK_THROWS_WITH_AS((void)headkv_budgets(scores, 3), doctest::Contains("3 KV heads"), ConfigError);
   CHECK_THROWS_AS((void)headkv_budgets(scores, 0), ConfigError);
   CHECK_THROWS_AS((void)headkv_budgets(HeadScores{1, 2, {1e308, 1e308}}, 2), ConfigError);
 }

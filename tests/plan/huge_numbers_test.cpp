@@ -10,9 +10,9 @@
 #include <optional>
 #include <string>
 
-#include <kvpolicy/plan/shipped_policies.hpp>
 #include <kvpolicy/plan/search.hpp>
 #include <kvpolicy/plan/search_menu.hpp>
+#include <kvpolicy/plan/shipped_policies.hpp>
 
 #include "support/compare.hpp"
 
@@ -63,13 +63,13 @@ TEST_CASE("a plan whose bytes exceed a std::size_t is refused, and one just belo
   CHECK(plan.max_context(huge - 1) >= std::optional{2 * most - 128});
 }
 
-TEST_CASE("plan search refuses a context that no text has, and finds a plan where most choices are too large") {
+TEST_CASE(
+    "plan search refuses a context that no text has, and finds a plan where most choices are too large") {
   const HeadGates gates{small.layers, small.kv_heads, 0.5};
   for (const std::size_t context : {longest + 1, huge / 2 + 2, huge}) {
     CAPTURE(context);
-    CHECK(contains(thrown<CapacityError>([&] {
-                     static_cast<void>(choices_by_importance<bfloat16>(small, gates, context));
-                   }),
+    CHECK(contains(thrown<CapacityError>(
+                       [&] { static_cast<void>(choices_by_importance<bfloat16>(small, gates, context)); }),
                    message("choices_by_importance: ", context, " tokens, must be at most 2^40")));
     const auto choices = choices_by_importance<bfloat16>(small, gates, 4096);
     CHECK(contains(thrown<CapacityError>([&] {

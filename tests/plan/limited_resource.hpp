@@ -13,8 +13,7 @@ namespace kvpolicy::testing {
 
 class LimitedResource final : public std::pmr::memory_resource {
  public:
-  explicit LimitedResource(std::size_t limit = std::numeric_limits<std::size_t>::max())
-      : limit_{limit} {}
+  explicit LimitedResource(std::size_t limit = std::numeric_limits<std::size_t>::max()) : limit_{limit} {}
 
   [[nodiscard]] std::size_t live() const { return live_; }
   [[nodiscard]] std::size_t peak() const { return peak_; }

@@ -68,14 +68,10 @@ CacheOptions random_options(Random& random, std::pmr::memory_resource* memory) {
 
 std::size_t random_chunk(Random& random) {
   switch (pick(random, 0, 3)) {
-    case 0:
-      return 1;
-    case 1:
-      return pick(random, 1, 9);
-    case 2:
-      return pick(random, 10, 70);
-    default:
-      return pick(random, 70, 300);
+    case 0: return 1;
+    case 1: return pick(random, 1, 9);
+    case 2: return pick(random, 10, 70);
+    default: return pick(random, 70, 300);
   }
 }
 
@@ -105,9 +101,9 @@ TEST_CASE("a cache holds what its plan predicts, for every policy and any divisi
     CacheOptions options = random_options(random, &memory);
     // Each policy alone in turn, then mixtures.
     const Plan plan =
-        round < 48 ? Plan{shape, random_settings<half>(
-                                     random, static_cast<std::size_t>(round) % policy_count)}
-                   : random_plan<Plan>(shape, random);
+        round < 48
+            ? Plan{shape, random_settings<half>(random, static_cast<std::size_t>(round) % policy_count)}
+            : random_plan<Plan>(shape, random);
     if (accumulates(plan)) options.max_rollback = 0;
     if (pick(random, 0, 1) == 0 && !selects(plan)) options.slow_memory = &slow;
     {
@@ -206,9 +202,8 @@ TEST_CASE("max_context: so many tokens fit at every step, and one more does not"
     CacheOptions options = random_options(random, &unlimited);
     Plan plan{shape};
     do {
-      plan = round % 2 == 0
-                 ? Plan{shape, random_settings<half>(random, pick(random, 0, policy_count - 1))}
-                 : random_plan<Plan>(shape, random);
+      plan = round % 2 == 0 ? Plan{shape, random_settings<half>(random, pick(random, 0, policy_count - 1))}
+                            : random_plan<Plan>(shape, random);
     } while (compresses(plan));
     const bool is_slow = pick(random, 0, 1) == 0 && !selects(plan);
     if (is_slow) options.slow_memory = &unlimited;

@@ -88,8 +88,8 @@ TEST_CASE("budgets follow the line, fall and sum to the total") {
     double least_up = 2.0;
     double most_down = -1.0;
     for (std::size_t i = 0; i < layers; ++i) {
-      const std::int64_t exact = 2 * given * whole - given * last -
-                                 2 * static_cast<std::int64_t>(i) * given * (b - 1);
+      const std::int64_t exact =
+          2 * given * whole - given * last - 2 * static_cast<std::int64_t>(i) * given * (b - 1);
       const std::int64_t off = static_cast<std::int64_t>(rows[i]) * whole - exact;
       CHECK(std::abs(off) < whole);
       const double rest = static_cast<double>(exact % whole) / static_cast<double>(whole);

@@ -35,11 +35,11 @@ void randomize(Config& config, Random& random) {
     config.mask = pick(random, 0, 1) == 0 ? Mask::exact : Mask::prefill_chunk;
     if (pick(random, 0, 2) == 0) {
       config.rotary_in_cache = RotaryConfig{.theta = 500000.0,
-                                     .scaling = RotaryConfig::Scaling::llama3,
-                                     .factor = 8.0 + 1.0 / 3.0,
-                                     .low_freq_factor = 1.0,
-                                     .high_freq_factor = 4.0,
-                                     .original_max_position = 8192.0};
+                                            .scaling = RotaryConfig::Scaling::llama3,
+                                            .factor = 8.0 + 1.0 / 3.0,
+                                            .low_freq_factor = 1.0,
+                                            .high_freq_factor = 4.0,
+                                            .original_max_position = 8192.0};
     }
   }
   if constexpr (requires { config.scorer; }) {

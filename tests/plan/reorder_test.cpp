@@ -159,10 +159,8 @@ TEST_CASE("a plan moves with its heads") {
 TEST_CASE("what is no permutation, or does not fit, is refused") {
   std::vector<int> weight(12);
   const std::span view{weight};
-  CHECK_THROWS_WITH_AS(reorder_rows(view, {0, 0, 1}, 2, 2), doctest::Contains("head 0 twice"),
-                       ConfigError);
-  CHECK_THROWS_WITH_AS(reorder_rows(view, {0, 3, 1}, 2, 2), doctest::Contains("head 3"),
-                       ConfigError);
+  CHECK_THROWS_WITH_AS(reorder_rows(view, {0, 0, 1}, 2, 2), doctest::Contains("head 0 twice"), ConfigError);
+  CHECK_THROWS_WITH_AS(reorder_rows(view, {0, 3, 1}, 2, 2), doctest::Contains("head 3"), ConfigError);
   CHECK_THROWS_AS(reorder_rows(view, {0, 1}, 2, 2), ShapeError);
   CHECK_THROWS_AS(reorder_columns(view, {0, 1, 2}, 2, 3), ShapeError);
   CHECK_THROWS_AS((void)inverse_order({1, 1}), ConfigError);

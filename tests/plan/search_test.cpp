@@ -10,9 +10,9 @@
 
 #include <doctest/doctest.h>
 
-#include <kvpolicy/plan/shipped_policies.hpp>
 #include <kvpolicy/plan/search.hpp>
 #include <kvpolicy/plan/search_menu.hpp>
+#include <kvpolicy/plan/shipped_policies.hpp>
 
 #include "plan/random_plan.hpp"
 
@@ -213,7 +213,8 @@ TEST_CASE("what plan search refuses") {
   CHECK_THROWS_AS(search(HeadDamage{2, 2, -1.0}), ConfigError);
   CHECK_THROWS_AS(search(HeadDamage{2, 2, std::nan("")}), ConfigError);
   CHECK_THROWS_AS(search(HeadDamage{2, 2, INFINITY}), ConfigError);
-  CHECK_THROWS_AS((void)search_plan<bfloat16>(shape, Choices{}, {.bytes = 1000, .context = 100}), ConfigError);
+  CHECK_THROWS_AS((void)search_plan<bfloat16>(shape, Choices{}, {.bytes = 1000, .context = 100}),
+                  ConfigError);
 }
 
 TEST_CASE("the rule of thumb: a head that retrieves keeps more than one that does not") {

@@ -46,8 +46,8 @@ void alone(const HeadSpec& spec, std::uint64_t seed) {
       test::Tensor<E> keys{count, 1, head_dim}, values{count, 1, head_dim};
       keys.randomize(random);
       values.randomize(random);
-      policy.commit(rows_of(std::as_const(keys).view().data, std::as_const(values).view().data, count, head_dim,
-                            static_cast<std::int64_t>(tokens)));
+      policy.commit(rows_of(std::as_const(keys).view().data, std::as_const(values).view().data, count,
+                            head_dim, static_cast<std::int64_t>(tokens)));
       tokens += count;
       model.commit(tokens);
       CHECK(policy.rows() == model.kept().size());
@@ -84,7 +84,8 @@ void alone(const HeadSpec& spec, std::uint64_t seed) {
       engine.attend({ConstTensor{std::as_const(q).view()}, MutableTensor{out.view()}, t, {&head, 1}, {}});
       std::vector<const oracle::Row*> read;
       for (const auto& one : rows) read.push_back(&one);
-      const auto result = oracle::attend(q.row_of_doubles(0, 0), read, {1.0 / std::sqrt(static_cast<double>(head_dim)), 0.0, {}});
+      const auto result = oracle::attend(q.row_of_doubles(0, 0), read,
+                                         {1.0 / std::sqrt(static_cast<double>(head_dim)), 0.0, {}});
       CHECK(test::largest_difference(result.out, out.row(0, 0)) <= 1e-5);
     }
     P fork{policy};
@@ -113,19 +114,28 @@ TEST_CASE("full, without a cache") {
 
 TEST_CASE("sinks and a window, without a cache") {
   alone<SinkRecentCache<DenseStorage<float>>>({.kind = Kind::window, .sinks = 5, .recent = 30}, 1);
-  alone<SinkRecentCache<PerToken>>({.kind = Kind::window, .sinks = 17, .recent = 16, .bits = 4, .residual = 7}, 2);
+  alone<SinkRecentCache<PerToken>>(
+      {.kind = Kind::window, .sinks = 17, .recent = 16, .bits = 4, .residual = 7}, 2);
 }
 
 TEST_CASE("retrieval, without a cache") {
   alone<ChunkRetrievalCache<DenseStorage<float>>>({.kind = Kind::retrieval, .budget = 16, .chunk = 8}, 1);
-  alone<ChunkRetrievalCache<PerChannel, MinMaxKey>>(
-      {.kind = Kind::retrieval, .budget = 16, .chunk = 8, .min_max = true, .bits = 8, .key_group = 4, .residual = 9, .per_channel = true}, 2);
+  alone<ChunkRetrievalCache<PerChannel, MinMaxKey>>({.kind = Kind::retrieval,
+                                                     .budget = 16,
+                                                     .chunk = 8,
+                                                     .min_max = true,
+                                                     .bits = 8,
+                                                     .key_group = 4,
+                                                     .residual = 9,
+                                                     .per_channel = true},
+                                                    2);
 
   using Retrieval = ChunkRetrievalCache<DenseStorage<float>>;
   Retrieval policy{{.chunk = 4, .budget = 8}, {head_dim, 16}};
   std::vector<float> numbers(22 * head_dim);
   const std::vector<float> level{0, 1, 5, 2, 5};  // one number for each chunk; the sixth chunk is not full
-  for (std::size_t i = 0; i < numbers.size(); ++i) numbers[i] = i / head_dim < 20 ? level[i / head_dim / 4] : 9.0F;
+  for (std::size_t i = 0; i < numbers.size(); ++i)
+    numbers[i] = i / head_dim < 20 ? level[i / head_dim / 4] : 9.0F;
   policy.commit(level_rows(numbers, 0, 22));
   CHECK(policy.selection_is_stale());
   CHECK(policy.selection().empty());
@@ -222,11 +232,15 @@ TEST_CASE("what a policy refuses") {
   using Window = SinkRecentCache<DenseStorage<float>>;
   CHECK(contains(thrown<ConfigError>([&] { Window{{.recent = 0}, context}; }), "recent is 0"));
   using Retrieval = ChunkRetrievalCache<ResidualStorage<float, Granularity::per_channel>>;
-  const auto error = [&](Retrieval::Config config) { return thrown<ConfigError>([&] { Retrieval{config, context}; }); };
+  const auto error = [&](Retrieval::Config config) {
+    return thrown<ConfigError>([&] { Retrieval{config, context}; });
+  };
   const ResidualStorage<float, Granularity::per_channel>::Config grouped{.key_group = 16};
   CHECK(error({.chunk = 32, .budget = 64, .storage = grouped}).empty());
   CHECK(contains(error({.chunk = 0, .storage = grouped}), "chunk is 0"));
-  CHECK(contains(error({.chunk = 8, .budget = 64, .storage = grouped}), "chunk is 8, must be a multiple of the 16 rows"));
-  CHECK(contains(error({.chunk = 16, .budget = 40, .storage = grouped}), "budget is 40, must be a positive multiple of chunk = 16"));
+  CHECK(contains(error({.chunk = 8, .budget = 64, .storage = grouped}),
+                 "chunk is 8, must be a multiple of the 16 rows"));
+  CHECK(contains(error({.chunk = 16, .budget = 40, .storage = grouped}),
+                 "budget is 40, must be a positive multiple of chunk = 16"));
   CHECK(contains(error({.chunk = 16, .budget = 0, .storage = grouped}), "budget is 0"));
 }

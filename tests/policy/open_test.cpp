@@ -98,9 +98,17 @@ class FlatStorage {
   [[nodiscard]] std::size_t end() const { return end_; }
   [[nodiscard]] std::size_t bytes() const { return 0; }
   [[nodiscard]] std::size_t shared_bytes() const { return 0; }
-  [[nodiscard]] static std::size_t bytes_of_rows(const Config&, const StorageContext&, std::size_t, std::size_t) { return 0; }
-  [[nodiscard]] static std::size_t bytes_of_step(const Config&, const StorageContext&, std::size_t, std::size_t) { return 0; }
-  [[nodiscard]] static std::size_t max_bytes(const Config&, const StorageContext&, std::size_t, std::size_t) { return 0; }
+  [[nodiscard]] static std::size_t bytes_of_rows(const Config&, const StorageContext&, std::size_t,
+                                                 std::size_t) {
+    return 0;
+  }
+  [[nodiscard]] static std::size_t bytes_of_step(const Config&, const StorageContext&, std::size_t,
+                                                 std::size_t) {
+    return 0;
+  }
+  [[nodiscard]] static std::size_t max_bytes(const Config&, const StorageContext&, std::size_t, std::size_t) {
+    return 0;
+  }
   [[nodiscard]] static std::size_t period(const Config&, const StorageContext&) { return 1; }
 
  private:
@@ -145,7 +153,8 @@ TEST_CASE("a user's policy and storage, in one plan with the library's") {
     cache.step(0, std::as_const(q).view(), std::as_const(k).view(), std::as_const(v).view(), out.view());
     for (std::size_t h = 0; h < 3; ++h) {
       for (std::size_t i = 0; i < tokens; ++i) {
-        text[h].push_back({static_cast<std::int64_t>(before + i), k.row_of_doubles(i, h), v.row_of_doubles(i, h)});
+        text[h].push_back(
+            {static_cast<std::int64_t>(before + i), k.row_of_doubles(i, h), v.row_of_doubles(i, h)});
       }
     }
     for (std::size_t i = 0; i < tokens; ++i) {

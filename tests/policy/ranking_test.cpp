@@ -101,7 +101,7 @@ void check_bounds() {
   for (int i = 0; i < 9; ++i) {
     std::vector<float> key(64);
     for (float& x : key) x = std::ldexp(test::normal(random), static_cast<int>(test::below(random, 30)) - 20);
-    key[3] = 1e-30F;   // less than half's smallest number, on either side of zero
+    key[3] = 1e-30F;  // less than half's smallest number, on either side of zero
     key[4] = -1e-30F;
     for (float& x : key) x = static_cast<float>(E{x});  // as a cache keeps it
     bounds.add(key);
@@ -127,7 +127,8 @@ void check_bounds() {
   double score = 0;
   for (std::size_t c = 0; c < 64; ++c) {
     CHECK(positive[c] + negative[c] == query[c]);
-    score += static_cast<double>(negative[c]) * static_cast<double>(low[c]) + static_cast<double>(positive[c]) * static_cast<double>(high[c]);
+    score += static_cast<double>(negative[c]) * static_cast<double>(low[c]) +
+             static_cast<double>(positive[c]) * static_cast<double>(high[c]);
   }
   for (const auto& key : keys) {
     double logit = 0;

@@ -123,9 +123,7 @@ class Random {
     state_ ^= state_ >> 27;
     return static_cast<std::uint32_t>((state_ * 0x2545f4914f6cdd1dULL) >> 32);
   }
-  int below(int n) {
-    return static_cast<int>((std::uint64_t{next()} * static_cast<std::uint64_t>(n)) >> 32);
-  }
+  int below(int n) { return static_cast<int>((std::uint64_t{next()} * static_cast<std::uint64_t>(n)) >> 32); }
   void shuffle(std::vector<int>& items) {
     for (int i = static_cast<int>(items.size()) - 1; i > 0; --i) {
       std::swap(items[static_cast<std::size_t>(i)], items[static_cast<std::size_t>(below(i + 1))]);

@@ -81,8 +81,7 @@ TEST_CASE("a missing sync_warp") {
     std::array<float, 32> out;
     run_kernel({1, 1, 32, 128}, Output{out.data(), mistake}, warp_exchange_kernel);
     bool same = true;
-    for (std::size_t i = 0; i < 32; ++i)
-      same = same && out[i] == static_cast<float>(i > 0 ? i - 1 : 0);
+    for (std::size_t i = 0; i < 32; ++i) same = same && out[i] == static_cast<float>(i > 0 ? i - 1 : 0);
     return same;
   };
   CHECK(count_seeds(handful, [&] { return right(Mistake::none); }) == handful);
@@ -134,8 +133,7 @@ void copy_kernel(const Copy p) {
   float sum = 0.0F;
   const auto fetch = [&](int tile) {
     if (tile < 4) {
-      cp_async_16(shared + tile % 2 * 128 + lane_index() * 4, p.in + tile * 128 + lane_index() * 4,
-                  true);
+      cp_async_16(shared + tile % 2 * 128 + lane_index() * 4, p.in + tile * 128 + lane_index() * 4, true);
     }
     cp_async_commit();
   };
@@ -185,26 +183,13 @@ TEST_CASE("addresses that a device does not accept") {
     run_kernel({1, 1, 32, 512}, Params{in.data(), kind}, [](const Params p) {
       std::uint32_t r[4];
       switch (p.kind) {
-        case 0:
-          load_once(reinterpret_cast<const Words4*>(p.in + 8));
-          break;
-        case 1:
-          cp_async_16(shared_memory() + 8, p.in, true);
-          break;
-        case 2:
-          cp_async_16(shared_memory(), p.in + 4, true);
-          break;
-        case 3:
-          load_matrix_x4(r, shared_memory() + 2);
-          break;
-        case 4:
-          cp_async_16(shared_memory() + 512, p.in, true);
-          break;
-        case 5:
-          load_matrix_x4(r, shared_memory() + lane_index() * 16 + 16);
-          break;
-        default:
-          load_matrix_x4_transposed(r, p.in);
+        case 0: load_once(reinterpret_cast<const Words4*>(p.in + 8)); break;
+        case 1: cp_async_16(shared_memory() + 8, p.in, true); break;
+        case 2: cp_async_16(shared_memory(), p.in + 4, true); break;
+        case 3: load_matrix_x4(r, shared_memory() + 2); break;
+        case 4: cp_async_16(shared_memory() + 512, p.in, true); break;
+        case 5: load_matrix_x4(r, shared_memory() + lane_index() * 16 + 16); break;
+        default: load_matrix_x4_transposed(r, p.in);
       }
     });
   };
@@ -262,9 +247,7 @@ std::string message_of(unsigned threads, Kernel kernel) {
   }
   return "";
 }
-bool contains(const std::string& text, const char* part) {
-  return text.find(part) != std::string::npos;
-}
+bool contains(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
 
 TEST_CASE("a warp collective that not all lanes reach") {
   for (int s = 0; s < handful; ++s) {

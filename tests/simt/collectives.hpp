@@ -89,13 +89,11 @@ inline std::uint32_t atomic_add(std::uint32_t* address, std::uint32_t value) {
 }
 inline void fence_device() { simt::grid().step_aside(); }
 inline float load_shared_by_blocks(const float* address) {
-  simt::require_alignment(address, sizeof *address,
-                          "load_shared_by_blocks: address not a multiple of 4");
+  simt::require_alignment(address, sizeof *address, "load_shared_by_blocks: address not a multiple of 4");
   return *address;
 }
 inline Words4 load_shared_by_blocks(const Words4* address) {
-  simt::require_alignment(address, sizeof *address,
-                          "load_shared_by_blocks: address not a multiple of 16");
+  simt::require_alignment(address, sizeof *address, "load_shared_by_blocks: address not a multiple of 16");
   return *address;
 }
 

@@ -37,8 +37,7 @@ T numbered(int i) {
   return static_cast<T>(static_cast<T>(i) * static_cast<T>(37) + static_cast<T>(5));
 }
 
-TEST_CASE_TEMPLATE("shuffles of every distance", T, int, std::uint32_t, float, double,
-                   std::uint64_t) {
+TEST_CASE_TEMPLATE("shuffles of every distance", T, int, std::uint32_t, float, double, std::uint64_t) {
   struct Params {
     T* out;  // [3, 32 distances, 64 threads]
   };

@@ -60,8 +60,8 @@ class Fiber {
     entry_ = entry;
     argument_ = argument;
 #if KVPOLICY_SIMT_HAS_FCONTEXT
-    context_ = boost::context::detail::make_fcontext(static_cast<char*>(bottom_) + size_, size_,
-                                                     &Fiber::land_first);
+    context_ =
+        boost::context::detail::make_fcontext(static_cast<char*>(bottom_) + size_, size_, &Fiber::land_first);
 #else
     ::getcontext(&context_);
     context_.uc_stack.ss_sp = bottom_;
@@ -80,8 +80,7 @@ class Fiber {
 #endif
 #if KVPOLICY_SIMT_HAS_FCONTEXT
     passing_ = &to;
-    const boost::context::detail::transfer_t came =
-        boost::context::detail::jump_fcontext(to.context_, &from);
+    const boost::context::detail::transfer_t came = boost::context::detail::jump_fcontext(to.context_, &from);
     Fiber& left = *static_cast<Fiber*>(came.data);
     left.context_ = came.fctx;
     from.landed(left);

@@ -17,14 +17,13 @@ namespace kvpolicy::cuda::simt {
 
 /// Like cudaLaunchKernel; what a device would refuse is refused with the same error.
 template <class Params>
-inline cudaError_t launch(void (*kernel)(const Params), unsigned grid_x, unsigned grid_y,
-                          unsigned threads, std::size_t shared_bytes, CUstream_st* stream,
+inline cudaError_t launch(void (*kernel)(const Params), unsigned grid_x, unsigned grid_y, unsigned threads,
+                          std::size_t shared_bytes, CUstream_st* stream,
                           const std::type_identity_t<Params>& params) {
   static_assert(std::is_trivially_copyable_v<Params> && sizeof(Params) <= 4096,
                 "kernel parameters are copied byte by byte, and there are 4 KiB of them");
   if (const cudaError_t error = device().enter()) return error;
-  if (grid_x == 0 || grid_y == 0 || threads == 0 || grid_x > INT_MAX || grid_y > 65535 ||
-      threads > 1024) {
+  if (grid_x == 0 || grid_y == 0 || threads == 0 || grid_x > INT_MAX || grid_y > 65535 || threads > 1024) {
     return device().answer(cudaErrorInvalidConfiguration);
   }
   if (shared_bytes > static_cast<std::size_t>(device().max_shared_bytes)) {

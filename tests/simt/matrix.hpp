@@ -42,8 +42,8 @@ inline float number_of(std::uint32_t bits) {
 /// d += a b for the four numbers of one lane. Sanitizers are off here, because the indices are right by
 /// construction and the emulation of an attention kernel spends most of its time here.
 __attribute__((no_sanitize("address", "undefined"))) inline void add_products(float (&d)[4],
-                                                                              const Exchange& all,
-                                                                              int g, int t) {
+                                                                              const Exchange& all, int g,
+                                                                              int t) {
   float sum[4] = {d[0], d[1], d[2], d[3]};
   for (int k = 0; k < 16; ++k) {
     const float b0 = all.b[k][2 * t];
@@ -90,8 +90,7 @@ inline std::uint32_t transpose_matrix(std::uint32_t r) {
 }
 
 template <Element E>
-inline void multiply_add(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
-                         std::uint32_t b1) {
+inline void multiply_add(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
   const int g = simt::self->lane / 4;
   const int t = simt::self->lane % 4;
   const auto& all = simt::meet(simt::Collective::multiply_add, [&](simt::Exchange& e) {

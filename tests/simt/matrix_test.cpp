@@ -25,23 +25,22 @@ TEST_CASE("load_matrix_x4 gives each lane its numbers of four matrices") {
   };
   std::array<std::uint32_t, 128> straight;
   std::array<std::uint32_t, 128> transposed;
-  run_kernel({1, 1, 32, 32 * stride * 2}, Params{straight.data(), transposed.data()},
-             [](const Params p) {
-               auto* const shared = reinterpret_cast<std::uint16_t*>(shared_memory());
-               const int lane = lane_index();
-               const int matrix = lane / 8;
-               const int row = lane % 8;
-               std::uint16_t* const at = shared + ((3 - matrix) * 8 + row) * stride;
-               for (int column = 0; column < 8; ++column) {
-                 at[column] = static_cast<std::uint16_t>(matrix * 100 + row * 10 + column);
-               }
-               sync_warp();
-               std::uint32_t r[4];
-               load_matrix_x4(r, at);
-               std::memcpy(p.straight + lane * 4, r, sizeof r);
-               load_matrix_x4_transposed(r, at);
-               std::memcpy(p.transposed + lane * 4, r, sizeof r);
-             });
+  run_kernel({1, 1, 32, 32 * stride * 2}, Params{straight.data(), transposed.data()}, [](const Params p) {
+    auto* const shared = reinterpret_cast<std::uint16_t*>(shared_memory());
+    const int lane = lane_index();
+    const int matrix = lane / 8;
+    const int row = lane % 8;
+    std::uint16_t* const at = shared + ((3 - matrix) * 8 + row) * stride;
+    for (int column = 0; column < 8; ++column) {
+      at[column] = static_cast<std::uint16_t>(matrix * 100 + row * 10 + column);
+    }
+    sync_warp();
+    std::uint32_t r[4];
+    load_matrix_x4(r, at);
+    std::memcpy(p.straight + lane * 4, r, sizeof r);
+    load_matrix_x4_transposed(r, at);
+    std::memcpy(p.transposed + lane * 4, r, sizeof r);
+  });
   for (std::uint32_t lane = 0; lane < 32; ++lane) {
     for (std::uint32_t matrix = 0; matrix < 4; ++matrix) {
       const std::uint32_t row = lane / 4;

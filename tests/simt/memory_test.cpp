@@ -54,8 +54,7 @@ TEST_CASE("load_once moves 4, 8 and 16 bytes") {
       std::memcpy(p.out + 128 + lane * 4 + i * 2, &two, sizeof two);
     }
     for (int i = 0; i < 4; ++i) {
-      p.out[256 + lane * 4 + i] =
-          load_once(reinterpret_cast<const Words1*>(p.in) + lane * 4 + i).word[0];
+      p.out[256 + lane * 4 + i] = load_once(reinterpret_cast<const Words1*>(p.in) + lane * 4 + i).word[0];
     }
   });
   for (std::size_t i = 0; i < out.size(); ++i) CHECK(out[i] == in[i % 128]);
@@ -91,8 +90,7 @@ TEST_CASE("a copy arrives when its group is waited for, and not before") {
     note(3);
   });
   const float nan = std::nanf("");
-  const std::array<float, 16> expected = {1, nan, nan, nan, 1, 0, nan, nan,
-                                          1, 0,   9,   nan, 1, 0, 9,   13};
+  const std::array<float, 16> expected = {1, nan, nan, nan, 1, 0, nan, nan, 1, 0, 9, nan, 1, 0, 9, 13};
   for (std::size_t i = 0; i < out.size(); ++i) {
     CAPTURE(i);
     if (std::isnan(expected[i])) {
@@ -109,13 +107,12 @@ TEST_CASE("a copy that is not valid does not touch its source") {
     std::uint32_t* out;
   };
   std::array<std::uint32_t, 4> out;
-  run_kernel({1, 1, 1, 16}, Params{reinterpret_cast<const void*>(16), out.data()},
-             [](const Params p) {
-               cp_async_16(shared_memory(), p.nowhere, false);
-               cp_async_commit();
-               cp_async_wait<0>();
-               std::memcpy(p.out, shared_memory(), 16);
-             });
+  run_kernel({1, 1, 1, 16}, Params{reinterpret_cast<const void*>(16), out.data()}, [](const Params p) {
+    cp_async_16(shared_memory(), p.nowhere, false);
+    cp_async_commit();
+    cp_async_wait<0>();
+    std::memcpy(p.out, shared_memory(), 16);
+  });
   CHECK(out == std::array<std::uint32_t, 4>{0, 0, 0, 0});
 }
 
@@ -135,37 +132,34 @@ TEST_CASE("copies of a double-buffered loop, as kernels use them") {
     }
     std::vector<std::uint32_t> sums(all_threads);
     const int wrong = simt::count_seeds(5, [&] {
-      run_kernel(
-          {1, 1, all_threads, 2 * all_threads * 16},
-          Params{reinterpret_cast<const std::uint32_t*>(in.data()), sums.data(), tiles},
-          [](const Params p) {
-            std::byte* const shared = shared_memory();
-            const int threads = thread_count();
-            const auto fetch = [&](int tile) {
-              const int at = thread_index() * 16;
-              if (tile < p.tiles) {
-                cp_async_16(shared + tile % 2 * threads * 16 + at,
-                            reinterpret_cast<const std::byte*>(p.in) + tile * threads * 16 + at,
-                            true);
-              }
-              cp_async_commit();
-            };
-            std::uint32_t sum = 0;
-            fetch(0);
-            for (int tile = 0; tile < p.tiles; ++tile) {
-              fetch(tile + 1);
-              cp_async_wait<1>();
-              sync_block();
-              // 16 bytes of another thread.
-              Words4 words;
-              std::memcpy(&words,
-                          shared + tile % 2 * threads * 16 + (thread_index() + 41) % threads * 16,
-                          16);
-              for (const std::uint32_t word : words.word) sum += word;
-              sync_block();
-            }
-            p.sums[thread_index()] = sum;
-          });
+      run_kernel({1, 1, all_threads, 2 * all_threads * 16},
+                 Params{reinterpret_cast<const std::uint32_t*>(in.data()), sums.data(), tiles},
+                 [](const Params p) {
+                   std::byte* const shared = shared_memory();
+                   const int threads = thread_count();
+                   const auto fetch = [&](int tile) {
+                     const int at = thread_index() * 16;
+                     if (tile < p.tiles) {
+                       cp_async_16(shared + tile % 2 * threads * 16 + at,
+                                   reinterpret_cast<const std::byte*>(p.in) + tile * threads * 16 + at, true);
+                     }
+                     cp_async_commit();
+                   };
+                   std::uint32_t sum = 0;
+                   fetch(0);
+                   for (int tile = 0; tile < p.tiles; ++tile) {
+                     fetch(tile + 1);
+                     cp_async_wait<1>();
+                     sync_block();
+                     // 16 bytes of another thread.
+                     Words4 words;
+                     std::memcpy(&words,
+                                 shared + tile % 2 * threads * 16 + (thread_index() + 41) % threads * 16, 16);
+                     for (const std::uint32_t word : words.word) sum += word;
+                     sync_block();
+                   }
+                   p.sums[thread_index()] = sum;
+                 });
       std::uint32_t total = 0;
       for (const std::uint32_t sum : sums) total += sum;
       return total != expected;

@@ -13,9 +13,7 @@ namespace kvpolicy::cuda {
 namespace simt {
 
 /// A subnormal float becomes a zero of the same sign.
-inline float flushed(float x) {
-  return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0F, x) : x;
-}
+inline float flushed(float x) { return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0F, x) : x; }
 
 /// a b + c, rounded once. The product of two halves is exact in double. Information that the next two
 /// roundings drop is kept in the last bit ("round to odd"), so that only the third rounding, to half, counts.
@@ -57,9 +55,7 @@ inline void sine_cosine(double angle, float& sine, float& cosine) {
   cosine = static_cast<float>(std::cos(angle));
 }
 
-inline std::uint32_t count_bits(std::uint32_t x) {
-  return static_cast<std::uint32_t>(std::popcount(x));
-}
+inline std::uint32_t count_bits(std::uint32_t x) { return static_cast<std::uint32_t>(std::popcount(x)); }
 inline std::uint32_t bits_of_float(float x) { return std::bit_cast<std::uint32_t>(x); }
 inline float float_of_bits(std::uint32_t x) { return std::bit_cast<float>(x); }
 
@@ -75,13 +71,12 @@ inline std::uint16_t from_float(float x) {
 }
 template <Element E>
 inline std::uint32_t pack(float low, float high) {
-  return static_cast<std::uint32_t>(from_float<E>(low)) |
-         static_cast<std::uint32_t>(from_float<E>(high)) << 16;
+  return static_cast<std::uint32_t>(from_float<E>(low)) | static_cast<std::uint32_t>(from_float<E>(high))
+                                                              << 16;
 }
 inline std::uint32_t half2_multiply_add(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
   const auto low = simt::fused(simt::half_of(a), simt::half_of(b), simt::half_of(c)).bits;
-  const auto high =
-      simt::fused(simt::half_of(a >> 16), simt::half_of(b >> 16), simt::half_of(c >> 16)).bits;
+  const auto high = simt::fused(simt::half_of(a >> 16), simt::half_of(b >> 16), simt::half_of(c >> 16)).bits;
   return static_cast<std::uint32_t>(low) | static_cast<std::uint32_t>(high) << 16;
 }
 inline std::uint32_t permute_bytes(std::uint32_t a, std::uint32_t b, std::uint32_t selector) {

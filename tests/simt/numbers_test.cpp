@@ -43,16 +43,15 @@ std::uint16_t nearest_half(long double exact) {
   std::uint32_t low = 0;  // the largest half not above |exact|
   const long double magnitude = exact < 0 ? -exact : exact;
   for (std::uint32_t step = 0x4000U; step > 0; step /= 2) {
-    if (low + step <= 0x7bffU && static_cast<long double>(to_float<half>(
-                                     static_cast<std::uint16_t>(low + step))) <= magnitude) {
+    if (low + step <= 0x7bffU &&
+        static_cast<long double>(to_float<half>(static_cast<std::uint16_t>(low + step))) <= magnitude) {
       low += step;
     }
   }
   const long double below = to_float<half>(static_cast<std::uint16_t>(low));
   const long double above =
-      low == 0x7bffU
-          ? 65536.0L
-          : static_cast<long double>(to_float<half>(static_cast<std::uint16_t>(low + 1)));
+      low == 0x7bffU ? 65536.0L
+                     : static_cast<long double>(to_float<half>(static_cast<std::uint16_t>(low + 1)));
   const long double up = above - magnitude;
   const long double down = magnitude - below;
   if (up < down || (up == down && low % 2 == 1)) ++low;

@@ -22,8 +22,8 @@ struct Shape {
 template <class Params, class Kernel>
 void run_kernel(const Shape& shape, const Params& params, Kernel kernel) {
   void (*function)(const Params) = kernel;
-  const cudaError_t error = launch(function, shape.grid_x, shape.grid_y, shape.threads,
-                                   shape.shared_bytes, nullptr, params);
+  const cudaError_t error =
+      launch(function, shape.grid_x, shape.grid_y, shape.threads, shape.shared_bytes, nullptr, params);
   REQUIRE(error == cudaSuccess);
 }
 

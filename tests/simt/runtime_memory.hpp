@@ -29,8 +29,7 @@ cudaError_t call(Body body) {
 /// The same for calls that are not allowed during a capture.
 template <class Body>
 cudaError_t call_outside_capture(Body body) {
-  return call(
-      [&](Device& d) { return d.spoils_capture() ? cudaErrorStreamCaptureUnsupported : body(d); });
+  return call([&](Device& d) { return d.spoils_capture() ? cudaErrorStreamCaptureUnsupported : body(d); });
 }
 
 }  // namespace kvpolicy::cuda::simt
@@ -49,52 +48,29 @@ inline cudaError_t cudaGetDevice(int* number) {
   });
 }
 inline cudaError_t cudaSetDevice(int number) {
-  return kvpolicy::cuda::simt::call([=](auto& d) {
-    return number >= 0 && number < d.devices ? cudaSuccess : cudaErrorInvalidDevice;
-  });
+  return kvpolicy::cuda::simt::call(
+      [=](auto& d) { return number >= 0 && number < d.devices ? cudaSuccess : cudaErrorInvalidDevice; });
 }
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int number) {
   return kvpolicy::cuda::simt::call([=](auto& d) {
     if (number < 0 || number >= d.devices) return cudaErrorInvalidDevice;
     switch (attribute) {
-      case cudaDevAttrMaxThreadsPerBlock:
-        *value = 1024;
-        break;
-      case cudaDevAttrMaxSharedMemoryPerBlock:
-        *value = 49152;
-        break;
-      case cudaDevAttrWarpSize:
-        *value = 32;
-        break;
-      case cudaDevAttrMultiProcessorCount:
-        *value = d.multiprocessors;
-        break;
-      case cudaDevAttrL2CacheSize:
-        *value = 40 << 20;
-        break;
-      case cudaDevAttrMaxThreadsPerMultiProcessor:
-        *value = 2048;
-        break;
-      case cudaDevAttrComputeCapabilityMajor:
-        *value = d.major;
-        break;
-      case cudaDevAttrComputeCapabilityMinor:
-        *value = d.minor;
-        break;
-      case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
-        *value = d.max_shared_bytes + 1024;
-        break;
-      case cudaDevAttrMaxSharedMemoryPerBlockOptin:
-        *value = d.max_shared_bytes;
-        break;
-      default:
-        return cudaErrorInvalidValue;
+      case cudaDevAttrMaxThreadsPerBlock: *value = 1024; break;
+      case cudaDevAttrMaxSharedMemoryPerBlock: *value = 49152; break;
+      case cudaDevAttrWarpSize: *value = 32; break;
+      case cudaDevAttrMultiProcessorCount: *value = d.multiprocessors; break;
+      case cudaDevAttrL2CacheSize: *value = 40 << 20; break;
+      case cudaDevAttrMaxThreadsPerMultiProcessor: *value = 2048; break;
+      case cudaDevAttrComputeCapabilityMajor: *value = d.major; break;
+      case cudaDevAttrComputeCapabilityMinor: *value = d.minor; break;
+      case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = d.max_shared_bytes + 1024; break;
+      case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = d.max_shared_bytes; break;
+      default: return cudaErrorInvalidValue;
     }
     return cudaSuccess;
   });
 }
-inline cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute attribute,
-                                        int value) {
+inline cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute attribute, int value) {
   return kvpolicy::cuda::simt::call([=](auto& d) {
     if (function == nullptr) return cudaErrorInvalidDeviceFunction;
     const bool fits = attribute != cudaFuncAttributeMaxDynamicSharedMemorySize ||
@@ -153,8 +129,7 @@ inline cudaError_t cudaFreeAsync(void* address, cudaStream_t stream) {
   if (!d.holds(address, 1, kvpolicy::cuda::simt::MemoryKind::device)) {
     return d.answer(cudaErrorInvalidValue);
   }
-  return d.submit(stream,
-                  [&d, address] { d.release(address, kvpolicy::cuda::simt::MemoryKind::device); });
+  return d.submit(stream, [&d, address] { d.release(address, kvpolicy::cuda::simt::MemoryKind::device); });
 }
 inline cudaError_t cudaMallocHost(void** address, std::size_t bytes) {
   return kvpolicy::cuda::simt::call_outside_capture(
@@ -203,8 +178,8 @@ inline bool sides_are_right(const Device& d, const void* to, const void* from, s
 
 }  // namespace kvpolicy::cuda::simt
 
-inline cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes,
-                                   cudaMemcpyKind kind, cudaStream_t stream = nullptr) {
+inline cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind,
+                                   cudaStream_t stream = nullptr) {
   return kvpolicy::cuda::simt::call([=](auto& d) {
     if (bytes == 0) return cudaSuccess;
     if (!kvpolicy::cuda::simt::sides_are_right(d, to, from, bytes, kind)) {

@@ -50,8 +50,7 @@ inline cudaError_t cudaStreamQuery(cudaStream_t handle) {
   });
 }
 inline cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* argument) {
-  return kvpolicy::cuda::simt::call(
-      [=](auto& d) { return d.submit(stream, [=] { function(argument); }); });
+  return kvpolicy::cuda::simt::call([=](auto& d) { return d.submit(stream, [=] { function(argument); }); });
 }
 
 inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
@@ -84,8 +83,7 @@ inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   return kvpolicy::cuda::simt::call([=](auto& d) {
     if (event->in_capture) return cudaErrorCapturedEvent;
     d.note_wait();
-    if (event->stream != nullptr && d.knows(event->stream))
-      d.advance(*event->stream, event->ticket);
+    if (event->stream != nullptr && d.knows(event->stream)) d.advance(*event->stream, event->ticket);
     return cudaSuccess;
   });
 }

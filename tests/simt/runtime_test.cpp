@@ -75,10 +75,8 @@ TEST_CASE("copies refuse addresses that do not fit their kind") {
   float* memory = nullptr;
   REQUIRE(cudaMalloc(&memory, sizeof host) == cudaSuccess);
   CHECK(cudaMemcpy(memory, host.data(), sizeof host, cudaMemcpyHostToDevice) == cudaSuccess);
-  CHECK(cudaMemcpy(host.data(), memory, sizeof host, cudaMemcpyHostToDevice) ==
-        cudaErrorInvalidValue);
-  CHECK(cudaMemcpy(host.data(), memory + 1, sizeof host, cudaMemcpyDeviceToHost) ==
-        cudaErrorInvalidValue);
+  CHECK(cudaMemcpy(host.data(), memory, sizeof host, cudaMemcpyHostToDevice) == cudaErrorInvalidValue);
+  CHECK(cudaMemcpy(host.data(), memory + 1, sizeof host, cudaMemcpyDeviceToHost) == cudaErrorInvalidValue);
   host.fill(0);
   CHECK(cudaMemcpy(host.data(), memory, sizeof host, cudaMemcpyDeviceToHost) == cudaSuccess);
   CHECK(host[3] == 4.0F);
@@ -119,8 +117,7 @@ TEST_CASE("captured work runs only when the graph is launched, each time") {
   CHECK(cudaStreamIsCapturing(stream.handle, &status) == cudaSuccess);
   CHECK(status == cudaStreamCaptureStatusActive);
   CHECK(increment(numbers, stream.handle) == cudaSuccess);
-  CHECK(cudaMemcpyAsync(host.data(), numbers, 128, cudaMemcpyDeviceToHost, stream.handle) ==
-        cudaSuccess);
+  CHECK(cudaMemcpyAsync(host.data(), numbers, 128, cudaMemcpyDeviceToHost, stream.handle) == cudaSuccess);
   cudaGraph_t graph = nullptr;
   REQUIRE(cudaStreamEndCapture(stream.handle, &graph) == cudaSuccess);
   CHECK(cudaStreamIsCapturing(stream.handle, &status) == cudaSuccess);
@@ -183,8 +180,7 @@ TEST_CASE("calls that a capture does not allow make it invalid") {
   spoiled_by([&] { return cudaDeviceSynchronize(); });
   CHECK(memory == nullptr);
   CHECK(numbers[5] == 4.0F);
-  CHECK(cudaStreamBeginCapture(nullptr, cudaStreamCaptureModeGlobal) ==
-        cudaErrorStreamCaptureUnsupported);
+  CHECK(cudaStreamBeginCapture(nullptr, cudaStreamCaptureModeGlobal) == cudaErrorStreamCaptureUnsupported);
 }
 
 TEST_CASE("streams that work late reveal a result that is read too early") {
@@ -199,12 +195,10 @@ TEST_CASE("streams that work late reveal a result that is read too early") {
 
   // Pageable memory is read at once, pinned memory when the stream executes the copy.
   std::vector<float> host(32, 1.0F);
-  CHECK(cudaMemcpyAsync(numbers, host.data(), 128, cudaMemcpyHostToDevice, stream.handle) ==
-        cudaSuccess);
+  CHECK(cudaMemcpyAsync(numbers, host.data(), 128, cudaMemcpyHostToDevice, stream.handle) == cudaSuccess);
   host.assign(32, 7.0F);
   CHECK(increment(numbers, stream.handle) == cudaSuccess);
-  CHECK(cudaMemcpyAsync(pinned, numbers, 128, cudaMemcpyDeviceToHost, stream.handle) ==
-        cudaSuccess);
+  CHECK(cudaMemcpyAsync(pinned, numbers, 128, cudaMemcpyDeviceToHost, stream.handle) == cudaSuccess);
   CHECK(std::isnan(pinned[0]));
   CHECK(cudaStreamQuery(stream.handle) == cudaErrorNotReady);
 
@@ -236,8 +230,7 @@ TEST_CASE("the n-th call fails, once, and does nothing") {
     REQUIRE(cudaMalloc(&numbers, 128) == cudaSuccess);
     simt::fail_after(n, cudaErrorLaunchFailure);
     std::array<cudaError_t, 4> results = {cudaMemset(numbers, 0, 128), increment(numbers, nullptr),
-                                          increment(numbers, nullptr),
-                                          cudaStreamSynchronize(nullptr)};
+                                          increment(numbers, nullptr), cudaStreamSynchronize(nullptr)};
     for (std::uint64_t i = 0; i < 4; ++i) {
       CHECK(results[i] == (i + 1 == n ? cudaErrorLaunchFailure : cudaSuccess));
     }

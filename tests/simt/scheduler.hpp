@@ -156,8 +156,8 @@ inline void Grid::end_block(Block& block) {
   block.running = false;
   if (!block.shared.guards_are_whole()) {
     throw OutOfBounds("block (" + std::to_string(block.x) + ", " + std::to_string(block.y) +
-                      ") wrote beside its shared memory of " +
-                      std::to_string(block.shared.bytes()) + " bytes");
+                      ") wrote beside its shared memory of " + std::to_string(block.shared.bytes()) +
+                      " bytes");
   }
   if (!blocks.empty()) begin_block(block);
 }
@@ -281,14 +281,14 @@ inline void Grid::release_barrier(Block& block) {
 }
 
 inline std::string Grid::place_of(const Thread& thread) const {
-  return "thread " + std::to_string(thread.index) + " of block (" +
-         std::to_string(thread.block->x) + ", " + std::to_string(thread.block->y) + "), seed " +
-         std::to_string(seed) + ", launch " + std::to_string(launches);
+  return "thread " + std::to_string(thread.index) + " of block (" + std::to_string(thread.block->x) + ", " +
+         std::to_string(thread.block->y) + "), seed " + std::to_string(seed) + ", launch " +
+         std::to_string(launches);
 }
 
 inline std::string Grid::who_waits() const {
-  std::string text = "threads wait for others that never come (seed " + std::to_string(seed) +
-                     ", launch " + std::to_string(launches) + ")";
+  std::string text = "threads wait for others that never come (seed " + std::to_string(seed) + ", launch " +
+                     std::to_string(launches) + ")";
   for (int i = 0; i < resident_count; ++i) {
     const Block& block = resident[static_cast<std::size_t>(i)];
     if (!block.running) continue;
@@ -297,8 +297,7 @@ inline std::string Grid::who_waits() const {
       text += "\n  block (" + std::to_string(block.x) + ", " + std::to_string(block.y) + ") warp " +
               std::to_string(w) + ": " + std::to_string(std::popcount(warp.at_barrier)) +
               " lanes at the barrier, " + std::to_string(std::popcount(warp.arrived)) + " in " +
-              name_of(warp.kind) + ", " + std::to_string(std::popcount(warp.exited)) +
-              " have returned";
+              name_of(warp.kind) + ", " + std::to_string(std::popcount(warp.exited)) + " have returned";
     }
   }
   return text;

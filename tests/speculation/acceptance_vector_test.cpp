@@ -22,8 +22,7 @@ constexpr double infinity = std::numeric_limits<double>::infinity();
 constexpr double not_a_number = std::numeric_limits<double>::quiet_NaN();
 
 // Draws which of `children` children is accepted, if the k-th is with probability shares[k].
-std::optional<std::size_t> draw_child(std::mt19937& random, const Shares& shares,
-                                      std::size_t children) {
+std::optional<std::size_t> draw_child(std::mt19937& random, const Shares& shares, std::size_t children) {
   double draw = std::uniform_real_distribution<double>{0.0, 1.0}(random);
   for (std::size_t k = 0; k < children && k < shares.size(); ++k) {
     draw -= shares[k];
@@ -99,8 +98,7 @@ TEST_CASE("every measurement is a distribution that trees can be built from") {
     for (int node = 0; node < 40; ++node) {
       const std::size_t children = random() % 6;
       const bool some = children > 0 && random() % 2 == 0;
-      measured.observe(children,
-                       some ? std::optional<std::size_t>{random() % children} : std::nullopt);
+      measured.observe(children, some ? std::optional<std::size_t>{random() % children} : std::nullopt);
       CHECK_NOTHROW(detail::check_acceptance(measured.acceptance()));
     }
   }

@@ -97,8 +97,7 @@ TEST_CASE("a step that runs out of memory leaves the text unchanged, and the nex
       Pair pair;
       const std::vector<int> expected = test::plain_greedy(pair.target, pair.prompt, 12);
       auto draft = make_draft(pair);
-      test::Decoder<decltype(draft)> decoder{pair.target, pair.cache, std::move(draft),
-                                             test::fixed(4)};
+      test::Decoder<decltype(draft)> decoder{pair.target, pair.cache, std::move(draft), test::fixed(4)};
       decoder.read_prompt(pair.prompt);
       for (std::size_t step = 0; step < already; ++step) (void)decoder.step();
       const std::vector<int> before = copy(decoder.text());
@@ -125,9 +124,7 @@ TEST_CASE("a step that runs out of memory leaves the text unchanged, and the nex
   };
   runs_out([](Pair& p) { return p.small_draft(); });
   runs_out([](Pair& p) { return p.hierarchy(2); });
-  runs_out([](Pair& p) {
-    return test::Selected<NgramDraft>{p.target, p.cache, NgramDraft{}, {2, false}};
-  });
+  runs_out([](Pair& p) { return test::Selected<NgramDraft>{p.target, p.cache, NgramDraft{}, {2, false}}; });
   runs_out([](Pair& p) { return p.tree({text, text, 0, 1, 3}); });
   runs_out([](Pair& p) {
     p.small = p.target.like(1, 0.0F);  // its draft tokens are accepted

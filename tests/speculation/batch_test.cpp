@@ -57,8 +57,7 @@ struct Text {
     decoder.read_prompt(prompt);
   }
   static SpeculationOptions options(std::size_t number) {
-    SpeculationOptions result =
-        fixed(1 + number % 5, {.temperature = number % 2 == 0 ? 1.0F : 0.0F});
+    SpeculationOptions result = fixed(1 + number % 5, {.temperature = number % 2 == 0 ? 1.0F : 0.0F});
     result.seed = number;
     return result;
   }
@@ -96,8 +95,7 @@ void joins_and_leaves() {
       present.push_back(&texts[i]->decoder);
       lengths.push_back(present.back()->text().size());
     }
-    const auto results =
-        step_together(target, std::span<typename Text<Model>::Decoder* const>{present});
+    const auto results = step_together(target, std::span<typename Text<Model>::Decoder* const>{present});
     REQUIRE(results.size() == present.size());
     for (std::size_t i = 0; i < results.size(); ++i) {
       CHECK(results[i].error == nullptr);
@@ -143,15 +141,14 @@ TEST_CASE("a batched model reads all texts at once; ended texts are left out and
   TableCache draft_cache;
   TableModel small = target.like(9, 0.5F);
   using Middle = Text<BatchedModel>::Middle;
-  Text<BatchedModel>::Decoder full{
-      target, small_cache, Middle{target, small_cache, Small{small, draft_cache}}, fixed(3)};
+  Text<BatchedModel>::Decoder full{target, small_cache,
+                                   Middle{target, small_cache, Small{small, draft_cache}}, fixed(3)};
   full.read_prompt(std::vector<int>{1, 2, 3});
   full.generate(100);
   REQUIRE(full.ending() == Ending::capacity);
   decoders.insert(decoders.begin() + 1, &full);
   target.largest = 0;
-  const auto results =
-      step_together(target, std::span<Text<BatchedModel>::Decoder* const>{decoders});
+  const auto results = step_together(target, std::span<Text<BatchedModel>::Decoder* const>{decoders});
   CHECK(target.largest == 4);
   CHECK(results[1].step.ending == Ending::capacity);
   CHECK(results[1].step.tokens.empty());

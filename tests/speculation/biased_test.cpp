@@ -44,8 +44,8 @@ struct TooEager : SpeculativeSampling {
 struct ForgetsReplacement {
   TreeDraft<TableModel, TableCache> tree;
   [[nodiscard]] std::size_t vocabulary() const { return tree.vocabulary(); }
-  void propose(std::span<const int> text, std::size_t most, const SamplingOptions& sampling,
-               Random& random, DraftTokens& guesses) {
+  void propose(std::span<const int> text, std::size_t most, const SamplingOptions& sampling, Random& random,
+               DraftTokens& guesses) {
     tree.propose(text, most, sampling, random, guesses);
     for (DraftToken& guess : guesses) guess.from = guesses.front().from;
   }
@@ -74,10 +74,10 @@ TEST_CASE("the published resampling at the middle level is biased, and the test 
 }
 
 TEST_CASE("accepting too often is seen at either level") {
-  CHECK(p_of_runs<TooEager>(target, small, {.sampling = {.temperature = 1.0F}, .length = 3},
-                            draft_only()) < doubtless);
-  CHECK(p_of_runs(target, small, {.sampling = {.temperature = 1.0F}, .length = 3},
-                  hierarchy<TooEager>(2)) < doubtless);
+  CHECK(p_of_runs<TooEager>(target, small, {.sampling = {.temperature = 1.0F}, .length = 3}, draft_only()) <
+        doubtless);
+  CHECK(p_of_runs(target, small, {.sampling = {.temperature = 1.0F}, .length = 3}, hierarchy<TooEager>(2)) <
+        doubtless);
 }
 
 TEST_CASE("a draft that reports another distribution than it drew from is seen") {
@@ -96,8 +96,7 @@ TEST_CASE("chi-square: values from tables") {
   CHECK(chi_square_p(1106.9690, 1000) == doctest::Approx(0.01).epsilon(1e-4));
   for (const double x : {0.0, 0.3, 1.0, 7.0, 60.0}) {
     CHECK(chi_square_p(x, 2) == doctest::Approx(std::exp(-x / 2.0)).epsilon(1e-9));
-    CHECK(chi_square_p(x, 4) ==
-          doctest::Approx(std::exp(-x / 2.0) * (1.0 + x / 2.0)).epsilon(1e-9));
+    CHECK(chi_square_p(x, 4) == doctest::Approx(std::exp(-x / 2.0) * (1.0 + x / 2.0)).epsilon(1e-9));
   }
   CHECK(chi_square_p(std::nan(""), 3) == 0.0);
 }

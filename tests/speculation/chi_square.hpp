@@ -21,8 +21,7 @@
 namespace test {
 
 /// The probability of each token by the definitions: [vocabulary].
-inline std::vector<double> shaped(std::span<const float> logits,
-                                  const kvpolicy::SamplingOptions& options) {
+inline std::vector<double> shaped(std::span<const float> logits, const kvpolicy::SamplingOptions& options) {
   const std::size_t n = logits.size();
   std::vector<std::size_t> order(n);
   std::iota(order.begin(), order.end(), std::size_t{0});
@@ -118,13 +117,12 @@ class RunCounts {
 
   /// The p-value of "these runs are draws of `model` over all rows". For each pair of tokens before
   /// them, runs that are expected less than five times are counted together.
-  [[nodiscard]] double p_value(const TableModel& model,
-                               const kvpolicy::SamplingOptions& sampling) const {
+  [[nodiscard]] double p_value(const TableModel& model, const kvpolicy::SamplingOptions& sampling) const {
     std::vector<std::vector<double>> next;
     for (std::size_t pair = 0; pair < power(2); ++pair) {
-      next.push_back(shaped(
-          model.logits(static_cast<int>(pair / vocabulary_), static_cast<int>(pair % vocabulary_)),
-          sampling));
+      next.push_back(
+          shaped(model.logits(static_cast<int>(pair / vocabulary_), static_cast<int>(pair % vocabulary_)),
+                 sampling));
     }
     double statistic = 0.0;
     std::size_t freedom = 0;

@@ -43,8 +43,7 @@ Played play(std::mt19937& random, const HierarchyAcceptance& a, const HierarchyL
     std::size_t drafts = 0;
     while (drafts < lengths.inner && standing + drafts + 1 < lengths.outer) ++drafts;
     played.seconds += costs.draft * static_cast<double>(drafts);
-    played.seconds +=
-        costs.selected.base + costs.selected.per_token * static_cast<double>(drafts + 1);
+    played.seconds += costs.selected.base + costs.selected.per_token * static_cast<double>(drafts + 1);
     std::size_t stand = 0;
     while (stand < drafts && accepted(a.selected)) ++stand;
     standing += stand + 1;
@@ -85,8 +84,7 @@ TEST_CASE("the best length is the best of all, and the shortest of equal ones") 
   std::uniform_real_distribution<double> uniform{0.0, 1.0};
   for (int round = 0; round < 500; ++round) {
     const double a = uniform(random);
-    const DraftCosts costs{0.5 * uniform(random) * uniform(random),
-                           {uniform(random), 0.1 * uniform(random)}};
+    const DraftCosts costs{0.5 * uniform(random) * uniform(random), {uniform(random), 0.1 * uniform(random)}};
     const std::size_t most = random() % 24;
     const std::size_t best = best_length(a, costs, most);
     REQUIRE(best <= most);
@@ -116,12 +114,11 @@ TEST_CASE("the best length in extreme cases") {
 TEST_CASE("a simulated hierarchy takes and yields what the model says") {
   std::mt19937 random{9};
   const HierarchyCosts costs{0.05, {0.3, 0.02}, {1.0, 0.03}};
-  for (const HierarchyAcceptance& a :
-       {HierarchyAcceptance{0.7, 0.9}, HierarchyAcceptance{0.3, 0.97},
-        HierarchyAcceptance{1.0, 0.5}, HierarchyAcceptance{0.0, 1.0}}) {
+  for (const HierarchyAcceptance& a : {HierarchyAcceptance{0.7, 0.9}, HierarchyAcceptance{0.3, 0.97},
+                                       HierarchyAcceptance{1.0, 0.5}, HierarchyAcceptance{0.0, 1.0}}) {
     for (const HierarchyLengths& lengths :
-         {HierarchyLengths{1, 6}, HierarchyLengths{4, 16}, HierarchyLengths{0, 5},
-          HierarchyLengths{8, 3}, HierarchyLengths{3, 0}}) {
+         {HierarchyLengths{1, 6}, HierarchyLengths{4, 16}, HierarchyLengths{0, 5}, HierarchyLengths{8, 3},
+          HierarchyLengths{3, 0}}) {
       const int rounds = 20'000;
       double tokens = 0;
       double seconds = 0;
@@ -136,8 +133,7 @@ TEST_CASE("a simulated hierarchy takes and yields what the model says") {
       CHECK(speedup(a, lengths, costs) == doctest::Approx(tokens * plain / seconds).epsilon(0.01));
       const auto until =
           standing_costs(a.selected, lengths.inner, lengths.outer, {costs.draft, costs.selected});
-      CHECK(until.back() + costs.all(lengths.outer + 1) ==
-            doctest::Approx(seconds / rounds).epsilon(0.01));
+      CHECK(until.back() + costs.all(lengths.outer + 1) == doctest::Approx(seconds / rounds).epsilon(0.01));
     }
   }
 }
@@ -179,17 +175,16 @@ TEST_CASE("errors name what is wrong") {
   for (const double a : {-0.1, 1.1, not_a_number}) {
     CHECK_THROWS_AS(static_cast<void>(expected_tokens(a, 3)), ConfigError);
     CHECK_THROWS_AS(static_cast<void>(best_length(a, good, 3)), ConfigError);
-    CHECK_THROWS_AS(
-        static_cast<void>(best_lengths({a, 0.5}, {0.1, {1.0, 0.0}, {1.0, 0.0}}, {2, 2})),
-        ConfigError);
-    CHECK_THROWS_AS(static_cast<void>(speedup(HierarchyAcceptance{0.5, a}, {2, 2},
-                                              {0.1, {1.0, 0.0}, {1.0, 0.0}})),
+    CHECK_THROWS_AS(static_cast<void>(best_lengths({a, 0.5}, {0.1, {1.0, 0.0}, {1.0, 0.0}}, {2, 2})),
                     ConfigError);
+    CHECK_THROWS_AS(
+        static_cast<void>(speedup(HierarchyAcceptance{0.5, a}, {2, 2}, {0.1, {1.0, 0.0}, {1.0, 0.0}})),
+        ConfigError);
   }
   for (const DraftCosts& costs :
-       {DraftCosts{-0.1, {1.0, 0.0}}, DraftCosts{not_a_number, {1.0, 0.0}},
-        DraftCosts{infinity, {1.0, 0.0}}, DraftCosts{0.1, {0.0, 0.0}}, DraftCosts{0.1, {-1.0, 2.0}},
-        DraftCosts{0.1, {1.0, not_a_number}}, DraftCosts{0.1, {infinity, 0.0}}}) {
+       {DraftCosts{-0.1, {1.0, 0.0}}, DraftCosts{not_a_number, {1.0, 0.0}}, DraftCosts{infinity, {1.0, 0.0}},
+        DraftCosts{0.1, {0.0, 0.0}}, DraftCosts{0.1, {-1.0, 2.0}}, DraftCosts{0.1, {1.0, not_a_number}},
+        DraftCosts{0.1, {infinity, 0.0}}}) {
     CHECK_THROWS_AS(static_cast<void>(speedup(0.5, 1, costs)), ConfigError);
     CHECK_THROWS_AS(static_cast<void>(best_length(0.5, costs, 3)), ConfigError);
     CHECK_THROWS_AS(static_cast<void>(standing_costs(0.5, 1, 1, costs)), ConfigError);

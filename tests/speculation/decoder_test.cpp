@@ -39,8 +39,7 @@ struct Oracle {
     guesses.clear();
     for (std::size_t i = seen.size(); guesses.size() < most && i < future.size(); ++i) {
       const int token = i >= wrong_from ? (future[i] + 1) % 6 : future[i];
-      guesses.push_back(
-          {token, Distribution::certain(token), guesses.empty() ? text : guesses.size() - 1});
+      guesses.push_back({token, Distribution::certain(token), guesses.empty() ? text : guesses.size() - 1});
     }
   }
 };
@@ -51,8 +50,8 @@ struct Fewer {
   Inner inner;
   std::size_t calls = 0;
   [[nodiscard]] std::size_t vocabulary() const { return inner.vocabulary(); }
-  void propose(std::span<const int> seen, std::size_t most, const SamplingOptions& sampling,
-               Random& random, DraftTokens& guesses) {
+  void propose(std::span<const int> seen, std::size_t most, const SamplingOptions& sampling, Random& random,
+               DraftTokens& guesses) {
     inner.propose(seen, ++calls % 3 == 0 ? 0 : most / 2, sampling, random, guesses);
   }
 };
@@ -95,13 +94,10 @@ TEST_CASE("greedy decoding writes the plain text, with any draft and any length"
       writes([](Pair& p) { return p.hierarchy(3); });
       writes([](Pair& p) { return p.tree({text, text, 0, 1, 1, 2, 4}); });
       writes([](Pair& p) { return p.tree({text, text, text, text, text, text, text}); });
-      writes([](Pair& p) {
-        return Selected<Tree>{p.target, p.cache, p.tree({text, text, 0, 0}), {4, false}};
-      });
+      writes(
+          [](Pair& p) { return Selected<Tree>{p.target, p.cache, p.tree({text, text, 0, 0}), {4, false}}; });
       writes([](Pair&) { return NgramDraft{}; });
-      writes([](Pair& p) {
-        return Selected<NgramDraft>{p.target, p.cache, NgramDraft{}, {3, false}};
-      });
+      writes([](Pair& p) { return Selected<NgramDraft>{p.target, p.cache, NgramDraft{}, {3, false}}; });
       writes([](Pair& p) { return Fewer<Small>{p.small_draft()}; });
     }
   }

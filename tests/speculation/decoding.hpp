@@ -20,11 +20,9 @@
 namespace test {
 
 /// `count` tokens after `prompt`, each the likeliest one: from the table, without cache or decoder.
-inline std::vector<int> plain_greedy(const TableModel& model, std::vector<int> prompt,
-                                     std::size_t count) {
+inline std::vector<int> plain_greedy(const TableModel& model, std::vector<int> prompt, std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) {
-    const int before =
-        prompt.size() < 2 ? static_cast<int>(model.vocabulary()) : prompt[prompt.size() - 2];
+    const int before = prompt.size() < 2 ? static_cast<int>(model.vocabulary()) : prompt[prompt.size() - 2];
     const std::span<const float> logits = model.logits(before, prompt.back());
     prompt.push_back(static_cast<int>(std::ranges::max_element(logits) - logits.begin()));
   }
@@ -58,8 +56,7 @@ struct Pair {
 };
 
 /// Options of a decoder with a fixed number of draft tokens.
-inline kvpolicy::SpeculationOptions fixed(std::size_t length,
-                                          kvpolicy::SamplingOptions sampling = {}) {
+inline kvpolicy::SpeculationOptions fixed(std::size_t length, kvpolicy::SamplingOptions sampling = {}) {
   return {.sampling = sampling, .seed = 5, .length = length, .adapt = false};
 }
 

@@ -107,8 +107,7 @@ TEST_CASE("the length converges to the optimum and stays") {
     CHECK(share.asked >= 0.85);
     CHECK(std::abs(length.acceptance() - truth.acceptance) <= 0.05);
     CHECK(length.costs().draft == doctest::Approx(truth.draft).epsilon(0.1));
-    CHECK(length.costs().verify(5) ==
-          doctest::Approx(truth.base + 5 * truth.per_token).epsilon(0.1));
+    CHECK(length.costs().verify(5) == doctest::Approx(truth.base + 5 * truth.per_token).epsilon(0.1));
   }
 }
 
@@ -201,8 +200,7 @@ TEST_CASE("implausible times are ignored, but the acceptance counts") {
   length.observe({.drafted = 4, .accepted = 4, .draft_seconds = 0.0, .verify_seconds = 1.0});
   CHECK(length.best() == 16);
   const DraftCosts before = length.costs();
-  length.observe(
-      {.drafted = 8, .accepted = 8, .draft_seconds = -1.0, .verify_seconds = not_a_number});
+  length.observe({.drafted = 8, .accepted = 8, .draft_seconds = -1.0, .verify_seconds = not_a_number});
   CHECK(length.costs().draft == before.draft);
   CHECK(length.costs().verify(9) == before.verify(9));
 }

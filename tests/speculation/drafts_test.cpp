@@ -30,7 +30,7 @@ constexpr SamplingOptions plain{.temperature = 1.0F};
 
 template <class D>
 DraftTokens propose(D& draft, std::span<const int> seen, std::size_t most, Random& random,
-                const SamplingOptions& sampling = plain) {
+                    const SamplingOptions& sampling = plain) {
   DraftTokens guesses{{99, Distribution::certain(99)}};  // a draft must overwrite it
   draft.propose(seen, most, sampling, random, guesses);
   return guesses;
@@ -39,14 +39,13 @@ DraftTokens propose(D& draft, std::span<const int> seen, std::size_t most, Rando
 /// The text, the ancestors of a draft token, and the token.
 std::vector<int> path_to(std::vector<int> seen, const DraftTokens& guesses, std::size_t guess) {
   std::vector<int> reversed;
-  for (std::size_t i = guess; i != text; i = guesses[i].parent)
-    reversed.push_back(guesses[i].token);
+  for (std::size_t i = guess; i != text; i = guesses[i].parent) reversed.push_back(guesses[i].token);
   seen.insert(seen.end(), reversed.rbegin(), reversed.rend());
   return seen;
 }
 
-bool follows(const Distribution& said, const TableModel& model, const std::vector<int>& seen,
-             Read read, const SamplingOptions& sampling) {
+bool follows(const Distribution& said, const TableModel& model, const std::vector<int>& seen, Read read,
+             const SamplingOptions& sampling) {
   const std::vector<double> share =
       test::shaped(model.logits(seen[seen.size() - 2], seen.back(), read), sampling);
   for (std::size_t token = 0; token < share.size(); ++token) {
@@ -100,8 +99,7 @@ TEST_CASE("ModelDraft: a chain of draft tokens, each drawn from what it reports"
   Random random{1};
   for (const std::size_t most : std::vector<std::size_t>{1, 2, 5}) {
     for (const SamplingOptions& sampling :
-         {plain, SamplingOptions{.temperature = 0.7F, .top_k = 3, .top_p = 0.9F},
-          SamplingOptions{}}) {
+         {plain, SamplingOptions{.temperature = 0.7F, .top_k = 3, .top_p = 0.9F}, SamplingOptions{}}) {
       const DraftTokens guesses = propose(draft, pair.prompt, most, random, sampling);
       REQUIRE(guesses.size() == most);
       CHECK(is_chain(guesses));
@@ -186,15 +184,13 @@ TEST_CASE("SelectedDraft: each draft token follows the target over selected rows
   CHECK(inner[0] > 0);
   CHECK(inner[1] > 0);
   CHECK(inner[2] == 0);
-  const auto tree = check([](Pair& p) {
-    return Selected<Tree>{p.target, p.cache, p.tree({text, text, 0, 1, 2}), {5, false}};
-  });
+  const auto tree = check(
+      [](Pair& p) { return Selected<Tree>{p.target, p.cache, p.tree({text, text, 0, 1, 2}), {5, false}}; });
   CHECK(tree[0] > 0);
   CHECK(tree[1] > 0);
 }
 
-TEST_CASE(
-    "TreeDraft: draft tokens have the shape, and siblings are drawn without replacement") {
+TEST_CASE("TreeDraft: draft tokens have the shape, and siblings are drawn without replacement") {
   const std::vector<std::size_t> parents{text, text, text, 0, 0, 2, 3, 5, 5};
   Pair pair;
   Tree draft = pair.tree(parents);
@@ -218,8 +214,7 @@ TEST_CASE(
         taken = 0.0;
       }
       for (std::size_t token = 0; token < share.size(); ++token) {
-        CHECK(guesses[i].from(static_cast<int>(token)) ==
-              doctest::Approx(share[token] / left).epsilon(1e-9));
+        CHECK(guesses[i].from(static_cast<int>(token)) == doctest::Approx(share[token] / left).epsilon(1e-9));
       }
       CHECK(guesses[i].from(guesses[i].token) > 0.0);
     }

@@ -57,8 +57,7 @@ void survives(const MakeDraft& make_draft, Where where, const Fault& fault) {
       CHECK(fault.kind == Fault::Kind::no_memory);
     } catch (const std::runtime_error&) {
       ++thrown;
-      CHECK(
-          (fault.kind == Fault::Kind::throws_before || fault.kind == Fault::Kind::throws_half_way));
+      CHECK((fault.kind == Fault::Kind::throws_before || fault.kind == Fault::Kind::throws_half_way));
     }
   };
   is_named([&] { decoder.read_prompt(pair.prompt); });
@@ -71,8 +70,7 @@ void survives(const MakeDraft& make_draft, Where where, const Fault& fault) {
   }
   // Calls that request no logits cannot notice that they are missing.
   const bool silent = fault.kind != Fault::Kind::throws_before &&
-                      fault.kind != Fault::Kind::throws_half_way &&
-                      fault.kind != Fault::Kind::no_memory;
+                      fault.kind != Fault::Kind::throws_half_way && fault.kind != Fault::Kind::no_memory;
   const bool came = faulty.calls(fault.read) > fault.call;
   const bool prompt = fault.call < 2 && fault.read == Read::all && where == Where::target;
   CHECK(thrown == (came && !(silent && prompt) ? 1 : 0));
@@ -118,9 +116,7 @@ TEST_CASE("the small model fails at any call: alone, as an inner draft, and as a
   survives_all([](Pair& p) { return p.hierarchy(3); }, Where::small, Read::all);
   survives_all([](Pair& p) { return p.tree({text, text, 0, 1, 3}); }, Where::small, Read::all);
   survives_all(
-      [](Pair& p) {
-        return Selected<Tree>{p.target, p.cache, p.tree({text, text, 0, 2}), {4, false}};
-      },
+      [](Pair& p) { return Selected<Tree>{p.target, p.cache, p.tree({text, text, 0, 2}), {4, false}}; },
       Where::small, Read::all);
 }
 

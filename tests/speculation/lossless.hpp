@@ -43,8 +43,7 @@ struct Bench {
 /// to test.
 template <class Rule = kvpolicy::SpeculativeSampling, class MakeDraft>
 double p_of_runs(const TableModel& target, const TableModel& small,
-                 const kvpolicy::SpeculationOptions& options, MakeDraft draft,
-                 std::size_t runs = 100) {
+                 const kvpolicy::SpeculationOptions& options, MakeDraft draft, std::size_t runs = 100) {
   const std::vector<int> prompt{1, 0, 2, 1};
   RunCounts counts{target.vocabulary()};
   Bench bench{target, small};

@@ -42,8 +42,7 @@ std::vector<test::CallRecord> refreshing(const std::vector<test::CallRecord>& ca
 // read (if there are any) selects by that token for the other selected reads, and the target's pass
 // then makes the lasting selection by the same token.
 template <class D>
-void chooses_by_the_prompts_last_token(Pair& pair, Decoder<D>& decoder,
-                                       const std::vector<int>& prompt) {
+void chooses_by_the_prompts_last_token(Pair& pair, Decoder<D>& decoder, const std::vector<int>& prompt) {
   std::vector<test::CallRecord>* const outer = pair.target.records;
   std::vector<test::CallRecord> calls;
   pair.target.records = &calls;
@@ -104,15 +103,13 @@ TEST_CASE("every n tokens the verification selects, by the text's last token") {
     CAPTURE(every);
     const RefreshRule rule{.every = every, .below_acceptance = 0.0};
     Pair alone;
-    Decoder<Selected<>> self{alone.target, alone.cache, Selected<>{alone.target, alone.cache},
-                             with(rule)};
+    Decoder<Selected<>> self{alone.target, alone.cache, Selected<>{alone.target, alone.cache}, with(rule)};
     chooses_every(alone, self, every, 60);
     Pair small;
     Decoder<Small> run{small.target, small.cache, small.small_draft(), with(rule)};
     chooses_every(small, run, every, 60);
     Pair branching;
-    Decoder<Tree> tree{branching.target, branching.cache, branching.tree({text, text, 0, 1, 2}),
-                       with(rule)};
+    Decoder<Tree> tree{branching.target, branching.cache, branching.tree({text, text, 0, 1, 2}), with(rule)};
     chooses_every(branching, tree, every, 60);
   }
 }
@@ -205,8 +202,7 @@ TEST_CASE("if acceptance falls, a new selection is made, but not too soon") {
     pair.target.fresh_for = 20;
     std::vector<test::CallRecord> calls;
     pair.target.records = &calls;
-    Decoder<Selected<>> decoder{pair.target, pair.cache, Selected<>{pair.target, pair.cache},
-                                with(rule)};
+    Decoder<Selected<>> decoder{pair.target, pair.cache, Selected<>{pair.target, pair.cache}, with(rule)};
     decoder.read_prompt(pair.prompt);
     decoder.generate(1200);
     auto choices = refreshing(calls);

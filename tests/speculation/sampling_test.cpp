@@ -98,8 +98,7 @@ TEST_CASE("logits without a meaning are refused by name") {
     CHECK(throws_shape_error({-infinity, -infinity}, temperature));
     CHECK_FALSE(throws_shape_error({-infinity, 0.0F}, temperature));
   }
-  CHECK_THROWS_WITH_AS((void)sampled({1.0F, nan_value}, {}), doctest::Contains("token 1 is"),
-                       ShapeError);
+  CHECK_THROWS_WITH_AS((void)sampled({1.0F, nan_value}, {}), doctest::Contains("token 1 is"), ShapeError);
   CHECK_THROWS_WITH_AS((void)sampled({-infinity, -infinity}, {}), doctest::Contains("all 2 tokens"),
                        ShapeError);
 }
@@ -124,13 +123,10 @@ TEST_CASE("top_k: ties go to the lower token, and a k above the vocabulary means
   REQUIRE(p.outcomes().size() == 2);
   CHECK(p(0) > 0.0);
   CHECK(p(1) > p(0));
-  CHECK(sampled(logits, {.temperature = 1.0F, .top_k = 4}) ==
-        sampled(logits, {.temperature = 1.0F}));
-  CHECK(sampled(logits, {.temperature = 1.0F, .top_k = 99}) ==
-        sampled(logits, {.temperature = 1.0F}));
+  CHECK(sampled(logits, {.temperature = 1.0F, .top_k = 4}) == sampled(logits, {.temperature = 1.0F}));
+  CHECK(sampled(logits, {.temperature = 1.0F, .top_k = 99}) == sampled(logits, {.temperature = 1.0F}));
   // Banned tokens never count for k.
-  const Distribution few =
-      sampled({-infinity, 0.0F, -infinity, 0.0F}, {.temperature = 1.0F, .top_k = 3});
+  const Distribution few = sampled({-infinity, 0.0F, -infinity, 0.0F}, {.temperature = 1.0F, .top_k = 3});
   CHECK(few.outcomes().size() == 2);
 }
 
@@ -179,8 +175,7 @@ TEST_CASE("the rest of p after a token of q was refused") {
   CHECK(rest(3) == doctest::Approx(0.4).epsilon(1e-12));
   CHECK(positive_part(p, p) == p);
   CHECK(positive_part(p, Distribution{}) == p);
-  CHECK(positive_part(Distribution::certain(1), Distribution::certain(2)) ==
-        Distribution::certain(1));
+  CHECK(positive_part(Distribution::certain(1), Distribution::certain(2)) == Distribution::certain(1));
   CHECK(positive_part(p, Distribution::certain(0)) == p.without(0));
 }
 
@@ -206,8 +201,7 @@ TEST_CASE("the rule: a token of q is accepted with min(1, p / q), and the result
     const bool stays = SpeculativeSampling::accepts(p, q, guess, random);
     ++guessed[static_cast<std::size_t>(guess)];
     stayed[static_cast<std::size_t>(guess)] += stays ? 1 : 0;
-    const int token =
-        stays ? guess : SpeculativeSampling::after_refusal(p, q).draw(random.uniform());
+    const int token = stays ? guess : SpeculativeSampling::after_refusal(p, q).draw(random.uniform());
     ++came[static_cast<std::size_t>(token)];
   }
   CHECK(stayed[0] == guessed[0]);

@@ -60,8 +60,7 @@ class TableCache {
   void accept(std::span<const std::size_t> path) {
     rule(!torn_at_, "accept after a call that failed, expected truncate first");
     kvpolicy::require<kvpolicy::RollbackError>(!tree_.empty(), "TableCache: no tree to accept");
-    kvpolicy::require<kvpolicy::ShapeError>(kvpolicy::is_path(tree_, path),
-                                            "TableCache: not a path");
+    kvpolicy::require<kvpolicy::ShapeError>(kvpolicy::is_path(tree_, path), "TableCache: not a path");
     const std::size_t text = root();
     // A selection stays if the query that made it is part of the text now.
     std::size_t unmoved = 0;

@@ -138,8 +138,7 @@ class TableModel {
     return static_cast<float>(static_cast<double>((x ^ (x >> 31)) >> 11) * 0x1p-52 - 1.0);
   }
   [[nodiscard]] std::size_t row_start(int before, int own) const {
-    return (static_cast<std::size_t>(before) * vocabulary_ + static_cast<std::size_t>(own)) *
-           vocabulary_;
+    return (static_cast<std::size_t>(before) * vocabulary_ + static_cast<std::size_t>(own)) * vocabulary_;
   }
 
   std::size_t vocabulary_;

@@ -80,9 +80,8 @@ void for_each_tree(std::size_t nodes, const TreeLimits& limits, TokenTree tree, 
 // The largest expectation of any tree; -1 if there is none.
 double highest(std::size_t nodes, const TreeLimits& limits, const Shares& shares) {
   double value = -1;
-  for_each_tree(nodes, limits, {}, [&](const TokenTree& tree) {
-    value = std::max(value, oracle_accepted(tree, shares));
-  });
+  for_each_tree(nodes, limits, {},
+                [&](const TokenTree& tree) { value = std::max(value, oracle_accepted(tree, shares)); });
   return value;
 }
 
@@ -245,8 +244,7 @@ TEST_CASE("sequences, and a tree after one token") {
   CHECK(chain(0).empty());
   CHECK(chain(3) == TokenTree{std::vector<std::size_t>{TokenTree::text, 0, 1}});
   CHECK(independent_sequences(3, 2) ==
-        TokenTree{
-            std::vector<std::size_t>{TokenTree::text, TokenTree::text, TokenTree::text, 0, 1, 2}});
+        TokenTree{std::vector<std::size_t>{TokenTree::text, TokenTree::text, TokenTree::text, 0, 1, 2}});
   CHECK(independent_sequences(0, 5).empty());
   CHECK(independent_sequences(4, 0).empty());
   CHECK(levels_of(TokenTree{}) == 0);
@@ -277,8 +275,7 @@ TEST_CASE("a tree for given costs is the fastest of all") {
     const TreeLimits limits{.levels = 1 + random() % 5, .branches = 3};
     for (std::size_t nodes = 1; nodes <= 5; ++nodes) {
       for_each_tree(nodes, limits, {}, [&](const TokenTree& tree) {
-        best = std::max(
-            best, (1 + oracle_accepted(tree, shares)) / seconds(nodes, shape_of(tree).levels));
+        best = std::max(best, (1 + oracle_accepted(tree, shares)) / seconds(nodes, shape_of(tree).levels));
       });
     }
     const TreeChoice choice = best_tree_for(shares, 5, seconds, limits);
@@ -289,9 +286,7 @@ TEST_CASE("a tree for given costs is the fastest of all") {
 }
 
 TEST_CASE("if drafts do not pay off there is no tree") {
-  const auto dear = [](std::size_t nodes, std::size_t) {
-    return 1.0 + 5.0 * static_cast<double>(nodes);
-  };
+  const auto dear = [](std::size_t nodes, std::size_t) { return 1.0 + 5.0 * static_cast<double>(nodes); };
   const TreeChoice none = best_tree_for(Shares{0.5, 0.1}, 8, dear);
   CHECK(none.tree.empty());
   CHECK(none.tokens == 1.0);
@@ -310,16 +305,13 @@ TEST_CASE("errors name what is wrong") {
   CHECK_NOTHROW(static_cast<void>(best_tree(good, 2, {.levels = 1})));
   CHECK_THROWS_AS(static_cast<void>(best_tree(good, 7, {.levels = 2})), ConfigError);
   CHECK_NOTHROW(static_cast<void>(best_tree(good, 6, {.levels = 2})));
-  for (const Shares& bad :
-       {Shares{-0.1}, Shares{1.1}, Shares{0.5, not_a_number}, Shares{0.6, 0.6}}) {
+  for (const Shares& bad : {Shares{-0.1}, Shares{1.1}, Shares{0.5, not_a_number}, Shares{0.6, 0.6}}) {
     CHECK_THROWS_AS(static_cast<void>(best_tree(bad, 4)), ConfigError);
     CHECK_THROWS_AS(static_cast<void>(expected_accepted(chain(2), bad)), ConfigError);
-    CHECK_THROWS_AS(static_cast<void>(best_tree_for(bad, 4, [](auto, auto) { return 1.0; })),
-                    ConfigError);
+    CHECK_THROWS_AS(static_cast<void>(best_tree_for(bad, 4, [](auto, auto) { return 1.0; })), ConfigError);
   }
   for (const double cost : {0.0, -1.0, not_a_number, std::numeric_limits<double>::infinity()}) {
-    CHECK_THROWS_AS(static_cast<void>(best_tree_for(good, 4, [&](auto, auto) { return cost; })),
-                    ConfigError);
+    CHECK_THROWS_AS(static_cast<void>(best_tree_for(good, 4, [&](auto, auto) { return cost; })), ConfigError);
   }
   CHECK_THROWS_AS(static_cast<void>(chain(TokenTree::max_nodes + 1)), ConfigError);
   CHECK_THROWS_AS(static_cast<void>(independent_sequences(65, 64)), ConfigError);

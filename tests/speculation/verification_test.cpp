@@ -29,9 +29,7 @@ std::vector<float> sure_of(std::initializer_list<int> tokens) {
   }
   return logits;
 }
-DraftToken certain(int token, std::size_t parent) {
-  return {token, Distribution::certain(token), parent};
-}
+DraftToken certain(int token, std::size_t parent) { return {token, Distribution::certain(token), parent}; }
 Verification greedy(const DraftTokens& guesses, const std::vector<float>& logits) {
   Random random{1};
   return verify(guesses, logits, {}, random);
@@ -68,8 +66,7 @@ TEST_CASE("greedy: draft tokens are accepted while the target agrees, then its o
 
 TEST_CASE("greedy: of siblings the one that the target chooses is accepted, at every depth") {
   // 0 and 1 follow the text, 2 and 3 follow 1, 4 follows 3.
-  const DraftTokens tree{certain(0, text), certain(1, text), certain(2, 1), certain(3, 1),
-                     certain(2, 3)};
+  const DraftTokens tree{certain(0, text), certain(1, text), certain(2, 1), certain(3, 1), certain(2, 3)};
   Verification verification = greedy(tree, sure_of({1, 0, 3, 0, 2, 1}));
   CHECK(verification.path == Path{1, 3, 4});
   CHECK(verification.next == 1);
@@ -132,15 +129,13 @@ TEST_CASE("verify refuses logits of another size, and NaN where it decides") {
   CHECK(verify(guesses, logits, {}, random).next == 0);
 }
 
-TEST_CASE(
-    "a chain of draft tokens is read as a run of tokens, and rows after the path are dropped") {
+TEST_CASE("a chain of draft tokens is read as a run of tokens, and rows after the path are dropped") {
   const std::vector<int> unread{7, 8};
   const DraftTokens guesses{certain(1, text), certain(2, 0), certain(3, 1)};
   const PendingCall pending{unread, guesses};
   CHECK(pending.tokens() == 5);
   const ModelCall call = pending.call({.read = Read::selected, .refresh_selection = true});
-  CHECK(std::vector<int>(call.tokens.begin(), call.tokens.end()) ==
-        std::vector<int>{7, 8, 1, 2, 3});
+  CHECK(std::vector<int>(call.tokens.begin(), call.tokens.end()) == std::vector<int>{7, 8, 1, 2, 3});
   CHECK(call.logits == LogitsOf::all);
   CHECK(call.attend.tree == nullptr);
   CHECK(call.attend.read == Read::selected);

@@ -40,8 +40,8 @@ struct Misreports {
   Small draft;
   std::size_t made = 0;
   [[nodiscard]] std::size_t vocabulary() const { return draft.vocabulary(); }
-  void propose(std::span<const int> seen, std::size_t most, const SamplingOptions& sampling,
-               Random& random, DraftTokens& guesses) {
+  void propose(std::span<const int> seen, std::size_t most, const SamplingOptions& sampling, Random& random,
+               DraftTokens& guesses) {
     draft.propose(seen, most, sampling, random, guesses);
     for (DraftToken& guess : guesses) {
       if (++made % 5 == 0) guess.from = guess.from.without(guess.token);
@@ -107,8 +107,8 @@ TEST_CASE("texts follow the target even if a draft names tokens that its distrib
     bench.small_cache = TableCache{};
     SpeculationOptions options = fixed(3, sampling);
     options.seed = 1000 * seed;
-    Decoder<Misreports> decoder{bench.target, bench.cache,
-                                Misreports{Small{bench.small, bench.small_cache}}, options};
+    Decoder<Misreports> decoder{bench.target, bench.cache, Misreports{Small{bench.small, bench.small_cache}},
+                                options};
     decoder.read_prompt(prompt);
     while (decoder.text().size() < prompt.size() + 3 * runs + 8) {
       const std::size_t length = decoder.text().size();

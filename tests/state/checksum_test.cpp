@@ -61,9 +61,8 @@ TEST_CASE("records return the bytes, however the writes and the reads are cut") 
     std::getline(stream, rest);
     CHECK(rest == "what follows");
     std::byte more{};
-    CHECK(test::thrown<kvpolicy::FormatError>([&] {
-            reader.read({&more, 1});
-          }) == "file: ends where more must follow");
+    CHECK(test::thrown<kvpolicy::FormatError>([&] { reader.read({&more, 1}); }) ==
+          "file: ends where more must follow");
   }
 }
 
@@ -86,8 +85,8 @@ TEST_CASE("a reader notices records that are swapped or left out") {
     });
   };
   CHECK(reads(file).empty());
-  const std::string swapped = file.substr(0, 16) + file.substr(16 + whole, whole) +
-                              file.substr(16, whole) + file.substr(16 + 2 * whole);
+  const std::string swapped = file.substr(0, 16) + file.substr(16 + whole, whole) + file.substr(16, whole) +
+                              file.substr(16 + 2 * whole);
   CHECK(test::contains(reads(swapped), "file: record 1 is damaged: its checksum is "));
   CHECK(test::contains(reads(file.substr(0, 16) + file.substr(16 + whole)), "record 1 is damaged"));
   CHECK(reads(file.substr(0, 16 + whole)) == "file: is cut off before record 2");

@@ -75,8 +75,7 @@ TEST_CASE("what is no saved cache of this plan is refused, with the reason") {
   const std::string file = test::saved(test::small_cache());
   const auto plan = test::small_plan();
   CHECK(refusal(plan, file).empty());
-  CHECK(refusal(plan, "") ==
-        "saved cache: is not a saved cache: its first 8 bytes must be \"kvpcache\"");
+  CHECK(refusal(plan, "") == "saved cache: is not a saved cache: its first 8 bytes must be \"kvpcache\"");
   CHECK(refusal(plan, "{\"plan\": 1, \"heads\": []}") ==
         "saved cache: is not a saved cache: its first 8 bytes must be \"kvpcache\"");
   CHECK(refusal(plan, file.substr(0, 11)) == "saved cache: is cut off after 11 bytes");
@@ -91,9 +90,10 @@ TEST_CASE("what is no saved cache of this plan is refused, with the reason") {
   CHECK(refusal(plan, other) == "saved cache: is of version 2, must be 1");
 
   auto changed = plan;
-  changed.set(0, 6,
-              kvpolicy::ChunkRetrievalCache<kvpolicy::DenseStorage<kvpolicy::half>,
-                                            kvpolicy::MinMaxKey>::Config{.chunk = 3, .budget = 9});
+  changed.set(
+      0, 6,
+      kvpolicy::ChunkRetrievalCache<kvpolicy::DenseStorage<kvpolicy::half>, kvpolicy::MinMaxKey>::Config{
+          .chunk = 3, .budget = 9});
   CHECK(refusal(changed, file) ==
         "saved cache: KV head 6 of layer 0 is \"chunk_retrieval over dense (summary minmax)\" with "
         "other settings than in the plan, must have the same");
@@ -104,10 +104,9 @@ TEST_CASE("what is no saved cache of this plan is refused, with the reason") {
         "dense\"");
   CHECK(refusal(kvpolicy::HeadPlan<kvpolicy::bfloat16>{test::small_shape}, file) ==
         "saved cache: holds rows in \"float16\", must be bfloat16");
-  CHECK(
-      refusal(test::SmallPlan{{1, 18, 9, 64}}, file) ==
-      "saved cache: is of a model of 1 layers, 9 query heads, 9 KV heads of 64, must be 1 layers, "
-      "18 query heads, 9 KV heads of 64");
+  CHECK(refusal(test::SmallPlan{{1, 18, 9, 64}}, file) ==
+        "saved cache: is of a model of 1 layers, 9 query heads, 9 KV heads of 64, must be 1 layers, "
+        "18 query heads, 9 KV heads of 64");
 
   auto options = test::small_options();
   options.max_tokens = 10;
@@ -141,8 +140,7 @@ TEST_CASE("a tag distinguishes caches that differ only in their text") {
   CHECK(refusal(test::small_plan(), file, "model 7, prompt 3").empty());
   CHECK(refusal(test::small_plan(), file, "model 7, prompt 4") ==
         "saved cache: has the tag \"model 7, prompt 3\", must be \"model 7, prompt 4\"");
-  CHECK(refusal(test::small_plan(), file) ==
-        "saved cache: has the tag \"model 7, prompt 3\", must be \"\"");
+  CHECK(refusal(test::small_plan(), file) == "saved cache: has the tag \"model 7, prompt 3\", must be \"\"");
   const std::string long_tag(kvpolicy::max_tag_bytes, '\n');
   CHECK(refusal(test::small_plan(), test::saved(test::small_cache(), long_tag), long_tag).empty());
   CHECK(thrown<ConfigError>([&] { (void)test::saved(test::small_cache(), long_tag + "x"); }) ==
@@ -162,8 +160,7 @@ TEST_CASE("a cache cannot be saved between the layers of a step or while a tree 
   tree.add(kvpolicy::TokenTree::text);
   tree.add(kvpolicy::TokenTree::text);
   test::Chunk nodes{random, cache.plan().shape(), 2};
-  for (const std::size_t layer : {std::size_t{0}, std::size_t{1}})
-    nodes.step(cache, layer, {.tree = &tree});
+  for (const std::size_t layer : {std::size_t{0}, std::size_t{1}}) nodes.step(cache, layer, {.tree = &tree});
   CHECK(contains(thrown<kvpolicy::RollbackError>([&] { (void)test::saved(cache); }),
                  "KvCache::save: a tree of 2 nodes waits"));
 }

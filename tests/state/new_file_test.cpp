@@ -40,12 +40,10 @@ std::string content(const fs::path& path) {
 }
 
 std::size_t entries(const fs::path& folder) {
-  return static_cast<std::size_t>(
-      std::distance(fs::directory_iterator{folder}, fs::directory_iterator{}));
+  return static_cast<std::size_t>(std::distance(fs::directory_iterator{folder}, fs::directory_iterator{}));
 }
 
-void replace(const fs::path& path, std::string_view text,
-             NewFileAccess access = NewFileAccess::umask) {
+void replace(const fs::path& path, std::string_view text, NewFileAccess access = NewFileAccess::umask) {
   NewFile file{path, access};
   file.write(std::as_bytes(std::span{text}));
   file.replace();

@@ -83,8 +83,7 @@ TEST_CASE("a user's policy is saved and loaded by its own function") {
   kvpolicy::HeadPlan<float> plan{{1, 2, 2, 64}};
   plan.set(0, 1, user::EvenRows::Config{.every = 3});
   kvpolicy::KvCache<float> cache{plan, {.max_rollback = 2}};
-  for (const std::size_t tokens : {std::size_t{20}, std::size_t{1}})
-    test::small_step(cache, tokens);
+  for (const std::size_t tokens : {std::size_t{20}, std::size_t{1}}) test::small_step(cache, tokens);
   kvpolicy::KvCache<float> loaded{plan, {.max_rollback = 2}};
   test::load_bytes(loaded, test::saved(cache));
   CHECK(test::dump(loaded) == test::dump(cache));
@@ -105,11 +104,9 @@ TEST_CASE("if a policy's own check fails, the error names the head") {
   const std::size_t at = file.find(std::string("\2\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\2", 17));
   REQUIRE(at != std::string::npos);
   file[at + 16] = 5;
-  CHECK(
-      test::thrown<kvpolicy::FormatError>(
-          [&] { test::load_bytes(cache, test::with_checksums(file)); }) ==
-      "saved cache: KV head 0 of layer 0 is not as a cache saves it: must be rows at positions of "
-      "every 2, not at 5");
+  CHECK(test::thrown<kvpolicy::FormatError>([&] { test::load_bytes(cache, test::with_checksums(file)); }) ==
+        "saved cache: KV head 0 of layer 0 is not as a cache saves it: must be rows at positions of "
+        "every 2, not at 5");
 }
 
 TEST_CASE("a policy without a function to save it works in a cache, and saving is refused by name") {

@@ -87,8 +87,7 @@ TEST_CASE("loading moves full pages to slow memory, or fails there and changes n
     kvpolicy::AttendOptions selecting;
     selecting.read = kvpolicy::Read::selected;
     for (int i = 0; i < 20; ++i) {
-      CHECK(test::same_bits(test::small_step(cache, 1, selecting),
-                            test::small_step(twin, 1, selecting)));
+      CHECK(test::same_bits(test::small_step(cache, 1, selecting), test::small_step(twin, 1, selecting)));
     }
     CHECK(test::dump(cache) == test::dump(twin));
   }

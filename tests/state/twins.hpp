@@ -64,9 +64,7 @@ class Twins {
 
   Cache& untouched() { return untouched_; }
   Cache& saved_one() { return saved_; }
-  [[nodiscard]] std::size_t uncommitted() const {
-    return untouched_.tokens() - untouched_.commit_point();
-  }
+  [[nodiscard]] std::size_t uncommitted() const { return untouched_.tokens() - untouched_.commit_point(); }
 
   /// Saves one cache and replaces it by a new cache with `options` that loads the file.
   void reload(const CacheOptions& options) {

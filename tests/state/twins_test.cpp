@@ -20,8 +20,7 @@ void any_plans(std::uint64_t seed, bool other_options, std::size_t operations) {
                                 {2, 5, 3, 40, 1, 64, 0},
                                 {1, 9, 1, 90, 33, 128, 30}};
   for (const Case& one : cases) {
-    test::RandomRun run{
-        {one.layers, one.kv_heads * one.group, one.kv_heads, 64}, {}, other_options};
+    test::RandomRun run{{one.layers, one.kv_heads * one.group, one.kv_heads, 64}, {}, other_options};
     run.options.max_rollback = one.max_rollback;
     run.options.max_append = one.max_append;
     run.options.page_rows = one.page_rows;

@@ -26,16 +26,15 @@ constexpr std::size_t rows = 32;
 template <class E>
 double kept_as(float x) {
   if (std::is_same_v<E, float> || !std::isfinite(x)) return x;
-  const double step = std::abs(x) < 65536 ? (std::is_same_v<E, half> ? 32 : 256)
-                                          : (std::is_same_v<E, half> ? 64 : 512);
+  const double step =
+      std::abs(x) < 65536 ? (std::is_same_v<E, half> ? 32 : 256) : (std::is_same_v<E, half> ? 64 : 512);
   return std::nearbyint(static_cast<double>(x) / step) * step;
 }
 
 // All multiples of a quarter from 65,200 to 65,700, with both signs, and infinities and NaN.
 std::vector<float> numbers_at_the_edge() {
-  std::vector<float> numbers{
-      std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
-      -std::numeric_limits<float>::infinity(), std::numeric_limits<float>::max()};
+  std::vector<float> numbers{std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
+                             -std::numeric_limits<float>::infinity(), std::numeric_limits<float>::max()};
   for (int quarter = 4 * 65200; quarter <= 4 * 65700; ++quarter) {
     numbers.push_back(static_cast<float>(quarter) / 4);
     numbers.push_back(-static_cast<float>(quarter) / 4);
@@ -95,8 +94,7 @@ void check_edge() {
 
 }  // namespace
 
-TEST_CASE(
-    "a number is refused where its group would read NaN or beyond its step, and nowhere else") {
+TEST_CASE("a number is refused where its group would read NaN or beyond its step, and nowhere else") {
   check_edge<float, Granularity::per_token>();
   check_edge<half, Granularity::per_token>();
   check_edge<bfloat16, Granularity::per_token>();

@@ -8,8 +8,8 @@
 #include <initializer_list>
 #include <vector>
 
-#include <kvpolicy/storage/plane_store.hpp>
 #include <kvpolicy/core/row.hpp>
+#include <kvpolicy/storage/plane_store.hpp>
 #include <kvpolicy/storage/quantize.hpp>
 
 #include "support/memory.hpp"
@@ -31,7 +31,8 @@ bool is_bounded(const std::vector<float>& numbers, Encoding encoding) {
   if (!std::isfinite(scale) || !std::isfinite(zero)) return false;
   for (const float x : numbers) {
     const double back = scale * grid.encode(x, encoding) + zero;
-    const double slack = 1e-6 * std::max({std::abs(static_cast<double>(min)), std::abs(static_cast<double>(max)), scale});
+    const double slack =
+        1e-6 * std::max({std::abs(static_cast<double>(min)), std::abs(static_cast<double>(max)), scale});
     if (!(std::abs(back - static_cast<double>(x)) <= scale / 2 + slack)) return false;
   }
   return true;
@@ -50,7 +51,8 @@ TEST_CASE("rounding a number to half downwards and upwards") {
     const auto high = static_cast<float>(detail::half_at_least(x));
     wrong += low <= x && x <= high ? 0 : 1;
     // Two neighbouring halves, or the number itself twice.
-    wrong += low == high ? (x == low ? 0 : 1) : (static_cast<float>(detail::neighbour(half{low}, true)) == high ? 0 : 1);
+    wrong += low == high ? (x == low ? 0 : 1)
+                         : (static_cast<float>(detail::neighbour(half{low}, true)) == high ? 0 : 1);
   }
   CHECK(wrong == 0);
   CHECK(static_cast<float>(detail::neighbour(half{0.0F}, true)) == 0x1p-24F);
@@ -127,7 +129,8 @@ TEST_CASE("packed rows: every head dimension, width, granularity and group") {
                 block.push_back(static_cast<double>(per_token ? rows.number(r, 0, c - c % unit + i)
                                                               : rows.number(r - r % unit + i, 0, c)));
               }
-              const double off = std::abs(static_cast<double>(back[c]) - static_cast<double>(rows.number(r, 0, c)));
+              const double off =
+                  std::abs(static_cast<double>(back[c]) - static_cast<double>(rows.number(r, 0, c)));
               wrong += off <= oracle::quantization_bound(block, bits_of(encoding)) ? 0 : 1;
             }
           }
@@ -187,7 +190,9 @@ TEST_CASE("a row's grids and codes equal those computed number by number") {
       for (int round = 0; round < 50; ++round) {
         std::vector<float> row(numbers);
         for (float& x : row) {
-          x = test::below(random, 9) == 0 ? 0.0F : std::ldexp(test::normal(random), static_cast<int>(test::below(random, 12)) - 6);
+          x = test::below(random, 9) == 0
+                  ? 0.0F
+                  : std::ldexp(test::normal(random), static_cast<int>(test::below(random, 12)) - 6);
           if (test::below(random, 9) == 0) x = -0.0F;
         }
         GridRow grids;

@@ -25,10 +25,12 @@ namespace {
 
 constexpr std::size_t head_dim = 64;
 
-Segment segment_of(const Tensor<float>& keys, const Tensor<float>& values, std::size_t first, std::size_t rows) {
+Segment segment_of(const Tensor<float>& keys, const Tensor<float>& values, std::size_t first,
+                   std::size_t rows) {
   const auto plane = [&](const Tensor<float>& t) {
     const auto view = t.view();
-    return Plane{.base = reinterpret_cast<const std::byte*>(view.data), .row_stride = view.token_stride * sizeof(float),
+    return Plane{.base = reinterpret_cast<const std::byte*>(view.data),
+                 .row_stride = view.token_stride * sizeof(float),
                  .first_row = first};
   };
   return {.keys = plane(keys), .values = plane(values), .rows = rows};
@@ -60,7 +62,8 @@ std::vector<float> shown(const Storage& storage) {
 // One storage gets whole batches; the other gets the same rows after a reservation, in random pieces, while
 // no memory can be allocated. Both must end in the same state, and hold the bytes that bytes_of_rows says.
 template <class Storage>
-void reserved_pieces(const typename Storage::Config& config, std::size_t window, std::uint64_t seed, bool held = false) {
+void reserved_pieces(const typename Storage::Config& config, std::size_t window, std::uint64_t seed,
+                     bool held = false) {
   CAPTURE(window);
   CAPTURE(seed);
   Random random{seed};
@@ -98,7 +101,8 @@ void reserved_pieces(const typename Storage::Config& config, std::size_t window,
       CHECK(pieces.begin() == whole.begin());
       CHECK(test::same_bits(shown(pieces), shown(whole)));
       CHECK(pieces.bytes() == whole.bytes());
-      if (!held) CHECK(pieces.bytes() == Storage::bytes_of_rows(config, context, pieces.begin(), pieces.end()));
+      if (!held)
+        CHECK(pieces.bytes() == Storage::bytes_of_rows(config, context, pieces.begin(), pieces.end()));
       if (forks.empty()) {
         CHECK(memory.live_bytes() == pieces.bytes());
       } else {
@@ -115,7 +119,8 @@ void reserved_pieces(const typename Storage::Config& config, std::size_t window,
 
 TEST_CASE("dense: pieces of a reservation") {
   std::uint64_t seed = 0;
-  for (const std::size_t window : {std::size_t{1}, std::size_t{15}, std::size_t{16}, std::size_t{17}, std::size_t{50}, unlimited_rows}) {
+  for (const std::size_t window :
+       {std::size_t{1}, std::size_t{15}, std::size_t{16}, std::size_t{17}, std::size_t{50}, unlimited_rows}) {
     for (int i = 0; i < 6; ++i) reserved_pieces<DenseStorage<bfloat16>>({}, window, ++seed);
   }
 }
@@ -140,10 +145,12 @@ TEST_CASE("residual, per channel: pieces of a reservation") {
   for (const std::size_t group : std::initializer_list<std::size_t>{1, 4, 16}) {
     for (const std::size_t residual : std::initializer_list<std::size_t>{0, 1, 16, 30, 100}) {
       for (int i = 0; i < 3; ++i) {
-        reserved_pieces<Storage>({.bits = 2, .key_group = group, .residual = residual}, unlimited_rows, ++seed);
+        reserved_pieces<Storage>({.bits = 2, .key_group = group, .residual = residual}, unlimited_rows,
+                                 ++seed);
       }
     }
-    reserved_pieces<Storage>({.bits = 4, .key_group = group, .residual = 48, .flush = Flush::kivi}, unlimited_rows, ++seed);
+    reserved_pieces<Storage>({.bits = 4, .key_group = group, .residual = 48, .flush = Flush::kivi},
+                             unlimited_rows, ++seed);
   }
 }
 
@@ -283,6 +290,8 @@ TEST_CASE("storages refuse invalid settings") {
   PagePool pool;
   CHECK(contains(context_error({64, 16, &pool, 1}), "slow_tier is 1, must be below the pool's 1 tiers"));
   CHECK(contains(thrown<ConfigError>([] { Storage{{.bits = 5}, {64, 16}}; }), "bits is 5"));
-  CHECK(contains(thrown<ConfigError>([] { Storage{{.key_group = 65}, {64, 16}}; }), "must divide head_dim = 64"));
-  CHECK(contains(thrown<ConfigError>([] { Storage{{.residual = std::size_t{1} << 41}, {64, 16}}; }), "residual is"));
+  CHECK(contains(thrown<ConfigError>([] { Storage{{.key_group = 65}, {64, 16}}; }),
+                 "must divide head_dim = 64"));
+  CHECK(contains(thrown<ConfigError>([] { Storage{{.residual = std::size_t{1} << 41}, {64, 16}}; }),
+                 "residual is"));
 }

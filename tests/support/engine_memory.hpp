@@ -50,7 +50,9 @@ struct EngineMemory {
     std::size_t index = 0;
     switch (kind) {
       case EngineLayout::vllm_nhd: index = ((side * blocks + block) * page_rows + row_) * heads + head; break;
-      case EngineLayout::flashinfer_nhd: index = ((block * 2 + side) * page_rows + row_) * heads + head; break;
+      case EngineLayout::flashinfer_nhd:
+        index = ((block * 2 + side) * page_rows + row_) * heads + head;
+        break;
       default: index = ((block * 2 + side) * heads + head) * page_rows + row_;
     }
     return std::span{tensor}.subspan(index * head_dim, head_dim);
@@ -71,7 +73,8 @@ void check_engine_memory(EngineLayout kind, std::uint64_t seed) {
     HeadPlan<E> plan{shape, typename FullCache<Storage>::Config{}};
     for (std::size_t layer = 0; layer < 2; ++layer) {
       plan.set(layer, 1, typename SinkRecentCache<Storage>::Config{.sinks = 5, .recent = 37});
-      plan.set(layer, 2, typename HeadBudgetCache<Storage>::Config{.budget = 30, .scorer = {.observation_window = 4}});
+      plan.set(layer, 2,
+               typename HeadBudgetCache<Storage>::Config{.budget = 30, .scorer = {.observation_window = 4}});
     }
     return plan;
   };

@@ -21,8 +21,8 @@ struct Row {
 
 struct Options {
   double scale = 1.0;
-  double softcap = 0.0;               // 0: none
-  std::optional<double> sink_logit;   // for this query head
+  double softcap = 0.0;              // 0: none
+  std::optional<double> sink_logit;  // for this query head
 };
 
 struct Result {
@@ -40,8 +40,8 @@ inline double logit(const std::vector<double>& query, const std::vector<double>&
 
 /// Each row's share of the attention of one query; with a sink logit they sum to less than 1.
 inline std::vector<double> probabilities(const std::vector<double>& query,
-                                         const std::vector<const Row*>& rows,
-                                         const Options& options, double* log_sum_exp = nullptr) {
+                                         const std::vector<const Row*>& rows, const Options& options,
+                                         double* log_sum_exp = nullptr) {
   std::vector<double> weights;
   double highest = options.sink_logit.value_or(-std::numeric_limits<double>::infinity());
   for (const Row* row : rows) {
@@ -52,9 +52,8 @@ inline std::vector<double> probabilities(const std::vector<double>& query,
   for (double& weight : weights) sum += weight = std::exp(weight - highest);
   for (double& weight : weights) weight /= sum;
   if (log_sum_exp != nullptr) {
-    *log_sum_exp = rows.empty() && !options.sink_logit
-                       ? -std::numeric_limits<double>::infinity()
-                       : highest + std::log(sum);
+    *log_sum_exp = rows.empty() && !options.sink_logit ? -std::numeric_limits<double>::infinity()
+                                                       : highest + std::log(sum);
   }
   return weights;
 }

@@ -84,8 +84,8 @@ bool is_policy_of(const HeadSpec& spec) {
   using Storage = typename P::storage_type;
   bool storage = spec.bits == 0;
   if constexpr (requires { Storage::key_granularity; }) {
-    storage = spec.bits > 0 &&
-              spec.per_channel == (Storage::key_granularity == kvpolicy::Granularity::per_channel);
+    storage =
+        spec.bits > 0 && spec.per_channel == (Storage::key_granularity == kvpolicy::Granularity::per_channel);
   }
   if constexpr (requires(typename P::Config c) { c.recent; }) return storage && spec.kind == Kind::window;
   if constexpr (requires(typename P::Config c) { c.scorer; }) {
@@ -115,8 +115,7 @@ kvpolicy::HeadPlan<E> plan_of(const ModelShape& shape, const std::vector<HeadSpe
   kvpolicy::HeadPlan<E> plan{shape};
   std::size_t i = 0;
   for (std::size_t l = 0; l < shape.layers; ++l) {
-    for (std::size_t h = 0; h < shape.layer(l).kv_heads; ++h)
-      plan.set(l, h, settings_of<E>(heads[i++]));
+    for (std::size_t h = 0; h < shape.layer(l).kv_heads; ++h) plan.set(l, h, settings_of<E>(heads[i++]));
   }
   return plan;
 }

@@ -43,9 +43,7 @@ struct HeadSpec {
   // A compression may move quantised rows into the residual, with their dequantised values.
   bool returns_rows = false;
 
-  [[nodiscard]] std::size_t key_rows() const {
-    return !per_channel ? 1 : key_group == 0 ? 32 : key_group;
-  }
+  [[nodiscard]] std::size_t key_rows() const { return !per_channel ? 1 : key_group == 0 ? 32 : key_group; }
   /// Number of latest queries whose attention is needed when rows are dropped.
   [[nodiscard]] std::size_t asked() const {
     return kind != Kind::budget ? 0 : rank == Rank::snapkv ? window : rank == Rank::tova ? 1 : 0;
@@ -144,8 +142,7 @@ class HeadModel {
           const auto at = static_cast<std::ptrdiff_t>(i) + d;
           if (at < 0 || at >= static_cast<std::ptrdiff_t>(candidates)) continue;
           const double near = mean[static_cast<std::size_t>(at)];
-          pooled = spec_.average ? pooled + near / static_cast<double>(spec_.kernel)
-                                 : std::max(pooled, near);
+          pooled = spec_.average ? pooled + near / static_cast<double>(spec_.kernel) : std::max(pooled, near);
         }
         total[i] += pooled / static_cast<double>(attention.size());
       }
@@ -183,8 +180,8 @@ class HeadModel {
   /// with the highest scores; among equal scores those with more votes, then the lower positions. Differences
   /// below `slack` count as equal.
   [[nodiscard]] bool may_survive(const std::vector<std::int64_t>& survivors,
-                                 const std::vector<double>& scores,
-                                 const std::vector<double>& votes, double slack) const {
+                                 const std::vector<double>& scores, const std::vector<double>& votes,
+                                 double slack) const {
     const std::set<std::int64_t> chosen(survivors.begin(), survivors.end());
     if (chosen.size() != survivors.size() || chosen.size() != spec_.budget + spec_.window) return false;
     for (std::size_t i = scores.size(); i < kept_.size(); ++i) {
@@ -200,7 +197,8 @@ class HeadModel {
         if (votes[in] == votes[out] && kept_[in] > kept_[out]) return false;
       }
     }
-    return std::ranges::all_of(survivors, [&](std::int64_t p) { return std::ranges::binary_search(kept_, p); });
+    return std::ranges::all_of(survivors,
+                               [&](std::int64_t p) { return std::ranges::binary_search(kept_, p); });
   }
 
   void compress(const std::vector<std::int64_t>& survivors) {
@@ -235,16 +233,16 @@ class HeadModel {
   [[nodiscard]] std::int64_t selected_until() const { return selections_.back().until; }
 
   /// Whether these chunks are the best ones for queries whose sum gives the chunks these scores.
-  [[nodiscard]] bool may_select(const std::set<std::int64_t>& chosen,
-                                const std::vector<double>& scores, double slack) const {
+  [[nodiscard]] bool may_select(const std::set<std::int64_t>& chosen, const std::vector<double>& scores,
+                                double slack) const {
     const auto chunks = static_cast<std::size_t>(full_chunks());
     if (chosen.size() != std::min(chunks, spec_.budget / spec_.chunk)) return false;
     if (chunks > 0 && !chosen.contains(0)) return false;
     for (const std::int64_t in : chosen) {
       if (in < 0 || in >= full_chunks()) return false;
       for (std::int64_t out = 1; out < full_chunks() && in > 0; ++out) {
-        if (!chosen.contains(out) && scores[static_cast<std::size_t>(in)] <
-                                         scores[static_cast<std::size_t>(out)] - slack) {
+        if (!chosen.contains(out) &&
+            scores[static_cast<std::size_t>(in)] < scores[static_cast<std::size_t>(out)] - slack) {
           return false;
         }
       }
@@ -253,7 +251,8 @@ class HeadModel {
   }
   /// `tokens`: the length of the text up to and including the selecting query.
   void select(const std::set<std::int64_t>& chunks, std::size_t tokens) {
-    selections_.push_back({chunks, full_chunks() * static_cast<std::int64_t>(spec_.chunk), committed_, tokens});
+    selections_.push_back(
+        {chunks, full_chunks() * static_cast<std::int64_t>(spec_.chunk), committed_, tokens});
   }
   void truncate(std::size_t tokens) {
     while (!selections_.empty() && selections_.back().tokens > tokens) selections_.pop_back();

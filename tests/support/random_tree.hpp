@@ -27,9 +27,7 @@ inline kvpolicy::TokenTree grown(Random& random, kvpolicy::TokenTree tree, std::
   return tree;
 }
 
-inline kvpolicy::TokenTree random_tree(Random& random, std::size_t nodes) {
-  return grown(random, {}, nodes);
-}
+inline kvpolicy::TokenTree random_tree(Random& random, std::size_t nodes) { return grown(random, {}, nodes); }
 
 /// The path from the text to a node that is drawn; empty if the draw gives no node.
 inline std::vector<std::size_t> random_path(Random& random, const kvpolicy::TokenTree& tree) {

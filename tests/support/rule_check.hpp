@@ -67,7 +67,8 @@ void check_rule(const kvpolicy::HeadRule& rule, const oracle::HeadModel& model, 
   if (spec.bits > 0) {
     const auto quantized = [&](kvpolicy::ResidualRule<Int> side) {
       side.unit = std::max(side.unit, static_cast<Int>(spec.flush_rows));
-      const Int besides = committed > static_cast<Int>(spec.sinks) ? committed - static_cast<Int>(spec.sinks) : 0;
+      const Int besides =
+          committed > static_cast<Int>(spec.sinks) ? committed - static_cast<Int>(spec.sinks) : 0;
       return static_cast<std::int64_t>(side.quantized(besides));
     };
     bool agree = true;
@@ -84,7 +85,8 @@ void check_rule(const kvpolicy::HeadRule& rule, const oracle::HeadModel& model, 
   std::set<std::int64_t> read, expected;
   for (const auto& range : {part.window.sinks_among(all), part.window.recent_among(all, all.end)}) {
     for (Int row = range.begin; row < range.end; ++row) {
-      if (row < part.window.sinks || static_cast<std::int64_t>(row) > next - part.window.query_window(next + 1)) {
+      if (row < part.window.sinks ||
+          static_cast<std::int64_t>(row) > next - part.window.query_window(next + 1)) {
         read.insert(static_cast<std::int64_t>(row));
       }
     }

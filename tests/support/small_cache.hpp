@@ -35,7 +35,8 @@ inline SmallPlan small_plan() {
   window.rotary_in_cache = RotaryConfig{};
   window.storage.residual = 2;
   plan.set(0, 2, window);
-  plan.set(0, 3, HeadBudgetCache<DenseStorage<half>>::Config{.budget = 2, .scorer = {.observation_window = 2}});
+  plan.set(0, 3,
+           HeadBudgetCache<DenseStorage<half>>::Config{.budget = 2, .scorer = {.observation_window = 2}});
   HeadBudgetCache<PerTokenStorage<half>>::Config budget;
   budget.budget = 3;
   budget.scorer.observation_window = 1;
@@ -43,8 +44,7 @@ inline SmallPlan small_plan() {
   budget.storage.residual = 2;
   plan.set(0, 4, budget);
   plan.set(0, 5, HeadBudgetCache<DenseStorage<half>, KeyNormScorer>::Config{.budget = 3});
-  plan.set(0, 6,
-           ChunkRetrievalCache<DenseStorage<half>, MinMaxKey>::Config{.chunk = 3, .budget = 6});
+  plan.set(0, 6, ChunkRetrievalCache<DenseStorage<half>, MinMaxKey>::Config{.chunk = 3, .budget = 6});
   ChunkRetrievalCache<PerTokenStorage<half>>::Config retrieval;
   retrieval.chunk = 2;
   retrieval.budget = 4;
@@ -69,8 +69,7 @@ inline kvpolicy::CacheOptions small_options() {
 
 /// Adds `tokens` tokens whose numbers follow from their position; returns the attention output.
 template <class Cache>
-std::vector<float> small_step(Cache& cache, std::size_t tokens,
-                              const kvpolicy::AttendOptions& options = {}) {
+std::vector<float> small_step(Cache& cache, std::size_t tokens, const kvpolicy::AttendOptions& options = {}) {
   const std::size_t heads = cache.plan().shape().kv_heads;
   const std::size_t numbers = tokens * heads * 64;
   std::vector<float> q(numbers), k(numbers), v(numbers), out(numbers);

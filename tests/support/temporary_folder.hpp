@@ -4,8 +4,11 @@
 #pragma once
 
 #include <filesystem>
+#include <fstream>
+#include <ios>
 #include <random>
 #include <string>
+#include <string_view>
 #include <system_error>
 
 namespace kvpolicy::testing {
@@ -26,6 +29,10 @@ class TemporaryFolder {
   }
 
   [[nodiscard]] const std::filesystem::path& path() const { return path_; }
+  [[nodiscard]] std::string operator/(const std::string& name) const { return (path_ / name).string(); }
+  void write(const std::string& name, std::string_view contents) const {
+    std::ofstream(path_ / name, std::ios::binary) << contents;
+  }
 
  private:
   std::filesystem::path path_;

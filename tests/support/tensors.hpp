@@ -38,8 +38,7 @@ enum class Layout { contiguous, padded, heads_first, aligned };
 template <class T>
 class Tensor {
  public:
-  Tensor(std::size_t tokens, std::size_t heads, std::size_t head_dim,
-         Layout layout = Layout::contiguous)
+  Tensor(std::size_t tokens, std::size_t heads, std::size_t head_dim, Layout layout = Layout::contiguous)
       : tokens_{tokens}, heads_{heads}, head_dim_{head_dim} {
     switch (layout) {
       case Layout::contiguous: head_stride_ = head_dim, token_stride_ = heads * head_dim; break;
@@ -47,8 +46,8 @@ class Tensor {
       case Layout::aligned: head_stride_ = head_dim + 8, token_stride_ = heads * head_stride_ + 16; break;
       case Layout::heads_first: token_stride_ = head_dim, head_stride_ = (tokens + 1) * head_dim; break;
     }
-    const std::size_t span = tokens * heads == 0 ? 0
-                             : (tokens - 1) * token_stride_ + (heads - 1) * head_stride_ + head_dim;
+    const std::size_t span =
+        tokens * heads == 0 ? 0 : (tokens - 1) * token_stride_ + (heads - 1) * head_stride_ + head_dim;
     numbers_.assign(span + 2 * zone, T{guard});
   }
 
@@ -70,8 +69,7 @@ class Tensor {
     return numbers_[zone + token * token_stride_ + head * head_stride_ + channel];
   }
   [[nodiscard]] float number(std::size_t token, std::size_t head, std::size_t channel) const {
-    return static_cast<float>(
-        numbers_[zone + token * token_stride_ + head * head_stride_ + channel]);
+    return static_cast<float>(numbers_[zone + token * token_stride_ + head * head_stride_ + channel]);
   }
   [[nodiscard]] std::vector<float> row(std::size_t token, std::size_t head) const {
     std::vector<float> row(head_dim_);

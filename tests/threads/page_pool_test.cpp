@@ -29,8 +29,8 @@ struct Written {
 
 bool is_as_written(const PagePool& pool, const Written& written) {
   const std::span found{pool.address(written.page), pool.bytes(written.page)};
-  return std::ranges::all_of(
-      found, [&](std::byte b) { return b == static_cast<std::byte>(written.content); });
+  return std::ranges::all_of(found,
+                             [&](std::byte b) { return b == static_cast<std::byte>(written.content); });
 }
 
 }  // namespace
@@ -155,8 +155,7 @@ TEST_CASE("threads that share a pool and its pages read what was written") {
   std::thread reader{[&] {
     std::size_t largest = 0;
     while (!done.load(std::memory_order_relaxed)) {
-      largest =
-          std::max({largest, pool.live_bytes(), pool.obtained_bytes(), pool.overhead_bytes()});
+      largest = std::max({largest, pool.live_bytes(), pool.obtained_bytes(), pool.overhead_bytes()});
       std::this_thread::yield();
     }
     CHECK(largest < std::size_t{1} << 30);

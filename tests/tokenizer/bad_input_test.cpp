@@ -15,7 +15,7 @@
 #include <reference_model/tokenizer/unicode.hpp>
 
 #include "golden_texts.hpp"
-#include "model/temporary_folder.hpp"
+#include "support/temporary_folder.hpp"
 
 namespace {
 
@@ -109,34 +109,23 @@ TEST_CASE("kinds that are not implemented are refused by name") {
           "must be the first");
   refused("/pre_tokenizer", {{"type", "Metaspace"}, {"replacement", "_"}}, "must be U+2581");
   refused("/pre_tokenizer",
-          {{"type", "Split"},
-           {"pattern", {{"String", "a"}}},
-           {"behavior", "Sideways"},
-           {"invert", false}},
+          {{"type", "Split"}, {"pattern", {{"String", "a"}}}, {"behavior", "Sideways"}, {"invert", false}},
           "'Sideways'");
   refused("/pre_tokenizer",
-          {{"type", "Split"},
-           {"pattern", {{"String", ""}}},
-           {"behavior", "Isolated"},
-           {"invert", false}},
+          {{"type", "Split"}, {"pattern", {{"String", ""}}}, {"behavior", "Isolated"}, {"invert", false}},
           "pattern is empty");
-  refused("/decoder", {{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}},
-          "after Fuse");
+  refused("/decoder", {{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}}, "after Fuse");
   refused("/post_processor",
-          {{"type", "TemplateProcessing"},
-           {"single", json::array()},
-           {"special_tokens", json::object()}},
+          {{"type", "TemplateProcessing"}, {"single", json::array()}, {"special_tokens", json::object()}},
           "no Sequence");
   refused("/post_processor",
           {{"type", "TemplateProcessing"},
-           {"single",
-            {{{"SpecialToken", {{"id", "x"}, {"type_id", 0}}}}, {{"Sequence", {{"id", "A"}}}}}},
+           {"single", {{{"SpecialToken", {{"id", "x"}, {"type_id", 0}}}}, {{"Sequence", {{"id", "A"}}}}}},
            {"special_tokens", {{"x", {{"id", "x"}, {"ids", {99}}, {"tokens", {"x"}}}}}}},
           "token 99");
 }
 
-TEST_CASE("patterns that ICU refuses, and those that never end" *
-          doctest::skip(!reference::have_icu())) {
+TEST_CASE("patterns that ICU refuses, and those that never end" * doctest::skip(!reference::have_icu())) {
   const auto split = [](const char* expression) {
     return json{{"type", "Split"}, {"pattern", {{"Regex", expression}}}, {"behavior", "Isolated"}};
   };
@@ -150,16 +139,15 @@ TEST_CASE("patterns that ICU refuses, and those that never end" *
 }
 
 TEST_CASE("tokenizer.model that is none") {
-  const reference::TemporaryFolder folder;
+  const testing::TemporaryFolder folder;
   const auto good_model = io::read_text_file(goldens + "sentencepiece_bpe/tokenizer.model");
-  for (const std::string& model :
-       {std::string{"nonsense"}, good_model.substr(0, good_model.size() / 2)}) {
+  for (const std::string& model : {std::string{"nonsense"}, good_model.substr(0, good_model.size() / 2)}) {
     folder.write("tokenizer.model", model);
     if (reference::have_sentencepiece()) {
-      CHECK_THROWS_WITH_AS(static_cast<void>(Tokenizer::load(folder.path())),
+      CHECK_THROWS_WITH_AS(static_cast<void>(Tokenizer::load(folder.path().string())),
                            doctest::Contains("no SentencePiece model"), FormatError);
     } else {
-      CHECK_THROWS_WITH_AS(static_cast<void>(Tokenizer::load(folder.path())),
+      CHECK_THROWS_WITH_AS(static_cast<void>(Tokenizer::load(folder.path().string())),
                            doctest::Contains("libsentencepiece-dev"), ConfigError);
     }
   }

@@ -25,8 +25,7 @@ using reference::Tokenizer;
 using reference::TokenizerParts;
 
 /// All of ASCII as single characters, and some special tokens.
-Tokenizer small_tokenizer(const std::string& chat_template,
-                          const std::vector<std::string>& special) {
+Tokenizer small_tokenizer(const std::string& chat_template, const std::vector<std::string>& special) {
   TokenizerParts parts;
   parts.origin = "small";
   parts.chat_template = chat_template;
@@ -126,10 +125,10 @@ TEST_CASE("templates that would be written wrongly are refused") {
   };
   for (const std::string& other :
        {std::string{}, changed("message['content'] +", "message['content'] | trim +"),
-        changed("{{'", "text{{'"), changed("{{'", "\n\n{{'"),
-        changed("{% for", "{{ bos_token }}{% for"), changed("'<|im_end|>' + '\n'", "'<|im_end|>'"),
-        changed("'\n' + message", "' ' + message"), changed("endif %}", "endif"), std::string{"{{"},
-        std::string{"{{ 'open }}"}, std::string{"{{ messages }}"}}) {
+        changed("{{'", "text{{'"), changed("{{'", "\n\n{{'"), changed("{% for", "{{ bos_token }}{% for"),
+        changed("'<|im_end|>' + '\n'", "'<|im_end|>'"), changed("'\n' + message", "' ' + message"),
+        changed("endif %}", "endif"), std::string{"{{"}, std::string{"{{ 'open }}"},
+        std::string{"{{ messages }}"}}) {
     CAPTURE(other);
     CHECK_THROWS_AS(ChatTemplate{small_tokenizer(other, tokens)}, FormatError);
   }
@@ -147,8 +146,7 @@ TEST_CASE("conversations that a template does not have are refused") {
       "endif %}";
   const ChatTemplate chat{small_tokenizer(chatml, {"<|im_start|>", "<|im_end|>"})};
   const auto refused = [&](const std::vector<ChatMessage>& messages, const char* why) {
-    CHECK_THROWS_WITH_AS(static_cast<void>(chat.render(messages)), doctest::Contains(why),
-                         ConfigError);
+    CHECK_THROWS_WITH_AS(static_cast<void>(chat.render(messages)), doctest::Contains(why), ConfigError);
   };
   refused({}, "at least one message");
   refused({{"tool", "x"}}, "'tool'");

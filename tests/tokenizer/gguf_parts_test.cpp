@@ -81,8 +81,7 @@ TEST_CASE("SentencePiece's BPE of a GGUF file goes by scores") {
 
 TEST_CASE("a GGUF file that says what it is not") {
   const auto refused = [](const GgufTokenizer& gguf, const char* why) {
-    CHECK_THROWS_WITH_AS(Tokenizer{parts_of_gguf(gguf, "file.gguf")}, doctest::Contains(why),
-                         FormatError);
+    CHECK_THROWS_WITH_AS(Tokenizer{parts_of_gguf(gguf, "file.gguf")}, doctest::Contains(why), FormatError);
   };
   const auto changed = [](auto change) {
     GgufTokenizer gguf = scored();
@@ -91,8 +90,7 @@ TEST_CASE("a GGUF file that says what it is not") {
   };
   refused(changed([](auto& g) { g.model = "bert"; }), "'bert'");
   refused(changed([](auto& g) { g.scores.pop_back(); }), "699 tokenizer.ggml.scores for 700");
-  refused(changed([](auto& g) { g.token_types.pop_back(); }),
-          "699 tokenizer.ggml.token_type for 700");
+  refused(changed([](auto& g) { g.token_types.pop_back(); }), "699 tokenizer.ggml.token_type for 700");
   refused(changed([](auto& g) { g.bos = 700; }), "700");
   refused(changed([](auto& g) { g.tokens[300] = g.tokens[301]; }), "are both");
   refused(changed([](auto& g) { g.tokens[300] = "\xff"; }), "not UTF-8");

@@ -15,18 +15,17 @@
 #include <reference_model/tokenizer/utf8.hpp>
 
 #include "golden_texts.hpp"
-#include "model/temporary_folder.hpp"
+#include "support/temporary_folder.hpp"
 
 namespace {
 
 using namespace kvpolicy;
 using reference::ByteRange;
-using reference::TemporaryFolder;
 using reference::TextStream;
 using reference::Tokenizer;
+using testing::TemporaryFolder;
 
-TEST_CASE("special tokens can be added, parsed, or left as text" *
-          doctest::skip(!reference::have_icu())) {
+TEST_CASE("special tokens can be added, parsed, or left as text" * doctest::skip(!reference::have_icu())) {
   const auto tokenizer = Tokenizer::load(goldens + "llama3");
   const int bos = tokenizer.find("<|begin_of_text|>").value();
   const int end = tokenizer.find("<|eot_id|>").value();
@@ -36,8 +35,7 @@ TEST_CASE("special tokens can be added, parsed, or left as text" *
   CHECK(tokenizer.encode(text).front() == bos);
   CHECK(tokenizer.encode(text).at(2) == end);
   CHECK(tokenizer.encode(text, {.add_special = false}).size() == 3);
-  const std::vector<int> plain =
-      tokenizer.encode(text, {.add_special = false, .parse_special = false});
+  const std::vector<int> plain = tokenizer.encode(text, {.add_special = false, .parse_special = false});
   CHECK(plain.size() > 3);
   CHECK(tokenizer.decode(plain) == text);
   const std::vector<ByteRange> all{{0, text.size()}};
@@ -47,8 +45,7 @@ TEST_CASE("special tokens can be added, parsed, or left as text" *
   const std::vector<ByteRange> outside{{11, 13}};
   CHECK_THROWS_AS(static_cast<void>(tokenizer.encode(text, {.literal = outside})), ShapeError);
   CHECK(tokenizer.decode(tokenizer.encode(text)) == "ab");
-  CHECK(tokenizer.decode(tokenizer.encode(text), {.skip_special = false}) ==
-        "<|begin_of_text|>a<|eot_id|>b");
+  CHECK(tokenizer.decode(tokenizer.encode(text), {.skip_special = false}) == "<|begin_of_text|>a<|eot_id|>b");
   CHECK(tokenizer.is_end(end));
   CHECK_FALSE(tokenizer.is_end(bos));
 }
@@ -90,10 +87,8 @@ TEST_CASE("UTF-8 is repaired as Unicode recommends") {
   const std::string r = "\xEF\xBF\xBD";
   CHECK(reference::valid_utf8("\x61\xF1\x80\x80\xE1\x80\xC2\x62\x80\x63\x80\xBF\x64") ==
         "a" + r + r + r + "b" + r + "c" + r + r + "d");
-  CHECK(reference::valid_utf8("\xC0\xAF\xE0\x80\xBF\xF0\x81\x82\x41") ==
-        r + r + r + r + r + r + r + r + "A");
-  CHECK(reference::valid_utf8("\xED\xA0\x80\xED\xBF\xBF\xED\xAF\x41") ==
-        r + r + r + r + r + r + r + r + "A");
+  CHECK(reference::valid_utf8("\xC0\xAF\xE0\x80\xBF\xF0\x81\x82\x41") == r + r + r + r + r + r + r + r + "A");
+  CHECK(reference::valid_utf8("\xED\xA0\x80\xED\xBF\xBF\xED\xAF\x41") == r + r + r + r + r + r + r + r + "A");
   CHECK(reference::valid_utf8("\xF4\x91\x92\x93\xFF\x41\x80\xBF\x42") ==
         r + r + r + r + r + "A" + r + r + "B");
   CHECK(reference::valid_utf8("\xE1\x80\xE2\xF0\x91\x92\xF1\xBF\x41") == r + r + r + r + "A");
@@ -103,59 +98,55 @@ TEST_CASE("a tokenizer must fit its model") {
   const auto tokenizer = Tokenizer::bytes();
   CHECK_NOTHROW(tokenizer.require_fits(256));
   CHECK_NOTHROW(tokenizer.require_fits(256 + Tokenizer::most_padding));
-  CHECK_THROWS_WITH_AS(tokenizer.require_fits(255), doctest::Contains("only 255 rows"),
-                       FormatError);
+  CHECK_THROWS_WITH_AS(tokenizer.require_fits(255), doctest::Contains("only 255 rows"), FormatError);
   CHECK_THROWS_WITH_AS(tokenizer.require_fits(257 + Tokenizer::most_padding),
                        doctest::Contains("another model's"), FormatError);
 }
 
 TEST_CASE("a folder's other files name ends and template" * doctest::skip(!reference::have_icu())) {
-  const TemporaryFolder folder;
+  const testing::TemporaryFolder folder;
   std::filesystem::copy_file(goldens + "smollm/tokenizer.json", folder / "tokenizer.json");
-  CHECK(Tokenizer::load(folder.path()).chat_template().empty());
+  CHECK(Tokenizer::load(folder.path().string()).chat_template().empty());
   folder.write("tokenizer_config.json",
                R"({"bos_token": "<|im_start|>", "eos_token": {"content": "<|im_end|>"},
                    "chat_template": [{"name": "tool", "template": "x"}, {"name": "default", "template": "y"}]})");
   folder.write("generation_config.json", R"({"eos_token_id": [2, 5]})");
   folder.write("config.json", R"({"eos_token_id": 7, "bos_token_id": null})");
-  const auto tokenizer = Tokenizer::load(folder.path());
+  const auto tokenizer = Tokenizer::load(folder.path().string());
   CHECK(tokenizer.bos() == tokenizer.find("<|im_start|>"));
-  CHECK(std::vector<int>(tokenizer.ends().begin(), tokenizer.ends().end()) ==
-        std::vector<int>{0, 2, 5, 7});
+  CHECK(std::vector<int>(tokenizer.ends().begin(), tokenizer.ends().end()) == std::vector<int>{0, 2, 5, 7});
   CHECK(tokenizer.chat_template() == "y");
   // Texts can be encoded where the template is none; a conversation is refused, with what is there.
   for (const std::string none : {R"([{"name": "tool", "template": "x"}])", "7", R"({"a": "b"})"}) {
     folder.write("tokenizer_config.json", R"({"chat_template": )" + none + "}");
-    CHECK_THROWS_WITH_AS(reference::ChatTemplate{Tokenizer::load(folder.path())},
+    CHECK_THROWS_WITH_AS(reference::ChatTemplate{Tokenizer::load(folder.path().string())},
                          doctest::Contains("the chat template prints text"), FormatError);
   }
   folder.write("tokenizer_config.json", R"({"chat_template": null})");
-  CHECK(Tokenizer::load(folder.path()).chat_template().empty());
+  CHECK(Tokenizer::load(folder.path().string()).chat_template().empty());
   folder.write("chat_template.jinja", "z");
-  CHECK(Tokenizer::load(folder.path()).chat_template() == "z");
+  CHECK(Tokenizer::load(folder.path().string()).chat_template() == "z");
   folder.write("generation_config.json", R"({"eos_token_id": [700]})");
-  CHECK_THROWS_WITH_AS(static_cast<void>(Tokenizer::load(folder.path())),
+  CHECK_THROWS_WITH_AS(static_cast<void>(Tokenizer::load(folder.path().string())),
                        doctest::Contains("token 700"), FormatError);
 }
 
 TEST_CASE("a folder without a tokenizer is one of bytes, or refused") {
-  const TemporaryFolder folder;
-  CHECK_THROWS_WITH_AS(static_cast<void>(Tokenizer::load(folder.path())),
-                       doctest::Contains("neither tokenizer.json nor tokenizer.model"),
-                       FormatError);
+  const testing::TemporaryFolder folder;
+  CHECK_THROWS_WITH_AS(static_cast<void>(Tokenizer::load(folder.path().string())),
+                       doctest::Contains("neither tokenizer.json nor tokenizer.model"), FormatError);
   folder.write("config.json", R"({"vocab_size": 257})");
-  CHECK_FALSE(Tokenizer::is_in(folder.path()));
-  CHECK_THROWS_AS(static_cast<void>(Tokenizer::load(folder.path())), FormatError);
+  CHECK_FALSE(Tokenizer::is_in(folder.path().string()));
+  CHECK_THROWS_AS(static_cast<void>(Tokenizer::load(folder.path().string())), FormatError);
   folder.write("config.json", R"({"vocab_size": 256})");
-  CHECK(Tokenizer::is_in(folder.path()));
-  CHECK(Tokenizer::load(folder.path()).vocabulary() == 256);
+  CHECK(Tokenizer::is_in(folder.path().string()));
+  CHECK(Tokenizer::load(folder.path().string()).vocabulary() == 256);
   folder.write("config.json", R"({"vocab_size": 257})");
   folder.write("tokenizer.json", "{}");
-  CHECK(Tokenizer::is_in(folder.path()));  // a damaged one is there too
+  CHECK(Tokenizer::is_in(folder.path().string()));  // a damaged one is there too
 }
 
-TEST_CASE("a space is put in front of the beginning alone" *
-          doctest::skip(!reference::have_icu())) {
+TEST_CASE("a space is put in front of the beginning alone" * doctest::skip(!reference::have_icu())) {
   reference::TokenizerParts parts;
   parts.tokens = {"a", "\xE2\x96\x81", "X"};
   parts.pre_tokenizer.metaspace = true;
@@ -211,8 +202,7 @@ TEST_CASE("threads share one tokenizer" * doctest::skip(!reference::have_icu()))
   std::vector<std::thread> threads;
   for (int& count : wrong) {
     threads.emplace_back([&] {
-      for (std::size_t i = 0; i < texts.size(); ++i)
-        count += tokenizer.encode(texts[i]) != alone[i];
+      for (std::size_t i = 0; i < texts.size(); ++i) count += tokenizer.encode(texts[i]) != alone[i];
     });
   }
   for (std::thread& thread : threads) thread.join();

@@ -40,18 +40,18 @@ struct Dense {
   explicit Dense(const std::vector<int>& tokens) {
     const ModelShape shape = model().config().shape();
     probabilities.assign(shape.kv_head_count(), {});
-    static_cast<void>(model().forward(
-        tokens, 0,
-        [&](std::size_t layer, TensorView<const float> q, TensorView<const float> k,
-            TensorView<const float> v, TensorView<float> out) {
-          for (std::size_t query_head = 0; query_head < shape.q_heads; ++query_head) {
-            attend(layer, query_head, q, k, v, out);
-          }
-        }));
+    static_cast<void>(
+        model().forward(tokens, 0,
+                        [&](std::size_t layer, TensorView<const float> q, TensorView<const float> k,
+                            TensorView<const float> v, TensorView<float> out) {
+                          for (std::size_t query_head = 0; query_head < shape.q_heads; ++query_head) {
+                            attend(layer, query_head, q, k, v, out);
+                          }
+                        }));
   }
 
-  void attend(std::size_t layer, std::size_t query_head, TensorView<const float> q,
-              TensorView<const float> k, TensorView<const float> v, TensorView<float> out) {
+  void attend(std::size_t layer, std::size_t query_head, TensorView<const float> q, TensorView<const float> k,
+              TensorView<const float> v, TensorView<float> out) {
     const ModelShape shape = model().config().shape();
     const std::size_t group = shape.q_heads / shape.kv_heads;
     const std::size_t head = query_head / group;
@@ -86,20 +86,17 @@ struct Dense {
 
 // What each query's choice shows of each head, by a cache with the plain engine.
 std::vector<std::vector<std::set<std::size_t>>> choices(const SpeculationSetup& setup,
-                                                        const std::vector<int>& tokens,
-                                                        std::size_t read) {
+                                                        const std::vector<int>& tokens, std::size_t read) {
   KvCache<bfloat16, ScalarEngine> cache{target_plan(model().config().shape(), setup)};
   std::vector<std::vector<std::set<std::size_t>>> all;
   static_cast<void>(reference::prefill(model(), cache, std::span{tokens}.first(read), 512));
   const ModelShape shape = model().config().shape();
   for (std::size_t t = read; t < tokens.size(); ++t) {
-    static_cast<void>(reference::step(model(), cache, std::span{tokens}.subspan(t, 1),
-                                      LogitsOf::none,
+    static_cast<void>(reference::step(model(), cache, std::span{tokens}.subspan(t, 1), LogitsOf::none,
                                       {.read = Read::all, .refresh_selection = true}));
     auto& heads = all.emplace_back(shape.kv_head_count());
     for (std::size_t head = 0; head < heads.size(); ++head) {
-      const SegmentList shown =
-          cache.segments(head / shape.kv_heads, head % shape.kv_heads, Read::selected);
+      const SegmentList shown = cache.segments(head / shape.kv_heads, head % shape.kv_heads, Read::selected);
       for (const Segment& segment : shown) {
         segment.for_each_run([&](const RowRun& run) {
           for (std::size_t row = run.first; row < run.first + run.rows; ++row) {

@@ -43,24 +43,28 @@ inline reference::Llama random_byte_model(std::size_t vocabulary = 256) {
   weights.embedding = linear(32, vocabulary);
   for (std::size_t layer = 0; layer < 2; ++layer) {
     weights.layers.push_back({.attention_norm = std::vector<float>(32, 1.0F),
-                              .q = linear(32, 256), .k = linear(32, 128), .v = linear(32, 128), .o = linear(256, 32),
-                              .q_norm = {}, .k_norm = {}, .mlp_norm = std::vector<float>(32, 1.0F),
-                              .gate = linear(32, 48), .up = linear(32, 48), .down = linear(48, 32)});
+                              .q = linear(32, 256),
+                              .k = linear(32, 128),
+                              .v = linear(32, 128),
+                              .o = linear(256, 32),
+                              .q_norm = {},
+                              .k_norm = {},
+                              .mlp_norm = std::vector<float>(32, 1.0F),
+                              .gate = linear(32, 48),
+                              .up = linear(32, 48),
+                              .down = linear(48, 32)});
   }
   weights.norm.assign(32, 1.0F);
   weights.head = linear(32, vocabulary);
   return {config, weights};
 }
 
-inline TextModel random_text_model() {
-  return {random_byte_model(), reference::Tokenizer::bytes()};
-}
+inline TextModel random_text_model() { return {random_byte_model(), reference::Tokenizer::bytes()}; }
 
 // Byte-level byte-pair encoding with single digits, 700 tokens.
 inline TextModel random_word_model() {
   return {random_byte_model(700),
-          reference::Tokenizer::load(std::string{KVPOLICY_SOURCE_DIR} +
-                                     "/tests/tokenizer/goldens/smollm")};
+          reference::Tokenizer::load(std::string{KVPOLICY_SOURCE_DIR} + "/tests/tokenizer/goldens/smollm")};
 }
 
 // The same with a chat template, ChatML.

@@ -56,8 +56,8 @@ TEST_CASE("after every answer the cache holds what the template writes, in every
   REQUIRE(goldens().size() > 10);
   for (const auto& golden : goldens()) {
     const auto name = golden["name"].get<std::string>();
-    const auto family = std::ranges::find_if(
-        written, [&](const auto& known) { return name.starts_with(known.first); });
+    const auto family =
+        std::ranges::find_if(written, [&](const auto& known) { return name.starts_with(known.first); });
     REQUIRE(family != written.end());
     const TextModel model = model_with(golden["template"], golden["tokens"]);
     for (std::size_t i = 0; i < answers.size(); ++i) {

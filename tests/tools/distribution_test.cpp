@@ -17,8 +17,7 @@ std::vector<long double> slow_softmax(const std::vector<float>& logits) {
   std::vector<long double> shares;
   long double sum = 0;
   for (const float logit : logits) sum += std::exp(static_cast<long double>(logit));
-  for (const float logit : logits)
-    shares.push_back(std::exp(static_cast<long double>(logit)) / sum);
+  for (const float logit : logits) shares.push_back(std::exp(static_cast<long double>(logit)) / sum);
   return shares;
 }
 
@@ -41,8 +40,7 @@ TEST_CASE("surprise and divergence equal those of explicit probabilities") {
       const auto q = slow_softmax(guess);
       long double apart = 0;
       for (std::size_t i = 0; i < count; ++i) {
-        CHECK(surprise(truth, i) ==
-              doctest::Approx(static_cast<double>(-std::log(p[i]))).epsilon(1e-9));
+        CHECK(surprise(truth, i) == doctest::Approx(static_cast<double>(-std::log(p[i]))).epsilon(1e-9));
         apart += p[i] * std::log(p[i] / q[i]);
       }
       CHECK(divergence(truth, guess) == doctest::Approx(static_cast<double>(apart)).epsilon(1e-9));

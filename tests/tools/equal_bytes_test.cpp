@@ -33,8 +33,7 @@ double kept(const reference::Llama& model, const std::string& plan_name, std::si
   static_cast<void>(cache->prefill(text));
   if (plan.compresses) cache->compress();
   const std::vector<std::size_t> heads = cache->head_bytes();
-  const auto bytes =
-      static_cast<double>(std::accumulate(heads.begin(), heads.end(), std::size_t{0}));
+  const auto bytes = static_cast<double>(std::accumulate(heads.begin(), heads.end(), std::size_t{0}));
   return bytes / (16.0 * static_cast<double>(length) * 256.0);
 }
 
@@ -56,12 +55,10 @@ TEST_CASE("methods get the setting that fits their bytes") {
   CHECK(row_bytes(shape, 16) == 256);
   CHECK(row_bytes(shape, 4) == 80);
   CHECK(at_equal_bytes("headkv+int4", budget(0.25, 1024)) == "headkv+int4:819");
-  CHECK(at_equal_bytes("headkv:kernel=29,beta=2", budget(0.25, 1024)) ==
-        "headkv:256,kernel=29,beta=2");
+  CHECK(at_equal_bytes("headkv:kernel=29,beta=2", budget(0.25, 1024)) == "headkv:256,kernel=29,beta=2");
   // Groups of 64 take two bytes less for the scales of keys, and of values: 72 bytes.
   CHECK(at_equal_bytes("headkv+int4:group=64", budget(0.25, 1024)) == "headkv+int4:910,group=64");
-  CHECK(at_equal_bytes("duo:sinks=64,recent=1984", budget(0.52, 4096)) ==
-        "duo:1,sinks=64,recent=1984");
+  CHECK(at_equal_bytes("duo:sinks=64,recent=1984", budget(0.52, 4096)) == "duo:1,sinks=64,recent=1984");
   CHECK(at_equal_bytes("duo@a:b/c+int4", budget(0.35, 4096)) == "duo@a:b/c+int4:0");
 }
 

@@ -14,10 +14,10 @@
 
 #include <doctest/doctest.h>
 
-#include <evaluate/evaluation_table.hpp>
 #include <common/asked_question.hpp>
 #include <common/files.hpp>
 #include <common/sequence.hpp>
+#include <evaluate/evaluation_table.hpp>
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/plan/shipped_policies.hpp>
 
@@ -180,17 +180,15 @@ TEST_CASE("results depend neither on threads nor on which plans are measured tog
     set_threads(1);
     const auto one = as_jsons(measure(model, suite, config, {1, 2}, entries(model, names), plain));
     set_threads(3);
-    const auto three =
-        as_jsons(measure(model, suite, config, {1, 2}, entries(model, names), plain));
+    const auto three = as_jsons(measure(model, suite, config, {1, 2}, entries(model, names), plain));
     CHECK(file_of("c", settings, one) == file_of("c", settings, three));
     // Continued: one plan comes from a file, the others are measured now.
-    const auto first =
-        as_jsons(measure(model, suite, config, {1, 2}, entries(model, {names[2]}), plain));
+    const auto first = as_jsons(measure(model, suite, config, {1, 2}, entries(model, {names[2]}), plain));
     write_result(path, file_of("c", settings, first));
     auto known = points_of(path, settings);
     CHECK(known == first);
-    const auto rest = measure(model, suite, config, {1, 2},
-                              entries(model, {names[0], names[1], names[3]}), plain);
+    const auto rest =
+        measure(model, suite, config, {1, 2}, entries(model, {names[0], names[1], names[3]}), plain);
     for (const Point& point : rest) known.push_back(as_json(point));
     std::vector<nlohmann::ordered_json> ordered;
     for (const std::uint64_t seed : {1U, 2U}) {
@@ -225,11 +223,10 @@ TEST_CASE("plans that drop rows do so after the question, or after the text") {
   const auto model = random_text_model();
   SuiteConfig config = small();
   const auto tasks = draw_tasks(model, Suite::keys, config, 1, evaluation_text());
-  ExamPlan plan{
-      .name = "budget",
-      .plan = HeadPlan<bfloat16>{model.config().shape(),
-                                HeadBudgetCache<DenseStorage<bfloat16>>::Config{.budget = 24}},
-      .compresses = true};
+  ExamPlan plan{.name = "budget",
+                .plan = HeadPlan<bfloat16>{model.config().shape(),
+                                           HeadBudgetCache<DenseStorage<bfloat16>>::Config{.budget = 24}},
+                .compresses = true};
   CHECK(reads_prompt_in_full(plan.plan));
   const std::array<const ExamPlan*, 1> plans{&plan};
   const auto shared = perform(model, tasks[0], plans, config, true);

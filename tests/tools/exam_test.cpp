@@ -83,8 +83,7 @@ TEST_CASE("the bytes read are those of the rows that are shown") {
     return examine(model, make_exam_plan(name, shape, ""), drawn).bytes_read;
   };
   CHECK(read("full") == static_cast<double>(4 * rows * row));
-  CHECK(read("sink_recent:16,64") ==
-        doctest::Approx(4.0 * 79 * static_cast<double>(row)).epsilon(0.02));
+  CHECK(read("sink_recent:16,64") == doctest::Approx(4.0 * 79 * static_cast<double>(row)).epsilon(0.02));
   CHECK(read("quest:16,64") < read("full") / 2);
   CHECK(read("int4:32") < read("full") / 2);
 }
@@ -104,15 +103,12 @@ TEST_CASE("plans describe themselves") {
 TEST_CASE("gates and scores can come from elsewhere, and can be quantised") {
   const ModelShape shape{.layers = 4, .q_heads = 8, .kv_heads = 4, .head_dim = 64};
   const std::string weights = repository_path(shipped_model);
-  const auto plan = [&](const std::string& name) {
-    return make_exam_plan(name, shape, weights).plan;
-  };
+  const auto plan = [&](const std::string& name) { return make_exam_plan(name, shape, weights).plan; };
   CHECK(plan("duo@" + weights + "/duo:0.75") == plan("duo:0.75"));
   CHECK(plan("duo@" + weights + "/duo+int4:0.75") == plan("duo+int4:0.75"));
   CHECK(plan("duo@" + weights + "/duo") == plan("duo"));
   CHECK(plan("headkv@" + weights + "/headkv/retrieval_heads.json:64") == plan("headkv:64"));
-  CHECK(plan("headkv@" + weights + "/headkv/retrieval_heads.json+int4:64,16") ==
-        plan("headkv+int4:64,16"));
+  CHECK(plan("headkv@" + weights + "/headkv/retrieval_heads.json+int4:64,16") == plan("headkv+int4:64,16"));
   CHECK(plan("duo:0.75") != plan("duo:0.5"));
   CHECK_THROWS(static_cast<void>(plan("duo@no/such:0.5")));
   CHECK_THROWS_AS(static_cast<void>(plan("duo@" + weights + "/duo:x")), ConfigError);

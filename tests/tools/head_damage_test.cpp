@@ -36,8 +36,7 @@ const TextModel& shipped() {
 std::vector<RetrievalText> texts(std::size_t count, std::size_t questions = 2) {
   std::vector<RetrievalText> drawn;
   for (std::size_t i = 0; i < count; ++i) {
-    drawn.push_back(draw_text(identification_text(),
-                              {.length = 512, .questions = questions, .number = i}));
+    drawn.push_back(draw_text(identification_text(), {.length = 512, .questions = questions, .number = i}));
   }
   return drawn;
 }
@@ -101,8 +100,7 @@ TextLoss plain_losses(const RetrievalText& text, std::size_t end, MaskedHead mas
   for (const Question& question : text.questions) {
     const std::vector<int> tokens = shipped().encode(text.body + question.text + question.answer);
     loss.answers += plain_loss(tokens, tokens.size() - question.answer.size(), masked) *
-                    static_cast<double>(question.answer.size()) /
-                    static_cast<double>(text.questions.size());
+                    static_cast<double>(question.answer.size()) / static_cast<double>(text.questions.size());
   }
   return loss;
 }
@@ -121,8 +119,7 @@ TEST_CASE("losses under a plan are those of plain loops with a mask") {
              Window{.sinks = 8, .recent = 40});
     const TextLoss fast = loss_under(shipped(), plan, drawn, end);
     const TextLoss slow = plain_losses(
-        drawn[0], end,
-        {static_cast<std::size_t>(layer), static_cast<std::size_t>(head), 8, 40, 0});
+        drawn[0], end, {static_cast<std::size_t>(layer), static_cast<std::size_t>(head), 8, 40, 0});
     // Rows are kept in bfloat16 here and in float there.
     CHECK(std::abs(fast.answers - slow.answers) <= 0.05 * slow.answers + 0.005);
     CHECK(std::abs(fast.text - slow.text) <= 0.02 * slow.text);
@@ -138,13 +135,13 @@ TEST_CASE("losses under a plan are those of plain loops with a mask") {
 TEST_CASE("damage is how much one head's choice raises the loss, for any number of threads") {
   const ModelShape shape = shipped().config().shape();
   const auto drawn = texts(2);
-  const std::vector<HeadSettings<bfloat16>> choices{Full{}, Window{.sinks = 4, .recent = 28},
-                                          Budget{.budget = 24, .scorer = {.observation_window = 8}}};
+  const std::vector<HeadSettings<bfloat16>> choices{
+      Full{}, Window{.sinks = 4, .recent = 28}, Budget{.budget = 24, .scorer = {.observation_window = 8}}};
   double reported = 0;
   const std::size_t before = threads();
   set_threads(2);
-  const auto measured = measure_damage(
-      shipped(), choices, drawn, [&](double share) { reported = share; }, 64);
+  const auto measured =
+      measure_damage(shipped(), choices, drawn, [&](double share) { reported = share; }, 64);
   set_threads(1);
   const auto again = measure_damage(shipped(), choices, drawn, {}, 64);
   set_threads(before);
@@ -170,8 +167,7 @@ TEST_CASE("damage is how much one head's choice raises the loss, for any number 
     alone.set(head / 4, head % 4, choices[2]);
     Plan spared{shape, choices[2]};
     spared.set(head / 4, head % 4, choices[0]);
-    const double expected =
-        (rise(alone, Plan{shape}) + rise(Plan{shape, choices[2]}, spared)) / 2;
+    const double expected = (rise(alone, Plan{shape}) + rise(Plan{shape, choices[2]}, spared)) / 2;
     CHECK(measured[2].damage(head / 4, head % 4) == doctest::Approx(expected).epsilon(0.01));
   }
   CHECK(measured[2].damage(1, 0) > 0.01);

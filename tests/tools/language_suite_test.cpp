@@ -44,8 +44,7 @@ double nats_of(const TextModel& model, const ExamPlan& plan, const std::string& 
 
 }  // namespace
 
-TEST_CASE(
-    "suites in plain English have at least as many questions as requested, in so many tokens") {
+TEST_CASE("suites in plain English have at least as many questions as requested, in so many tokens") {
   const std::string plain = evaluation_text();
   for (const bool words : {false, true}) {
     const TextModel model = words ? random_word_model() : random_text_model();
@@ -79,13 +78,12 @@ TEST_CASE("texts with fewer pass keys than there are depths take the depths in t
   const Suite suite = suite_of(TaskFamily::niah_depths);
   const auto depths_of = [&](std::size_t per_text) {
     std::vector<std::vector<int>> depths;
-    for (const Task& task : draw_tasks(
-             model, suite, {.length = 4000, .questions = 8, .per_text = per_text, .depths = 4}, 1,
-             evaluation_text())) {
+    for (const Task& task :
+         draw_tasks(model, suite, {.length = 4000, .questions = 8, .per_text = per_text, .depths = 4}, 1,
+                    evaluation_text())) {
       // Each answer stands in the text once, and no other pass key does.
       std::size_t keys = 0;
-      for (std::size_t at = 0; (at = task.text.body.find("pass key of", at)) != std::string::npos;
-           ++at) {
+      for (std::size_t at = 0; (at = task.text.body.find("pass key of", at)) != std::string::npos; ++at) {
         ++keys;
       }
       CHECK(keys == task.language.size());
@@ -110,8 +108,7 @@ TEST_CASE("texts with fewer pass keys than there are depths take the depths in t
 TEST_CASE("an answer counts where it stands in the text of greedy decoding") {
   const auto model = random_text_model();
   const ExamPlan plan = make_exam_plan("full", model.config().shape(), "");
-  auto tasks =
-      draw_tasks(model, suite_of(TaskFamily::niah_depths), three_questions, 1, evaluation_text());
+  auto tasks = draw_tasks(model, suite_of(TaskFamily::niah_depths), three_questions, 1, evaluation_text());
   REQUIRE(tasks.size() == 2);
   Task& task = tasks[0];
   REQUIRE(task.language.size() == 2);
@@ -150,16 +147,15 @@ TEST_CASE("of the choices, the likeliest per byte counts") {
   const std::array<const ExamPlan*, 1> plans{&plan};
   SuiteConfig config = three_questions;
   config.questions = config.per_text = 6;
-  auto tasks =
-      draw_tasks(model, suite_of(TaskFamily::choice_capital), config, 1, evaluation_text());
+  auto tasks = draw_tasks(model, suite_of(TaskFamily::choice_capital), config, 1, evaluation_text());
   REQUIRE(tasks.size() == 1);
   std::string marks;
   for (const auto& [question, text, tokens] : tasks[0].language) {
     std::string best;
     double least = 0;
     for (const std::string& choice : question.choices) {
-      const double nats = nats_of(model, plan, tasks[0].text.body + text, choice) /
-                          static_cast<double>(choice.size());
+      const double nats =
+          nats_of(model, plan, tasks[0].text.body + text, choice) / static_cast<double>(choice.size());
       if (best.empty() || nats < least) {
         best = choice;
         least = nats;

@@ -46,8 +46,7 @@ std::size_t count_tokens(std::string_view text) {
 
 std::size_t count(const std::string& text, const std::string& part) {
   std::size_t found = 0;
-  for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1))
-    ++found;
+  for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++found;
   return found;
 }
 
@@ -108,11 +107,8 @@ TEST_CASE("a task has at most the requested tokens and at least 95 % of them") {
     const bool is_short = is_choice(family) && family != TaskFamily::choice_ending;
     for (const std::size_t length : {1021UL, 2048UL, 4099UL}) {
       for (const std::size_t overhead : {0UL, 37UL}) {
-        const LanguageTaskConfig config{.family = family,
-                                        .length = length,
-                                        .overhead = overhead,
-                                        .questions = 3,
-                                        .number = length};
+        const LanguageTaskConfig config{
+            .family = family, .length = length, .overhead = overhead, .questions = 3, .number = length};
         const LanguageTask task = draw(config);
         CAPTURE(name_of(family));
         std::size_t longest = 0;
@@ -120,8 +116,8 @@ TEST_CASE("a task has at most the requested tokens and at least 95 % of them") {
           std::size_t answer = 0;
           for (const std::string& one : question.answers) answer += count_tokens(one);
           CHECK(answer <= question.max_tokens);
-          longest = std::max(longest, count_tokens(question.text) + count_tokens(question.lead_in) +
-                                          question.max_tokens);
+          longest = std::max(
+              longest, count_tokens(question.text) + count_tokens(question.lead_in) + question.max_tokens);
         }
         const std::size_t tokens = overhead + count_tokens(task.body) + longest;
         CHECK(tokens <= length);
@@ -136,19 +132,14 @@ TEST_CASE("a task has at most the requested tokens and at least 95 % of them") {
 
 TEST_CASE("a needle stands once in the text, in a sentence about what is asked for") {
   using enum TaskFamily;
-  for (const TaskFamily family :
-       {niah_depths, niah_single_1, niah_single_2, niah_single_3, niah_multikey_1, niah_multikey_2,
-        niah_multikey_3, niah_multivalue, niah_multiquery}) {
+  for (const TaskFamily family : {niah_depths, niah_single_1, niah_single_2, niah_single_3, niah_multikey_1,
+                                  niah_multikey_2, niah_multikey_3, niah_multivalue, niah_multiquery}) {
     CAPTURE(name_of(family));
     for (std::uint64_t number = 0; number < 5; ++number) {
-      const LanguageTask task = draw({.family = family,
-                                      .length = 1500,
-                                      .questions = 3,
-                                      .depths = {0.1, 0.5},
-                                      .number = number});
+      const LanguageTask task =
+          draw({.family = family, .length = 1500, .questions = 3, .depths = {0.1, 0.5}, .number = number});
       for (const LanguageQuestion& question : task.questions) {
-        CHECK(question.answers.size() ==
-              (family == niah_multivalue || family == niah_multiquery ? 4 : 1));
+        CHECK(question.answers.size() == (family == niah_multivalue || family == niah_multiquery ? 4 : 1));
         CHECK(std::set<std::string>{question.answers.begin(), question.answers.end()}.size() ==
               question.answers.size());
         std::size_t first = task.body.size();
@@ -247,8 +238,7 @@ TEST_CASE("documents answer in one step or in two") {
       REQUIRE(task.questions.size() == 2);
       for (const LanguageQuestion& question : task.questions) {
         const bool two = family == TaskFamily::qa_2;
-        const std::string person =
-            two ? question.text.substr(37, 13) : question.text.substr(19, 13);
+        const std::string person = two ? question.text.substr(37, 13) : question.text.substr(19, 13);
         CHECK(count(task.body, person) == 1);
         const std::string town = after(task.body, person + " was born in the town of ");
         CHECK(count(task.body, town) == 2);
@@ -290,8 +280,7 @@ TEST_CASE("one of the choices is right") {
           if (family == choice_ending) CHECK(follows == (choice == question.answers.front()));
         }
       }
-      if (family == choice_ending)
-        CHECK(count(prose(), task.body + task.questions.front().text) == 1);
+      if (family == choice_ending) CHECK(count(prose(), task.body + task.questions.front().text) == 1);
     }
     // No question comes twice; two of the numbers may be the same.
     CHECK(asked.size() >= (family == choice_ending ? 4 : family == choice_larger ? 39 : 40));
@@ -337,7 +326,6 @@ TEST_CASE("what cannot be drawn is refused") {
   CHECK_THROWS_AS((void)draw_language_task(config, "", count_tokens), ConfigError);
   CHECK_THROWS_AS((void)draw_language_task({.family = TaskFamily::cwe}, "few words", count_tokens),
                   ConfigError);
-  CHECK_THROWS_AS(
-      (void)draw_language_task({.family = TaskFamily::choice_ending}, "few words", count_tokens),
-      ConfigError);
+  CHECK_THROWS_AS((void)draw_language_task({.family = TaskFamily::choice_ending}, "few words", count_tokens),
+                  ConfigError);
 }

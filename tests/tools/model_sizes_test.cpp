@@ -88,8 +88,8 @@ TEST_CASE("which layers differ") {
 TEST_CASE("a model folder says which layers have a window or no cache") {
   const kvpolicy::testing::TemporaryFolder folder;
   const auto shape = [&](const std::string& heads, const std::string& rest) {
-    std::ofstream{folder.path() / "config.json"}
-        << "{\"num_attention_heads\": " << heads << ", \"hidden_size\": 256" << rest << "}";
+    std::ofstream{folder.path() / "config.json"} << "{\"num_attention_heads\": " << heads
+                                                 << ", \"hidden_size\": 256" << rest << "}";
     return parse_shape(folder.path().string());
   };
   const auto gemma = shape("16, \"num_key_value_heads\": 8, \"head_dim\": 256, \"num_hidden_layers\": 48",
@@ -101,7 +101,8 @@ TEST_CASE("a model folder says which layers have a window or no cache") {
   CHECK(listed.layer(0).window == 128);
   CHECK(listed.layer(1) == (LayerShape{4, 4, 64, 64}));
   CHECK(listed.layer(2).kv_heads == 0);
-  const auto qwen = shape("4, \"num_hidden_layers\": 2", R"(, "sliding_window": 128, "use_sliding_window": false)");
+  const auto qwen =
+      shape("4, \"num_hidden_layers\": 2", R"(, "sliding_window": 128, "use_sliding_window": false)");
   CHECK(qwen == (ModelShape{2, 4, 4, 64}));
   const auto later = shape("4, \"num_hidden_layers\": 4",
                            R"(, "sliding_window": 9, "use_sliding_window": true, "max_window_layers": 3)");
@@ -109,25 +110,23 @@ TEST_CASE("a model folder says which layers have a window or no cache") {
   CHECK(later.layer(3).window == 9);
   CHECK(shape("4, \"num_hidden_layers\": 4", R"(, "full_attention_interval": 4)").kv_head_count() == 4);
   const auto refused = [&](const std::string& rest) {
-    return test::thrown<FormatError>(
-        [&] { static_cast<void>(shape("4, \"num_hidden_layers\": 2", rest)); });
+    return test::thrown<FormatError>([&] { static_cast<void>(shape("4, \"num_hidden_layers\": 2", rest)); });
   };
   CHECK(test::contains(refused(R"(, "kv_lora_rank": 512)"), "kv_lora_rank"));
   CHECK(test::contains(refused(R"(, "layer_types": ["full_attention"])"), "layer_types has 1 entries"));
   CHECK(test::contains(refused(R"(, "layer_types": ["full_attention", "mamba"])"), "must be full_attention"));
-  CHECK(test::contains(refused(R"(, "layer_types": ["full_attention", "sliding_attention"])"), "sliding_window is missing"));
+  CHECK(test::contains(refused(R"(, "layer_types": ["full_attention", "sliding_attention"])"),
+                       "sliding_window is missing"));
 }
 
 TEST_CASE("an unknown name is refused, and the message lists the known ones") {
-  const std::string error =
-      test::thrown<ConfigError>([] { static_cast<void>(parse_shape("gpt-5")); });
+  const std::string error = test::thrown<ConfigError>([] { static_cast<void>(parse_shape("gpt-5")); });
   CHECK(test::contains(error, "--shape gpt-5"));
   for (const char* known : {"llama-3.1-8b", "gemma-3-12b", "40 layers with a window of 1024",
                             "36 layers without a cache", "values of 512"}) {
     CHECK(test::contains(error, known));
   }
-  CHECK(
-      test::contains(test::thrown<ConfigError>([] { static_cast<void>(parse_shape("2,4,2,12")); }),
-                     "head_dim is 12, must be a multiple of 8 from 8 to 576"));
+  CHECK(test::contains(test::thrown<ConfigError>([] { static_cast<void>(parse_shape("2,4,2,12")); }),
+                       "head_dim is 12, must be a multiple of 8 from 8 to 576"));
   CHECK(parse_shape("2,4,2,8").head_dim == 8);
 }

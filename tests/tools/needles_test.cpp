@@ -48,7 +48,9 @@ TEST_CASE("a needle is at the requested depth, and is what the question asks for
         CAPTURE(reasoning);
         CAPTURE(length);
         CAPTURE(depth);
-        const auto sample = draw_needle(random_text_model(), plain, {.length = length, .depth = depth, .reasoning = reasoning, .seed = 7});
+        const auto sample =
+            draw_needle(random_text_model(), plain,
+                        {.length = length, .depth = depth, .reasoning = reasoning, .seed = 7});
         sample.check();
         const std::string prompt = text_of(sample.prompt);
         const std::string answer = text_of(sample.answer);
@@ -56,7 +58,7 @@ TEST_CASE("a needle is at the requested depth, and is what the question asks for
         CHECK(prompt.substr(sample.needle, sample.needle_tokens) == answer);
         const std::size_t question = prompt.rfind("\nWhat is the key of ");
         REQUIRE(question != std::string::npos);
-        CHECK(prompt.find(answer) == sample.needle);       // occurs once, and in the text
+        CHECK(prompt.find(answer) == sample.needle);  // occurs once, and in the text
         CHECK(sample.needle + sample.needle_tokens < question);
         const double end = static_cast<double>(sample.needle + sample.needle_tokens + 1);
         CHECK(std::abs(end / static_cast<double>(question) - depth) <= 0.05 + 1e-9);
@@ -100,7 +102,9 @@ TEST_CASE("a byte model's needles are those that its committed scores were found
   std::uint64_t hash = 0xcbf29ce484222325U;
   std::size_t needles = 0;
   for (const bool reasoning : {false, true}) {
-    const auto sample = draw_needle(random_text_model(), plain, {.length = 1024, .depth = 0.35, .reasoning = reasoning, .seed = 2, .number = 9});
+    const auto sample =
+        draw_needle(random_text_model(), plain,
+                    {.length = 1024, .depth = 0.35, .reasoning = reasoning, .seed = 2, .number = 9});
     for (const int token : sample.prompt) hash = (hash ^ static_cast<unsigned>(token)) * 0x100000001b3U;
     needles += sample.needle;
   }
@@ -118,7 +122,8 @@ TEST_CASE("a model with a tokenizer is asked for a number in prose, as near to t
         CAPTURE(reasoning);
         CAPTURE(length);
         CAPTURE(depth);
-        const NeedleConfig config{.length = length, .depth = depth, .reasoning = reasoning, .seed = 7, .number = keys.size()};
+        const NeedleConfig config{
+            .length = length, .depth = depth, .reasoning = reasoning, .seed = 7, .number = keys.size()};
         const auto sample = draw_needle(model, plain, config);
         sample.check();
         CHECK(sample.prompt.size() + sample.answer.size() <= length);
@@ -141,7 +146,8 @@ TEST_CASE("a model with a tokenizer is asked for a number in prose, as near to t
         const std::string asked = prompt.substr(question + 29);
         const std::size_t skipped = reasoning ? 13 : 0;  // "owner of the "
         const std::string thing = asked.substr(skipped, asked.find('?') - skipped);
-        CHECK(asked.ends_with((reasoning ? " The pass key of the owner of the " : " The pass key of the ") + thing + " is"));
+        CHECK(asked.ends_with((reasoning ? " The pass key of the owner of the " : " The pass key of the ") +
+                              thing + " is"));
         if (!reasoning) {
           CHECK(count(body, "The pass key of the " + thing + " is " + key + ".") == 1);
           CHECK(count(body, "The pass key of ") == 1);
@@ -163,7 +169,9 @@ TEST_CASE("a model with a tokenizer is asked for a number in prose, as near to t
     }
     CHECK(keys.size() == 6);
     const auto drawn = [&](std::uint64_t seed, std::uint64_t number) {
-      return draw_needle(model, plain, {.length = 700, .reasoning = reasoning, .seed = seed, .number = number}).prompt;
+      return draw_needle(model, plain,
+                         {.length = 700, .reasoning = reasoning, .seed = seed, .number = number})
+          .prompt;
     };
     CHECK(std::set{drawn(1, 0), drawn(1, 1), drawn(2, 0)}.size() == 3);
   }
@@ -176,9 +184,12 @@ TEST_CASE("the first number that a model says is its answer") {
   for (const TextModel& model : models) {
     const auto tokens = [&](const char* text) { return model.encode_after({}, text); };
     const auto judge = says_key(model, {.prompt = {}, .answer = tokens("The key of Bamelo is 48213.")}).judge;
-    for (const char* open : {" ", " 4821", " the same as that of"}) CHECK(judge(tokens(open)) == std::nullopt);
-    for (const char* right : {" 48213", "48213.", " that of Kitoru: 48213"}) CHECK(judge(tokens(right)) == true);
-    for (const char* wrong : {" 48214", " 4821.", " 8213", " 12345, no, 48213"}) CHECK(judge(tokens(wrong)) == false);
+    for (const char* open : {" ", " 4821", " the same as that of"})
+      CHECK(judge(tokens(open)) == std::nullopt);
+    for (const char* right : {" 48213", "48213.", " that of Kitoru: 48213"})
+      CHECK(judge(tokens(right)) == true);
+    for (const char* wrong : {" 48214", " 4821.", " 8213", " 12345, no, 48213"})
+      CHECK(judge(tokens(wrong)) == false);
     if (model.ends().empty()) continue;
     std::vector<int> ended = tokens(" 4821");
     ended.push_back(model.ends().front());

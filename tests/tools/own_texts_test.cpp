@@ -81,8 +81,8 @@ TEST_CASE("labelled texts are read as they are meant, with ranges at both ends o
   CHECK(own.texts[1].passkeys.empty());
 
   // Adjacent ranges, and a text that is labelled everywhere.
-  const LabelledTexts touching = parse_labelled_texts(
-      with(labelled, "[[3, 4], [5, 6]]", "[[0, 2], [2, 6]]"), "own.json", vocabulary);
+  const LabelledTexts touching =
+      parse_labelled_texts(with(labelled, "[[3, 4], [5, 6]]", "[[0, 2], [2, 6]]"), "own.json", vocabulary);
   CHECK(touching.texts[0].labels == std::vector<std::size_t>{0, 1, 2, 3, 4, 5});
 }
 
@@ -127,8 +127,7 @@ TEST_CASE("texts that we draw are read back from a file unchanged") {
                        {"needle", {sample.needle, sample.needle_tokens}}});
     needles_drawn.push_back(sample);
   }
-  const io::Json labelled_file = {
-      {"format", "kvpolicy labelled texts"}, {"version", 1}, {"texts", texts}};
+  const io::Json labelled_file = {{"format", "kvpolicy labelled texts"}, {"version", 1}, {"texts", texts}};
   const LabelledTexts own = parse_labelled_texts(labelled_file.dump(), "own.json", 256);
   REQUIRE(own.texts.size() == drawn.size());
   for (std::size_t i = 0; i < drawn.size(); ++i) {
@@ -141,8 +140,7 @@ TEST_CASE("texts that we draw are read back from a file unchanged") {
       CHECK(own.texts[i].passkeys[key].tokens == drawn[i].passkeys[key].tokens);
     }
   }
-  const io::Json needle_file = {
-      {"format", "kvpolicy needle samples"}, {"version", 1}, {"samples", samples}};
+  const io::Json needle_file = {{"format", "kvpolicy needle samples"}, {"version", 1}, {"samples", samples}};
   const NeedleSamples read = parse_needle_samples(needle_file.dump(), "own.json", 256);
   REQUIRE(read.samples.size() == needles_drawn.size());
   for (std::size_t i = 0; i < needles_drawn.size(); ++i) {
@@ -156,7 +154,8 @@ TEST_CASE("texts that we draw are read back from a file unchanged") {
 TEST_CASE("damaged labelled texts are refused, with position and reason") {
   refuse_labelled("labelled texts", "labeled texts", "own.json, format: is 'kvpolicy labeled");
   refuse_labelled("\"version\": 1", "\"version\": 2", "own.json, version: is 2");
-  refuse_labelled("\"texts\": [", "\"texts\": [], \"more\": [", "own.json, texts: must be an array "
+  refuse_labelled("\"texts\": [", "\"texts\": [], \"more\": [",
+                  "own.json, texts: must be an array "
                   "of at least one text, is an array of 0");
   refuse_labelled("\"version\": 1", "\"version\": 1, \"seed\": 1", "unknown key 'seed'");
   refuse_labelled("{\"tokens\": [63, 0]", "{\"label\": 1, \"tokens\": [63, 0]",
@@ -167,16 +166,17 @@ TEST_CASE("damaged labelled texts are refused, with position and reason") {
   refuse_labelled("[63, 0]", "\"63\"", "texts[1], tokens: must be an array");
 
   const char* no_token = "texts[1], tokens[1]: is ";
-  for (const char* id : {"64", "-1", "0.5", "1e300", "4294967296", "18446744073709551615", "\"0\"",
-                         "null", "[0]", "true"}) {
+  for (const char* id :
+       {"64", "-1", "0.5", "1e300", "4294967296", "18446744073709551615", "\"0\"", "null", "[0]", "true"}) {
     refuse_labelled("[63, 0]", std::string{"[63, "} + id + "]", no_token);
   }
-  refuse_labelled("[63, 0]", "[64, 0]", "texts[1], tokens[0]: is 64, must be a token of the model, "
+  refuse_labelled("[63, 0]", "[64, 0]",
+                  "texts[1], tokens[0]: is 64, must be a token of the model, "
                   "0 to 63");
 
   const char* bad_range = "texts[1], labelled[0]: is [";
-  for (const char* range : {"[0, 3]", "[1, 1]", "[2, 2]", "[2, 1]", "[2, 3]",
-                            "[1, 18446744073709551615]", "[18446744073709551615, 2]"}) {
+  for (const char* range : {"[0, 3]", "[1, 1]", "[2, 2]", "[2, 1]", "[2, 3]", "[1, 18446744073709551615]",
+                            "[18446744073709551615, 2]"}) {
     refuse_labelled("[[0, 2]]", "[" + std::string{range} + "]", bad_range);
   }
   refuse_labelled("[[0, 2]]", "[[0, 3]]", "end at most 2, the number of tokens");
@@ -196,8 +196,7 @@ TEST_CASE("damaged labelled texts are refused, with position and reason") {
   refuse_labelled("\"answer\": [4, 6]", "\"answer\": [5, 7]", "passkeys[0], answer: is [5, 7]");
   refuse_labelled("\"answer\": [4, 6]", "\"ans\": [4, 6]", "passkeys[0]: the key 'answer' is");
   refuse_labelled("\"hidden\": [1, 3]", "\"hidden\": [1, 3], \"x\": 1", "passkeys[0]: unknown key");
-  refuse_labelled("{\"hidden\": [0, 1], \"answer\": [1, 2]}", "[0, 1]",
-                  "passkeys[1]: must be an object");
+  refuse_labelled("{\"hidden\": [0, 1], \"answer\": [1, 2]}", "[0, 1]", "passkeys[1]: must be an object");
 }
 
 TEST_CASE("damaged needle samples are refused, with position and reason") {
@@ -210,7 +209,8 @@ TEST_CASE("damaged needle samples are refused, with position and reason") {
   refuse_needles("\"answer\": [0]", "\"answer\": []", "samples[1], answer: must be an array of at");
   refuse_needles("\"answer\": [0]", "\"answer\": [64]", "samples[1], answer[0]: is 64");
   refuse_needles("\"prompt\": [63]", "\"prompt\": []", "samples[1], prompt: must be an array of");
-  refuse_needles("\"prompt\": [63]", "\"prompt\": [64]", "samples[1], prompt[0]: is 64, must be a "
+  refuse_needles("\"prompt\": [63]", "\"prompt\": [64]",
+                 "samples[1], prompt[0]: is 64, must be a "
                  "token of the model, 0 to 63");
   for (const char* range : {"[0, 0]", "[1, 0]", "[0, 2]", "[1, 1]", "[2, 18446744073709551615]",
                             "[18446744073709551615, 1]", "[18446744073709551615, 2]"}) {
@@ -251,8 +251,7 @@ TEST_CASE("a file's digest distinguishes it from others, however small the diffe
   const LabelledTexts own = parse_labelled_texts(labelled, "own.json", vocabulary);
   CHECK(own.digest.size() == 16);
   CHECK(parse_labelled_texts(labelled, "other.json", vocabulary).digest == own.digest);
-  CHECK(parse_labelled_texts(with(labelled, "63", "62"), "own.json", vocabulary).digest !=
-        own.digest);
+  CHECK(parse_labelled_texts(with(labelled, "63", "62"), "own.json", vocabulary).digest != own.digest);
   const std::string digest = parse_needle_samples(needles, "own.json", vocabulary).digest;
   CHECK(digest.size() == 16);
   CHECK(parse_needle_samples(needles + " ", "own.json", vocabulary).digest != digest);

@@ -53,8 +53,7 @@ TEST_CASE("a pattern may be one folder below, like the published ones, or be nam
                        doctest::Contains("holds 2 patterns"), FormatError);
   folder.write("gates.tsv", "1\t0\n");
   CHECK_THROWS_WITH_AS(static_cast<void>(pattern_folder(folder.path / "gates.tsv")),
-                       doctest::Contains("gates.tsv: the gates of a pattern are called"),
-                       FormatError);
+                       doctest::Contains("gates.tsv: the gates of a pattern are called"), FormatError);
 }
 
 TEST_CASE("a model's shape is read from any config that has it") {
@@ -64,23 +63,18 @@ TEST_CASE("a model's shape is read from any config that has it") {
     return parse_shape(folder.path.string());
   };
   // Two configs that the reference model refuses: one with yarn, and one with its own architecture.
-  CHECK(
-      shape(
-          R"({"architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "num_attention_heads": 32,
+  CHECK(shape(
+            R"({"architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "num_attention_heads": 32,
                   "num_hidden_layers": 32, "num_key_value_heads": 8,
-                  "rope_scaling": {"type": "yarn", "factor": 4.0}})") ==
-      ModelShape{32, 32, 8, 128});
-  CHECK(
-      shape(
-          R"({"architectures": ["Qwen3ForCausalLM"], "hidden_size": 2560, "num_attention_heads": 32,
+                  "rope_scaling": {"type": "yarn", "factor": 4.0}})") == ModelShape{32, 32, 8, 128});
+  CHECK(shape(
+            R"({"architectures": ["Qwen3ForCausalLM"], "hidden_size": 2560, "num_attention_heads": 32,
                   "num_hidden_layers": 36, "num_key_value_heads": 8, "head_dim": 128})") ==
-      ModelShape{36, 32, 8, 128});
+        ModelShape{36, 32, 8, 128});
   CHECK(shape(R"({"num_hidden_layers": 32, "num_attention_heads": 32, "hidden_size": 4096,
                   "head_dim": null})") == ModelShape{32, 32, 32, 128});
-  CHECK(
-      shape(
-          R"({"text_config": {"num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 64}})") ==
-      ModelShape{2, 4, 4, 64});
+  CHECK(shape(R"({"text_config": {"num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 64}})") ==
+        ModelShape{2, 4, 4, 64});
   const auto refused = [&](const std::string& config, const std::string& why) {
     CAPTURE(config);
     CHECK_THROWS_WITH_AS(static_cast<void>(shape(config)), doctest::Contains(why.c_str()), Error);

@@ -55,8 +55,7 @@ TEST_CASE("numbers are positional, settings have names, and everything that was 
   CHECK(plan.choice("pooling", Pooling::max) == Pooling::max);
   CHECK(plan.count("kernel", 7) == 29);
   plan.refuse_others();
-  CHECK(shown_settings(plan.settings()) ==
-        "capacity 128, window 8, beta 2.0, pooling max, kernel 29");
+  CHECK(shown_settings(plan.settings()) == "capacity 128, window 8, beta 2.0, pooling max, kernel 29");
   CHECK(plan.with_numbers("64") == "headkv:64,kernel=29,beta=2");
   PlanName placed{"x:a=3,4"};
   placed.place({"b"});
@@ -81,9 +80,8 @@ TEST_CASE("a setting that is given twice, misspelt or superfluous is refused") {
         "--plan snapkv:kernel=7: snapkv has no setting 'kernel', only capacity, pooling");
   CHECK(taken("snapkv:pooling=mean") ==
         "--plan snapkv:pooling=mean: pooling is 'mean', must be one of max, average");
-  for (const char* wrong :
-       {"snapkv:", "snapkv:-1", "snapkv:1.5", "snapkv:1x", "snapkv:1,,2", "snapkv:=1",
-        "snapkv:18446744073709551616", "snapkv:1099511627777", "snapkv:capacity="}) {
+  for (const char* wrong : {"snapkv:", "snapkv:-1", "snapkv:1.5", "snapkv:1x", "snapkv:1,,2", "snapkv:=1",
+                            "snapkv:18446744073709551616", "snapkv:1099511627777", "snapkv:capacity="}) {
     CAPTURE(wrong);
     CHECK(taken(wrong) != "");
   }
@@ -95,9 +93,8 @@ TEST_CASE("a setting that is given twice, misspelt or superfluous is refused") {
 
 TEST_CASE("a library's error names the option instead of the C++ type") {
   const auto said = [](const std::string& what) {
-    return refusal([&] {
-      static_cast<void>(named_by("--plan x", [&]() -> int { throw ConfigError{what}; }));
-    });
+    return refusal(
+        [&] { static_cast<void>(named_by("--plan x", [&]() -> int { throw ConfigError{what}; })); });
   };
   CHECK(said("HeadKvBudgetConfig: capacity is 4") == "--plan x: capacity is 4");
   CHECK(said("HeadPlan::limit_window: window is 0") == "--plan x: window is 0");
@@ -107,8 +104,7 @@ TEST_CASE("a library's error names the option instead of the C++ type") {
   // A name in a message is not changed: a file may be called like a type.
   CHECK(refusal([] {
           static_cast<void>(named_by("--plan x", [] {
-            return named_by("Scores",
-                            []() -> int { throw ConfigError{"HeadScores: there are none"}; });
+            return named_by("Scores", []() -> int { throw ConfigError{"HeadScores: there are none"}; });
           }));
         }) == "--plan x: Scores: there are none");
 }

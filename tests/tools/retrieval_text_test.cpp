@@ -43,8 +43,8 @@ TEST_CASE("text, one question and its answer have the requested length") {
   const std::string plain = held_out_text();
   for (const std::size_t length : {640UL, 1024UL, 8192UL}) {
     for (const bool lead_in : {false, true}) {
-      const auto text = draw_text(
-          plain, {.length = length, .questions = 5, .lead_in = lead_in, .seed = 3, .number = 2});
+      const auto text =
+          draw_text(plain, {.length = length, .questions = 5, .lead_in = lead_in, .seed = 3, .number = 2});
       for (const Question& question : text.questions) {
         CHECK(text.body.size() + question.text.size() + question.answer.size() == length);
       }
@@ -129,8 +129,7 @@ TEST_CASE("facts are hidden at the requested depths") {
   const std::string plain = held_out_text();
   for (const std::size_t length : {1024UL, 4096UL}) {
     const std::vector<double> depths{0.0, 0.05, 0.35, 0.5, 0.95, 1.0};
-    const auto text =
-        draw_text(plain, {.length = length, .questions = 6, .seed = 4, .depths = depths});
+    const auto text = draw_text(plain, {.length = length, .questions = 6, .seed = 4, .depths = depths});
     REQUIRE(text.questions.size() == depths.size());
     CHECK(text.facts == depths.size());
     const std::string prose = without_facts(text.body);
@@ -153,8 +152,7 @@ TEST_CASE("facts are hidden at the requested depths") {
 }
 
 TEST_CASE("the other answer of a two-step question is the younger one's key") {
-  const auto text =
-      draw_text(held_out_text(), {.length = 2048, .questions = 4, .two_step = true, .seed = 7});
+  const auto text = draw_text(held_out_text(), {.length = 2048, .questions = 4, .two_step = true, .seed = 7});
   REQUIRE(text.questions.size() == 4);
   for (const Question& question : text.questions) {
     const std::string elder = question.answer.substr(11, 6);
@@ -179,11 +177,8 @@ TEST_CASE("a plain text is a slice that begins after a sentence") {
 TEST_CASE("facts about words are hidden once, and the last word answers") {
   const std::string plain = held_out_text();
   for (const bool lead_in : {false, true}) {
-    const auto text = draw_text(plain, {.length = 4096,
-                                        .questions = 32,
-                                        .kind = FactKind::words,
-                                        .lead_in = lead_in,
-                                        .seed = 4});
+    const auto text = draw_text(
+        plain, {.length = 4096, .questions = 32, .kind = FactKind::words, .lead_in = lead_in, .seed = 4});
     CHECK(text.facts == 12);
     REQUIRE(text.questions.size() == 12);
     std::set<std::string> asked;
@@ -199,7 +194,6 @@ TEST_CASE("facts about words are hidden once, and the last word answers") {
     CHECK(asked.size() == 12);
   }
   CHECK(draw_text(plain, {.length = 640, .questions = 9, .kind = FactKind::words}).facts == 5);
-  CHECK_THROWS_WITH_AS(
-      static_cast<void>(draw_text(plain, {.kind = FactKind::words, .two_step = true})),
-      doctest::Contains("about keys"), ConfigError);
+  CHECK_THROWS_WITH_AS(static_cast<void>(draw_text(plain, {.kind = FactKind::words, .two_step = true})),
+                       doctest::Contains("about keys"), ConfigError);
 }

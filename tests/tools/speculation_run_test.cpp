@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <generate/speculation_run.hpp>
 #include <common/speculative_text.hpp>
+#include <generate/speculation_run.hpp>
 
 #include <array>
 #include <cmath>
@@ -85,8 +85,8 @@ TEST_CASE("the numbers that a run reports add up") {
     CHECK(guessed == text.guessed());
     CHECK(target.judged >= target.accepted);
     CHECK(result.levels.size() == text.proposers().size());
-    const bool no_draft_cache = s.structure == Structure::plain || s.structure == Structure::self ||
-                                s.structure == Structure::ngram;
+    const bool no_draft_cache =
+        s.structure == Structure::plain || s.structure == Structure::self || s.structure == Structure::ngram;
     CHECK((text.draft_bytes() == 0) == no_draft_cache);
     CHECK(result.seconds > 0.0);
     CHECK(result.plain_seconds > 0.0);
@@ -172,8 +172,7 @@ TEST_CASE("a turn ends after its stop text, wherever steps end") {
       return said.size() >= 3 && std::ranges::equal(said.last(3), stop);
     };
     std::size_t ends = 0;  // the first position where the three tokens occur
-    while (all[ends].token != stop[0] || all[ends + 1].token != stop[1] ||
-           all[ends + 2].token != stop[2]) {
+    while (all[ends].token != stop[0] || all[ends + 1].token != stop[1] || all[ends + 2].token != stop[2]) {
       ++ends;
     }
     for (const Structure structure : {Structure::plain, Structure::self}) {
@@ -186,8 +185,8 @@ TEST_CASE("a turn ends after its stop text, wherever steps end") {
 }
 
 TEST_CASE("options that do not work are refused by name") {
-  CHECK_THROWS_WITH_AS(static_cast<void>(structure_named("tri")),
-                       doctest::Contains("triforce, self, draft"), ConfigError);
+  CHECK_THROWS_WITH_AS(static_cast<void>(structure_named("tri")), doctest::Contains("triforce, self, draft"),
+                       ConfigError);
   for (const NamedStructure& s : structures()) CHECK(structure_named(s.name) == s.structure);
   CHECK_THROWS_WITH_AS((SpeculativeText{model(), nullptr, setup_of(Structure::triforce)}),
                        doctest::Contains("triforce needs a small model"), ConfigError);

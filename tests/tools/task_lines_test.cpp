@@ -22,15 +22,15 @@ Task choice_task(const TextModel& model) {
   task.text.body = "Birds sing.";
   task.body = model.encode(task.text.body);
   const PromptForm form{model, false};
-  task.language = {form.ask(task.text.body, {.text = "\nA trout is a kind of",
-                                             .lead_in = "",
-                                             .answers = {" fish"},
-                                             .choices = {" fish", " bird"},
-                                             .max_tokens = 9}),
-                   form.ask(task.text.body, {.text = "\nWhat sings?",
-                                             .lead_in = "What sings is",
-                                             .answers = {"birds"},
-                                             .max_tokens = 12})};
+  task.language = {
+      form.ask(task.text.body, {.text = "\nA trout is a kind of",
+                                .lead_in = "",
+                                .answers = {" fish"},
+                                .choices = {" fish", " bird"},
+                                .max_tokens = 9}),
+      form.ask(
+          task.text.body,
+          {.text = "\nWhat sings?", .lead_in = "What sings is", .answers = {"birds"}, .max_tokens = 12})};
   return task;
 }
 
@@ -64,8 +64,8 @@ TEST_CASE("a task as JSON holds its texts and the tokens that this model reads")
 
 TEST_CASE("the answers of questions about facts begin what the model writes") {
   const auto model = random_text_model();
-  const auto tasks = draw_tasks(model, Suite::keys, {.length = 1500, .questions = 2, .per_text = 2},
-                                1, evaluation_text());
+  const auto tasks =
+      draw_tasks(model, Suite::keys, {.length = 1500, .questions = 2, .per_text = 2}, 1, evaluation_text());
   const auto json = task_as_json(model, {Suite::keys, 1500, 1, 0}, tasks.at(0));
   REQUIRE(json["questions"].size() == 2);
   for (std::size_t i = 0; i < 2; ++i) {

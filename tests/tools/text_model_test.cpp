@@ -12,9 +12,9 @@
 #include <common/asked_question.hpp>
 #include <common/context_limit.hpp>
 #include <common/exam.hpp>
-#include <identify/head_damage.hpp>
-#include <generate/new_text.hpp>
 #include <common/terminal.hpp>
+#include <generate/new_text.hpp>
+#include <identify/head_damage.hpp>
 #include <identify/needles.hpp>
 #include <identify/passkey_text.hpp>
 #include <kvpolicy/core/error.hpp>
@@ -46,8 +46,8 @@ TEST_CASE("a text model refuses the tokenizer of another model") {
 TEST_CASE("without a tokenizer, tokens are numbers and texts are refused") {
   const auto model = TextModel::load(std::string{KVPOLICY_SOURCE_DIR} + "/tests/model/goldens/gqa2_d80");
   CHECK(model.decode(std::array{1, 63, 2}) == "1 63 2 ");
-  CHECK_THROWS_WITH_AS(static_cast<void>(model.encode("x")),
-                       doctest::Contains("vocabulary of 64"), ConfigError);
+  CHECK_THROWS_WITH_AS(static_cast<void>(model.encode("x")), doctest::Contains("vocabulary of 64"),
+                       ConfigError);
 }
 
 TEST_CASE("what goes on after a text is encoded as both together") {
@@ -115,8 +115,8 @@ TEST_CASE("a terminal gets no control characters") {
 TEST_CASE("a question and its answer are tokens of one text") {
   for (const TextModel& model : models()) {
     for (const bool lead_in : {false, true}) {
-      RetrievalText text = draw_text_in_tokens(model, evaluation_text(), 700,
-                                               {.questions = 3, .lead_in = lead_in});
+      RetrievalText text =
+          draw_text_in_tokens(model, evaluation_text(), 700, {.questions = 3, .lead_in = lead_in});
       const EncodedText encoded{model, text};
       std::size_t longest = 0;
       for (std::size_t i = 0; i < text.questions.size(); ++i) {
@@ -167,8 +167,8 @@ TEST_CASE("to a model that reads bytes, texts of so many tokens are texts of so 
 
 TEST_CASE("the other name's answer is marked") {
   for (const TextModel& model : models()) {
-    const RetrievalText text = draw_text_in_tokens(model, evaluation_text(), 900,
-                                                   {.questions = 1, .two_step = true});
+    const RetrievalText text =
+        draw_text_in_tokens(model, evaluation_text(), 900, {.questions = 1, .two_step = true});
     Question swapped = text.questions[0];
     std::swap(swapped.answer, swapped.other);
     const AskedQuestion asked{model, text.body, text.questions[0]};
@@ -215,8 +215,7 @@ TEST_CASE("a prompt beyond the context is refused with what would fit") {
   CHECK_NOTHROW(limit.check(config, 1'000'000));  // the model does not say
   config.max_positions = 8192;
   CHECK_NOTHROW(limit.check(config, 8192));
-  CHECK_THROWS_WITH_AS(limit.check(config, 9000),
-                       doctest::Contains("shorten it by 808 tokens"), ConfigError);
+  CHECK_THROWS_WITH_AS(limit.check(config, 9000), doctest::Contains("shorten it by 808 tokens"), ConfigError);
   limit.beyond = true;
   CHECK_NOTHROW(limit.check(config, 9000));
 }

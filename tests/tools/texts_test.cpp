@@ -15,8 +15,7 @@ using namespace kvpolicy::tools;
 TEST_CASE("the parts of a text share no byte and begin where a sentence or a line does") {
   for (const std::string_view name : text_names) {
     CAPTURE(name);
-    if (name != "kjv" &&
-        !std::filesystem::exists(repository_path("texts/" + std::string{name} + ".txt"))) {
+    if (name != "kjv" && !std::filesystem::exists(repository_path("texts/" + std::string{name} + ".txt"))) {
       MESSAGE(name << " is not tested: ./scripts/fetch-texts brings it");
       continue;
     }

@@ -53,17 +53,15 @@ TEST_CASE("--plan: a number of rows per head, ranked by the scorer that the name
   CHECK(same("adakv:64", HeadBudgetCache<Dense>::Config{.budget = 56, .adaptive_in_layer = true}));
   CHECK(same("tova:64", HeadBudgetCache<Dense, TovaScorer>::Config{
                             .budget = 64, .compress_every = 1, .after_first_compress = true}));
-  CHECK(same("h2o:65", HeadBudgetCache<Dense, H2oScorer>::Config{.budget = 33,
-                                                                 .compress_every = 1,
-                                                                 .after_first_compress = true,
-                                                                 .scorer = {.recent = 32}}));
+  CHECK(same("h2o:65",
+             HeadBudgetCache<Dense, H2oScorer>::Config{
+                 .budget = 33, .compress_every = 1, .after_first_compress = true, .scorer = {.recent = 32}}));
   CHECK(same("keynorm:64", HeadBudgetCache<Dense, KeyNormScorer>::Config{.budget = 64}));
   const auto quantized = plan_named("adakv+int4:64");
   using Codes = HeadBudgetCache<PerTokenStorage<float>>;
   CHECK(quantized.at(1, 1).get<Codes>().storage.bits == 4);
   CHECK(quantized.at(1, 1).get<Codes>().adaptive_in_layer);
-  CHECK(refusal("snapkv:7")
-            .find("a capacity of 7 rows, must be at least 1 and at least the 8 latest") !=
+  CHECK(refusal("snapkv:7").find("a capacity of 7 rows, must be at least 1 and at least the 8 latest") !=
         std::string::npos);
   CHECK(refusal("tova:0").find("a capacity of 0 rows") != std::string::npos);
   CHECK(refusal("tova+int4:9").find("tova cannot be combined with int4") != std::string::npos);
@@ -79,8 +77,8 @@ TEST_CASE("a pattern's view says how many heads tie at the cut") {
     PlanArguments arguments;
     arguments.plan = "duo@" + pattern + rest;
     io::OrderedJson settings;
-    (void)make_plan<float>(arguments, {.layers = 3, .q_heads = 2, .kv_heads = 2, .head_dim = 64},
-                           {}, &settings);
+    (void)make_plan<float>(arguments, {.layers = 3, .q_heads = 2, .kv_heads = 2, .head_dim = 64}, {},
+                           &settings);
     return tie_text(settings);
   };
   CHECK(text(":0.5").starts_with("the cut falls into a tie of 4 heads, 3 of which keep"));
@@ -93,9 +91,8 @@ TEST_CASE("a pattern's view says how many heads tie at the cut") {
 TEST_CASE("--plan: a name is one plan, in every tool, with the published settings") {
   const ModelShape own{.layers = 4, .q_heads = 8, .kv_heads = 4, .head_dim = 64};
   const std::string weights = repository_path(shipped_model);
-  for (const std::string name :
-       {"headkv:128", "snapkv:128", "adakv:64", "pyramid:64", "headkv+int4:32", "duo:0.5", "kivi2",
-        "headkv:128,kernel=29,beta=2"}) {
+  for (const std::string name : {"headkv:128", "snapkv:128", "adakv:64", "pyramid:64", "headkv+int4:32",
+                                 "duo:0.5", "kivi2", "headkv:128,kernel=29,beta=2"}) {
     CAPTURE(name);
     PlanArguments arguments;
     arguments.plan = name;
@@ -110,10 +107,10 @@ TEST_CASE("--plan: a name is one plan, in every tool, with the published setting
   const auto scorer = published.plan.at(1, 0).get<Budget>().scorer;
   CHECK(scorer.kernel == 7);
   CHECK(scorer.observation_window == 8);
-  CHECK(published.settings.dump() ==
-        R"({"capacity":128,"window":8,"beta":1.005,"score_power":1.0,"keep_short_prompts":true,"pooling":"max","kernel":7})");
-  const ExamPlan tuned =
-      make_exam_plan("headkv:128,kernel=29,beta=2,pooling=average", own, weights);
+  CHECK(
+      published.settings.dump() ==
+      R"({"capacity":128,"window":8,"beta":1.005,"score_power":1.0,"keep_short_prompts":true,"pooling":"max","kernel":7})");
+  const ExamPlan tuned = make_exam_plan("headkv:128,kernel=29,beta=2,pooling=average", own, weights);
   CHECK(tuned.plan.at(1, 0).get<Budget>().scorer ==
         SnapKvScorer::Config{.observation_window = 8, .pooling = Pooling::average, .kernel = 29});
   // beta = 2 leaves a head with score 0 half of an equal share; 1.005 leaves it almost nothing.
@@ -121,8 +118,7 @@ TEST_CASE("--plan: a name is one plan, in every tool, with the published setting
   std::size_t least_published = 128;
   for (std::size_t i = 0; i < 16; ++i) {
     least = std::min(least, tuned.plan.at(i / 4, i % 4).get<Budget>().budget);
-    least_published =
-        std::min(least_published, published.plan.at(i / 4, i % 4).get<Budget>().budget);
+    least_published = std::min(least_published, published.plan.at(i / 4, i % 4).get<Budget>().budget);
   }
   CHECK(least >= 60);
   CHECK(least_published < 10);
@@ -143,13 +139,11 @@ TEST_CASE("--plan: the name can contain settings of storages, windows and rules"
   CHECK(kivi("kivi2:32,flush=steady").flush == Flush::steady);
   CHECK(kivi("kivi2:32,flush=steady").residual == 32);
   CHECK(kivi("kivi4:64,group=64").key_group == 64);
-  const auto int4 =
-      plan_named("int4:128,group=64").at(0, 0).get<QuantizedResidualCache<float>>();
+  const auto int4 = plan_named("int4:128,group=64").at(0, 0).get<QuantizedResidualCache<float>>();
   CHECK(int4.storage.key_group == 64);
   CHECK(int4.storage.value_group == 64);
   CHECK(int4.storage.residual == 128);
-  const auto chunk =
-      plan_named("sink_recent:4,8,mask=chunk").at(0, 0).get<SinkRecentCache<Dense>>();
+  const auto chunk = plan_named("sink_recent:4,8,mask=chunk").at(0, 0).get<SinkRecentCache<Dense>>();
   CHECK(chunk.mask == Mask::prefill_chunk);
   CHECK(plan_named("adakv:64,safeguard=0.5") != plan_named("adakv:64"));
   CHECK(plan_named("pyramid:64,beta=10") != plan_named("pyramid:64"));
@@ -174,11 +168,9 @@ TEST_CASE("--plan: errors name the plan, the file and what would fit, and no C++
   const std::string weights = repository_path(shipped_model);
   CHECK(refusal("snapkv:64,kernel=8") ==
         "--plan snapkv:64,kernel=8: kernel is 8, must be odd and at most 1048576");
-  CHECK(refusal("int4:128,group=7")
-            .starts_with("--plan int4:128,group=7: key_group is 7, must divide"));
+  CHECK(refusal("int4:128,group=7").starts_with("--plan int4:128,group=7: key_group is 7, must divide"));
   CHECK(refusal("kivi2:33,flush=kivi").find("kivi's flush needs a residual") != std::string::npos);
-  CHECK(refusal("duo:0.5").find("give the model, or the gates, as duo@FOLDER does") !=
-        std::string::npos);
+  CHECK(refusal("duo:0.5").find("give the model, or the gates, as duo@FOLDER does") != std::string::npos);
   CHECK(refusal("duo@" + weights + "/duo:1.7").find("the sparsity is 1.7") != std::string::npos);
   CHECK(refusal("duo@" + weights + "/duo:-3").find("the sparsity is -3") != std::string::npos);
   const std::string scores = weights + "/headkv/retrieval_heads.json";

@@ -48,8 +48,8 @@ Plan mixed_plan() {
 Recording recording_of(std::string_view text, const Plan& plan, float least_attention = 0.0005F) {
   std::vector<int> tokens;
   for (const char c : text) tokens.push_back(static_cast<unsigned char>(c));
-  Recording made = record(model(), plan, tokens,
-                          {.prompt_steps = 12, .most_new = 5, .least_attention = least_attention});
+  Recording made =
+      record(model(), plan, tokens, {.prompt_steps = 12, .most_new = 5, .least_attention = least_attention});
   made.model = "random";
   made.plan = "mixed";
   return made;
@@ -75,8 +75,7 @@ nlohmann::json data_of(const std::string& html) {
 }
 
 std::vector<std::uint8_t> decoded(const std::string& base64) {
-  const std::string_view letters =
-      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  const std::string_view letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
   REQUIRE(base64.size() % 4 == 0);
   std::vector<std::uint8_t> bytes;
   std::uint32_t bits = 0;
@@ -233,8 +232,8 @@ TEST_CASE("a page loads nothing from elsewhere") {
   const std::string html = write_page(recording_of("abc", Plan{model().config().shape()})).html;
   // Names of namespaces are not addresses that are loaded.
   CHECK(count(html, "://") == count(html, "'http://www.w3.org/2000/svg'"));
-  for (const std::string_view part : {" src=", "<link", "@import", "url(", "fetch(", "innerHTML",
-                                      "eval(", "document.write", "/*page.", "<!--recording"}) {
+  for (const std::string_view part : {" src=", "<link", "@import", "url(", "fetch(", "innerHTML", "eval(",
+                                      "document.write", "/*page.", "<!--recording"}) {
     CAPTURE(part);
     CHECK(count(html, part) == 0);
   }

@@ -78,8 +78,7 @@ void for_each_step(const Recording& recording, Check check) {
       CAPTURE(step);
       CAPTURE(head);
       const Step& own = recording.steps[step];
-      const Rows before =
-          step == 0 ? Rows{} : rows_of_runs(recording.steps[step - 1].heads[head].kept);
+      const Rows before = step == 0 ? Rows{} : rows_of_runs(recording.steps[step - 1].heads[head].kept);
       check(own, own.heads[head], before);
     }
   }
@@ -119,9 +118,9 @@ std::vector<double> attention_over(const FirstLayer& layer, std::size_t head, st
   const ModelShape shape = model().config().shape();
   std::vector<double> mean(read.size());
   for (std::size_t member = 0; member < shape.queries_per_kv(); ++member) {
-    const float* query = layer.queries.data() +
-                         ((tokens - 1) * shape.q_heads + head * shape.queries_per_kv() + member) *
-                             shape.head_dim;
+    const float* query =
+        layer.queries.data() +
+        ((tokens - 1) * shape.q_heads + head * shape.queries_per_kv() + member) * shape.head_dim;
     std::vector<double> weights;
     for (const std::size_t row : read) {
       const float* key = layer.keys.data() + (row * shape.kv_heads + head) * shape.head_dim;
@@ -206,8 +205,7 @@ TEST_CASE("a full head keeps and reads every row") {
 }
 
 TEST_CASE("a window reads what it keeps: sinks and the latest rows, including the query's own") {
-  const Recording recording =
-      record_all(SinkRecentCache<Dense>::Config{.sinks = 4, .recent = 20});
+  const Recording recording = record_all(SinkRecentCache<Dense>::Config{.sinks = 4, .recent = 20});
   for_each_step(recording, [](const Step& step, const HeadStep& head, const Rows&) {
     Rows expected;
     for (std::size_t row = 0; row < step.tokens; ++row) {
@@ -236,8 +234,7 @@ TEST_CASE("quantised rows: the latest are exact, all are read, at fewer bytes") 
     // the cache. A row in 4 bits has 32 bytes per side, and 2 groups with a scale and a zero of 2 bytes
     // each.
     const std::size_t found_coarse = before.size() - std::min<std::size_t>(before.size(), 32);
-    CHECK(head.bytes_read == found_coarse * 2 * (32 + 2 * 4) +
-                                 (before.size() - found_coarse) * 2 * 64 * 2);
+    CHECK(head.bytes_read == found_coarse * 2 * (32 + 2 * 4) + (before.size() - found_coarse) * 2 * 64 * 2);
   });
 }
 
@@ -284,8 +281,7 @@ TEST_CASE("a head that compresses at each token reads the row that it then drops
 }
 
 TEST_CASE("a head that selects keeps everything, and reads whole chunks and the rows after them") {
-  const Recording recording =
-      record_all(ChunkRetrievalCache<Dense>::Config{.chunk = 8, .budget = 32});
+  const Recording recording = record_all(ChunkRetrievalCache<Dense>::Config{.chunk = 8, .budget = 32});
   for_each_step(recording, [](const Step& step, const HeadStep& head, const Rows& before) {
     CHECK(rows_of_runs(head.kept) == all_rows(step.tokens));
     const Rows read = rows_of_runs(head.read);
@@ -325,6 +321,5 @@ TEST_CASE("a recording leaves out small shares of attention, and ends as request
   CHECK(shorter.tokens.size() > prompt_tokens);
   CHECK(shorter.steps.back().tokens == shorter.tokens.size());
   CHECK_THROWS_AS(static_cast<void>(record(model(), plan, {}, settings)), ShapeError);
-  CHECK_THROWS_AS(static_cast<void>(record(model(), plan, prompt(), {.prompt_steps = 0})),
-                  ConfigError);
+  CHECK_THROWS_AS(static_cast<void>(record(model(), plan, prompt(), {.prompt_steps = 0})), ConfigError);
 }

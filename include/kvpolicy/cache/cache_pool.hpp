@@ -51,9 +51,10 @@ class CachePool {
   // gives a pool of their own (CacheOptions::pool), whose idle memory that pool counts.
   struct Own {
     explicit Own(const CacheOptions& options)
-        : fast{options.memory}, slow{slow_provider(options)},
-          providers{&fast, slow}, pool{std::span{providers}.first(slow == nullptr ? 1 : 2),
-                                       PoolOptions{.max_slab_bytes = 0}} {}
+        : fast{options.memory},
+          slow{slow_provider(options)},
+          providers{&fast, slow},
+          pool{std::span{providers}.first(slow == nullptr ? 1 : 2), PoolOptions{.max_slab_bytes = 0}} {}
 
     [[nodiscard]] PageProvider* slow_provider(const CacheOptions& options) {
       if (options.slow_memory == nullptr) return nullptr;

@@ -29,13 +29,31 @@ namespace kvpolicy {
   return rows;
 }
 
+/// Fills `sums` with the attention that the latest `window` queries that the layer has kept pay to the rows in
+/// `heads`. Returns how many queries are known, at most `window`.
+/// @throws what the engine throws, std::bad_alloc
+template <class Layer, AttentionEngine Engine>
+std::size_t observe_latest(const Layer& layer, Engine& engine, std::size_t window,
+                           std::span<const std::span<const Segment>> heads,
+                           std::span<const std::span<float>> sums) {
+  using E = typename Layer::element_type;
+  const LayerShape& shape = layer.shape;
+  std::vector<E> queries(window * shape.q_heads * shape.head_dim);
+  const std::size_t count = layer.queries.copy_latest(window, queries.data());
+  const TensorView<const E> view{queries.data(), count, shape.q_heads, shape.head_dim};
+  engine.observe(LayerObservation{
+      ConstTensor{view}, static_cast<std::int64_t>(layer.tokens - count), heads, sums,
+      AttendOptions{
+          .scale = layer.scale, .softcap = layer.softcap, .attention_sink_bias = layer.attention_sink_bias}});
+  return count;
+}
+
 /// One compression of a cache's layers. `Layer` is a CacheLayer.
 template <class Layer, AttentionEngine Engine>
 class Compression {
  public:
   /// `observed_rows` grows by the keys that are read, once nothing can fail any more.
-  Compression(Engine& engine, std::size_t& observed_rows)
-      : engine_{engine}, observed_rows_{observed_rows} {}
+  Compression(Engine& engine, std::size_t& observed_rows) : engine_{engine}, observed_rows_{observed_rows} {}
 
   /// All heads that compress, or those alone whose settings ask for it now.
   /// @throws std::bad_alloc, StorageError, with all heads as they were
@@ -137,22 +155,12 @@ class Compression {
       sums[i] = sums_[i];
       read_ += head.rows();
     }
-    using E = typename Layer::element_type;
-    std::vector<E> queries(window * layer.shape.q_heads * layer.shape.head_dim);
-    const std::size_t count = layer.queries.copy_latest(window, queries.data());
-    const TensorView<const E> view{queries.data(), count, layer.shape.q_heads,
-                                   layer.shape.head_dim};
-    engine_.observe(LayerObservation{ConstTensor{view},
-                                     static_cast<std::int64_t>(layer.tokens - count), heads, sums,
-                                     AttendOptions{.scale = layer.scale,
-                                                   .softcap = layer.softcap,
-                                                   .attention_sink_bias = layer.attention_sink_bias}});
-    return count;
+    return observe_latest(layer, engine_, window, heads, sums);
   }
 
   Engine& engine_;
   std::size_t& observed_rows_;
-  std::size_t read_ = 0;  // keys, by this compression
+  std::size_t read_ = 0;                  // keys, by this compression
   std::vector<std::vector<float>> sums_;  // of each head, [group, rows]
   std::vector<SharingHead> sharing_;      // of the heads that share, in their order
 };

@@ -31,6 +31,8 @@
 namespace kvpolicy {
 
 class SavedCache;
+template <Element E, AttentionEngine Engine>
+class Batch;
 
 /// Gives the library's own code the layers of a cache, for copies of it on another backend.
 struct CacheLayers {
@@ -119,16 +121,15 @@ class KvCache {
   /// @throws ShapeError, CapacityError, std::bad_alloc, StorageError (slow memory); RollbackError if
   /// a tree is pending that `options` does not name
   template <class Q, class K, class V, class Out>
-  void step(std::size_t layer, const TensorView<Q>& q, const TensorView<K>& k,
-            const TensorView<V>& v, const TensorView<Out>& out, const AttendOptions& options = {}) {
+  void step(std::size_t layer, const TensorView<Q>& q, const TensorView<K>& k, const TensorView<V>& v,
+            const TensorView<Out>& out, const AttendOptions& options = {}) {
     step(layer, ConstTensor{q}, ConstTensor{k}, ConstTensor{v}, MutableTensor{out}, options);
   }
 
   /// The same for tensors whose element types are known only at run time.
   void step(std::size_t layer, const ConstTensor& q, const ConstTensor& k, const ConstTensor& v,
             const MutableTensor& out, const AttendOptions& options = {}) {
-    Layer& own = own_layer(layer);
-    calls_.step(own, q, k, v, out, completed(options, layer), options_);
+    calls_.step(own_layer(layer), {q, k, v, out}, completed(options, layer), options_);
   }
 
   /// The two halves of `step`, for engines that fuse work in between: `append` adds at most
@@ -249,8 +250,8 @@ class KvCache {
   /// One head, whatever its policy.
   [[nodiscard]] const Head& head(std::size_t layer, std::size_t head) const {
     const Layer& own = read_by(layer);
-    require(head < own.heads.size(), "KvCache: there is no KV head ", head, ", layer ", own.number,
-            " has ", own.heads.size());
+    require(head < own.heads.size(), "KvCache: there is no KV head ", head, ", layer ", own.number, " has ",
+            own.heads.size());
     return *own.heads[head];
   }
   /// The policy of a head that has policy P.
@@ -258,9 +259,9 @@ class KvCache {
   template <KvPolicy P>
   [[nodiscard]] const P& policy(std::size_t layer, std::size_t head) const {
     const Head& own = this->head(layer, head);
-    require(own.policy_type() == type_tag_of<P>(), "KvCache::policy: KV head ", head, " of layer ",
-            layer, " has the policy ", plan_.at(read_by(layer).number, head).names().shown(),
-            ", not ", policy_traits<P>::names().shown());
+    require(own.policy_type() == type_tag_of<P>(), "KvCache::policy: KV head ", head, " of layer ", layer,
+            " has the policy ", plan_.at(read_by(layer).number, head).names().shown(), ", not ",
+            policy_traits<P>::names().shown());
     return *static_cast<const P*>(own.policy());
   }
 
@@ -268,8 +269,7 @@ class KvCache {
   /// `queries`: for each KV head of the layer [group, rows], each row's probability summed over them,
   /// in the order of `segments`. What plans may be chosen by (fastgen.hpp). Returns their number.
   /// @throws ShapeError if rows came without their queries, RollbackError if a tree is pending
-  std::size_t observe(std::size_t layer, std::size_t queries,
-                      std::vector<std::vector<float>>& sums) {
+  std::size_t observe(std::size_t layer, std::size_t queries, std::vector<std::vector<float>>& sums) {
     const Layer& own = own_layer(layer);
     const std::size_t known = check_observe(name, own, queries);
     return calls_.observe(own, known, sums);
@@ -278,8 +278,7 @@ class KvCache {
   /// The cached rows that the next query of a head would read, for engines with attention of
   /// their own and for inspection; with a pending tree, what one right after the text would read, and
   /// all nodes. Valid until the cache next changes.
-  [[nodiscard]] SegmentList segments(std::size_t layer, std::size_t head,
-                                     Read read = Read::all) const {
+  [[nodiscard]] SegmentList segments(std::size_t layer, std::size_t head, Read read = Read::all) const {
     static_cast<void>(this->head(layer, head));  // refuses numbers of no head
     return read_by(layer).segments(head, read);
   }
@@ -289,13 +288,13 @@ class KvCache {
 
   static constexpr std::string_view name = "KvCache";  // in messages
 
-  friend class SavedCache;   // save and load: cache/saved_cache.hpp
-  friend struct CacheLayers;  // copies on another backend
+  friend class SavedCache;        // save and load: cache/saved_cache.hpp
+  friend class Batch<E, Engine>;  // many caches in one call: cache/batch.hpp
+  friend struct CacheLayers;      // copies on another backend
 
   KvCache(const KvCache&) = default;
   KvCache(Plan plan, const CacheOptions& options, Engine engine, CachePool pool)
-      : plan_{std::move(plan)}, options_{options}, pool_{std::move(pool)},
-        calls_{std::move(engine)} {
+      : plan_{std::move(plan)}, options_{options}, pool_{std::move(pool)}, calls_{std::move(engine)} {
     layers_ = new_layers();
   }
 
@@ -339,8 +338,8 @@ class KvCache {
   void check_reading(std::size_t layer, const std::vector<Layer>& layers) const {
     const std::size_t source = plan_.shape().cache_of(layer);
     if (source == layer) return;
-    require(!std::ranges::find(layers, source, &Layer::number)->roles.accumulates,
-            "KvCache: layer ", layer, " reads the cache of layer ", source,
+    require(!std::ranges::find(layers, source, &Layer::number)->roles.accumulates, "KvCache: layer ", layer,
+            " reads the cache of layer ", source,
             ", whose heads add up the attention of every call; give them another policy");
     for (std::size_t head = 0; head < plan_.shape().layer(source).kv_heads; ++head) {
       require(!plan_.at(source, head).compresses_by_itself(), "KvCache: layer ", layer,
@@ -360,8 +359,8 @@ class KvCache {
   [[nodiscard]] const Layer& read_by(std::size_t number) const {
     static_cast<void>(held(layers_));
     const ModelShape& model = plan_.shape();
-    require<ShapeError>(number < model.layers, "KvCache: there is no layer ", number,
-                        ", the plan has ", model.layers);
+    require<ShapeError>(number < model.layers, "KvCache: there is no layer ", number, ", the plan has ",
+                        model.layers);
     const std::size_t source = model.cache_of(number);
     require<ShapeError>(model.layer(source).kv_heads > 0, "KvCache: layer ", number,
                         " has no cache (its kv_heads is 0), so no call is made for it");
@@ -373,9 +372,8 @@ class KvCache {
   // The layer that keeps the rows of layer `number`. @throws ShapeError if it keeps none
   [[nodiscard]] Layer& own_layer(std::size_t number) {
     Layer& layer = read_by(number);
-    require<ShapeError>(layer.number == number, "KvCache: layer ", number,
-                        " reads the cache of layer ", layer.number,
-                        " and has no rows of its own; it takes attend alone");
+    require<ShapeError>(layer.number == number, "KvCache: layer ", number, " reads the cache of layer ",
+                        layer.number, " and has no rows of its own; it takes attend alone");
     return layer;
   }
 
@@ -409,14 +407,14 @@ std::vector<CacheLayer<E>> KvCache<E, Engine>::new_layers() const {
     if (shape.kv_heads == 0) continue;
     const StorageContext context = context_of(shape);
     const std::size_t queries = std::max(plan_.observed_queries(layer), options_.kept_queries);
-    Layer& added = layers.emplace_back(Layer{
-        {},
-        layer,
-        shape,
-        {},
-        {},
-        {options_.tail_rows(), shape.kv_heads, shape.head_dim, shape.value_dim, options_.memory},
-        {queries, options_.tail_rows(), shape.q_heads, shape.head_dim, options_.memory}});
+    Layer& added = layers.emplace_back(
+        Layer{{},
+              layer,
+              shape,
+              {},
+              {},
+              {options_.tail_rows(), shape.kv_heads, shape.head_dim, shape.value_dim, options_.memory},
+              {queries, options_.tail_rows(), shape.q_heads, shape.head_dim, options_.memory}});
     check_sharing(name, plan_, layer);
     added.heads.reserve(shape.kv_heads);
     for (std::size_t head = 0; head < shape.kv_heads; ++head) {
@@ -434,10 +432,9 @@ std::vector<CacheLayer<E>> KvCache<E, Engine>::new_layers() const {
 template <class... T>
 KvCache(const HeadPlan<T...>&) -> KvCache<typename HeadPlan<T...>::element_type>;
 template <class... T>
-KvCache(const HeadPlan<T...>&, const CacheOptions&)
-    -> KvCache<typename HeadPlan<T...>::element_type>;
+KvCache(const HeadPlan<T...>&, const CacheOptions&) -> KvCache<typename HeadPlan<T...>::element_type>;
 template <class... T, AttentionEngine Engine>
-KvCache(const HeadPlan<T...>&, const CacheOptions&, Engine)
-    -> KvCache<typename HeadPlan<T...>::element_type, Engine>;
+KvCache(const HeadPlan<T...>&, const CacheOptions&,
+        Engine) -> KvCache<typename HeadPlan<T...>::element_type, Engine>;
 
 }  // namespace kvpolicy

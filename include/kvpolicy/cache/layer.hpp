@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include <kvpolicy/cache/pending_tree.hpp>
 #include <kvpolicy/cache/observation_window.hpp>
+#include <kvpolicy/cache/pending_tree.hpp>
 #include <kvpolicy/cache/progress_checks.hpp>
 #include <kvpolicy/cache/tail.hpp>
 #include <kvpolicy/core/model_shape.hpp>
@@ -35,7 +35,7 @@ struct CacheLayer : TextProgress<std::size_t> {
   HeadRoles roles;  // of all heads together
   Tail<E> tail;
   ObservationWindow<E> queries;
-  PendingTree tree = {};      // what the latest rows are, where they are guesses that branch
+  PendingTree tree = {};  // what the latest rows are, where they are guesses that branch
   // How the model's logits are made, as its last call said: a compression observes them alike.
   std::optional<float> scale = {};
   float softcap = 0.0F;
@@ -56,15 +56,15 @@ struct CacheLayer : TextProgress<std::size_t> {
     SegmentList list;
     const ReadRequest request{static_cast<std::int64_t>(text()), 1, read};
     heads[head]->show(request, list);
-    for_each_uncommitted(
-        head, [&](const Segment& rows) { heads[head]->show_uncommitted(rows, request, list); });
+    for_each_uncommitted(head,
+                         [&](const Segment& rows) { heads[head]->show_uncommitted(rows, request, list); });
     return list;
   }
 
   /// Bookkeeping besides the rows: this object, its heads and their page tables.
   [[nodiscard]] std::size_t overhead_bytes() const {
-    std::size_t total = sizeof(*this) + heads.capacity() * sizeof(HeadPtr) +
-                        attention_sink_bias.capacity() * sizeof(float);
+    std::size_t total =
+        sizeof(*this) + heads.capacity() * sizeof(HeadPtr) + attention_sink_bias.capacity() * sizeof(float);
     for (const HeadPtr& head : heads) total += head->overhead_bytes();
     return total;
   }

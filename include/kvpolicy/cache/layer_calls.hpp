@@ -22,6 +22,12 @@
 
 namespace kvpolicy::detail {
 
+/// The tensors of one step of a layer; shapes as KvCache states them.
+struct StepTensors {
+  ConstTensor q, k, v;
+  MutableTensor out;
+};
+
 /// The engine of a cache and the memory that its calls work in. Each call throws what KvCache's call of
 /// that name throws, and leaves the layer as it was then.
 template <Element E, AttentionEngine Engine>
@@ -43,17 +49,63 @@ class LayerCalls {
   [[nodiscard]] std::size_t& observed_rows() { return observed_rows_; }
 
   /// Attends to the cached rows and to the call's, which then join the cache.
-  void step(Layer& layer, const ConstTensor& q, const ConstTensor& k, const ConstTensor& v,
-            const MutableTensor& out, const AttendOptions& options, const CacheOptions& limits);
+  void step(Layer& layer, const StepTensors& call, const AttendOptions& options, const CacheOptions& limits) {
+    const LayerAttention attention = begin_step(layer, call, options, limits);
+    if (attention.queries.tokens == 0) return;
+    run(layer, attention);
+    end_step(layer, call, options, limits);
+  }
 
   /// Adds rows, which stay tentative until the next call.
   void append(Layer& layer, const ConstTensor& k, const ConstTensor& v, const TokenTree* tree,
-              const CacheOptions& limits);
+              const CacheOptions& limits) {
+    if (begin_append(layer, k, v, tree, limits)) end_append(layer, k, v, tree, limits);
+  }
 
   /// Reads with the queries of the latest rows; `reader` is the model's number of the layer that asks,
   /// which has `q_heads` query heads: `layer` itself or one that reads its rows.
   void attend(Layer& layer, std::size_t reader, std::size_t q_heads, const ConstTensor& q,
-              const MutableTensor& out, const AttendOptions& options);
+              const MutableTensor& out, const AttendOptions& options) {
+    const LayerAttention attention = begin_attend(layer, reader, q_heads, q, out, options);
+    if (attention.queries.tokens == 0) return;
+    run(layer, attention);
+    end_attend(layer, reader, q, options);
+  }
+
+  // ---- the same in parts, for a batch, which runs the attention of all its sequences at once. After
+  // `begin_*` follow the attention, `observe_call`, and `end_*`; or `abandon`, and the layer is as before.
+
+  /// Checks the call, chooses selections, and obtains the memory that the call takes. The attention to be
+  /// run points into this object, up to its next call; it has no tokens if there is nothing to do.
+  /// @throws as KvCache::step, with the layer as it was
+  [[nodiscard]] LayerAttention begin_step(Layer& layer, const StepTensors& call, const AttendOptions& options,
+                                          const CacheOptions& limits);
+  /// The call's rows join the cache.
+  void end_step(Layer& layer, const StepTensors& call, const AttendOptions& options,
+                const CacheOptions& limits);
+
+  /// Returns whether there is anything to add.
+  /// @throws as KvCache::append, with the layer as it was
+  [[nodiscard]] bool begin_append(Layer& layer, const ConstTensor& k, const ConstTensor& v,
+                                  const TokenTree* tree, const CacheOptions& limits);
+  void end_append(Layer& layer, const ConstTensor& k, const ConstTensor& v, const TokenTree* tree,
+                  const CacheOptions& limits);
+
+  /// @throws as KvCache::attend, with the layer as it was
+  [[nodiscard]] LayerAttention begin_attend(Layer& layer, std::size_t reader, std::size_t q_heads,
+                                            const ConstTensor& q, const MutableTensor& out,
+                                            const AttendOptions& options);
+  void end_attend(Layer& layer, std::size_t reader, const ConstTensor& q, const AttendOptions& options);
+
+  /// Adds the attention of a call up, for heads that want to know it.
+  /// @throws what the engine throws
+  void observe_call(const Layer& layer, const LayerAttention& call) {
+    if (layer.roles.accumulates) kvpolicy::observe_call(layer, engine_, call, sums_, observed_rows_);
+  }
+  static void abandon(Layer& layer) noexcept {
+    layer.end_refresh(false);
+    layer.release_unused();
+  }
 
   /// Hands all tentative rows of these layers to the policies, or of none if memory runs out.
   void commit(std::span<Layer> layers) {
@@ -65,8 +117,8 @@ class LayerCalls {
   /// Heads that compress by themselves, where it is time.
   void compress_due(Layer& layer) {
     if (!layer.roles.compresses) return;
-    const bool due = std::ranges::any_of(
-        layer.heads, [&](const HeadPtr& head) { return layer.is_due(*head); });
+    const bool due =
+        std::ranges::any_of(layer.heads, [&](const HeadPtr& head) { return layer.is_due(*head); });
     if (!due) return;
     commit({&layer, 1});
     compress({&layer, 1}, /*only_due=*/true);
@@ -97,8 +149,8 @@ class LayerCalls {
   };
 
   // `tokens` tokens are about to be added.
-  static void check_tree(const char* call, const Layer& layer, std::size_t tokens,
-                         const TokenTree* tree, const CacheOptions& limits) {
+  static void check_tree(const char* call, const Layer& layer, std::size_t tokens, const TokenTree* tree,
+                         const CacheOptions& limits) {
     if (tree == nullptr) return layer.tree.refuse(call);
     layer.tree.check_grows_to(*tree, tokens, limits.max_rollback);
   }
@@ -122,25 +174,38 @@ class LayerCalls {
     layer.tail.write(k, v, from_chunk, k.tokens, layer.tokens + from_chunk);
   }
 
-  // The attention of a call whose first query is that of row `position`, over the chunk too if there
-  // is one. Obtains memory for the `leaving` rows that policies are given after it. Changes nothing if
-  // it throws.
-  void attend_uncounted(Layer& layer, const ConstTensor& q, const MutableTensor& out,
-                        std::size_t position, const AttendOptions& options, const ConstTensor* k,
-                        const ConstTensor* v, std::size_t leaving) {
+  void run(Layer& layer, const LayerAttention& attention) {
+    KVPOLICY_TRY {
+      engine_.attend(attention);
+      observe_call(layer, attention);
+    }
+    KVPOLICY_CATCH_ALL {
+      abandon(layer);
+      KVPOLICY_RETHROW;
+    }
+  }
+
+  // What a call whose first query is that of row `position` reads, of the chunk too if there is one. Obtains
+  // memory for the `leaving` rows that policies are given after it. Changes nothing if it throws.
+  [[nodiscard]] LayerAttention begin(Layer& layer, const ConstTensor& q, const MutableTensor& out,
+                                     std::size_t position, const AttendOptions& options, const ConstTensor* k,
+                                     const ConstTensor* v, std::size_t leaving) {
     KVPOLICY_TRY {
       layer.attention_sink_bias.reserve(options.attention_sink_bias.size());
       rows_.reserve(most_parts);  // keep_rows must not fail
       if (options.read == Read::selected) {
         prepare_refresh(layer, q, position, options.selection_query, options.refresh_selection);
       }
-      run_attention(layer, q, out, position, options, k, v, leaving);
+      return list_rows(layer, q, out, position, options, k, v, leaving);
     }
     KVPOLICY_CATCH_ALL {
-      layer.end_refresh(false);
-      layer.release_unused();
+      abandon(layer);
       KVPOLICY_RETHROW;
     }
+  }
+
+  // What the layer remembers of a call that was attended.
+  void end(Layer& layer, const ConstTensor& q, std::size_t position, const AttendOptions& options) {
     layer.end_refresh(true);
     layer.scale = options.scale;
     layer.softcap = options.softcap;
@@ -161,14 +226,14 @@ class LayerCalls {
     }
   }
 
-  void run_attention(const Layer& layer, const ConstTensor& q, const MutableTensor& out,
-                     std::size_t position, const AttendOptions& options, const ConstTensor* k,
-                     const ConstTensor* v, std::size_t leaving) {
+  [[nodiscard]] LayerAttention list_rows(const Layer& layer, const ConstTensor& q, const MutableTensor& out,
+                                         std::size_t position, const AttendOptions& options,
+                                         const ConstTensor* k, const ConstTensor* v, std::size_t leaving) {
     const TokenTree* tree = options.tree;
     const std::size_t node = tree == nullptr ? 0 : tree->size() - q.tokens;  // of the first query
-    const ReadRequest request =
-        tree == nullptr ? ReadRequest{static_cast<std::int64_t>(position), q.tokens, options.read}
-                        : layer.tree.request(node, tree->size(), options.read);
+    const ReadRequest request = tree == nullptr
+                                    ? ReadRequest{static_cast<std::int64_t>(position), q.tokens, options.read}
+                                    : layer.tree.request(node, tree->size(), options.read);
     shown_.resize(layer.heads.size());
     heads_.clear();
     for (std::size_t head = 0; head < layer.heads.size(); ++head) {
@@ -184,9 +249,7 @@ class LayerCalls {
       layer.heads[head]->begin_call({rows_, chunk, leaving, request}, list);
       heads_.emplace_back(list);
     }
-    const LayerAttention call{q, out, static_cast<std::int64_t>(position - node), heads_, options};
-    engine_.attend(call);
-    if (layer.roles.accumulates) observe_call(layer, engine_, call, sums_, observed_rows_);
+    return {q, out, static_cast<std::int64_t>(position - node), heads_, options};
   }
 
   // Selecting heads choose by one query of a call that begins at `position`.
@@ -202,8 +265,7 @@ class LayerCalls {
       if (!own.roles().selects || (!wanted && !own.selection_is_stale())) continue;
       const std::span<float> queries = queries_.take(group * head_dim);
       for (std::size_t i = 0; i < group; ++i) {
-        load_dense(q.encoding, q.row(token, head * group + i),
-                   queries.subspan(i * head_dim, head_dim));
+        load_dense(q.encoding, q.row(token, head * group + i), queries.subspan(i * head_dim, head_dim));
       }
       own.prepare_refresh(queries, scorer, position + token + 1);
     }
@@ -224,9 +286,7 @@ class LayerCalls {
         layer.forget_selection();
       }
     }
-    KVPOLICY_TRY {
-      compress_due(layer);
-    }
+    KVPOLICY_TRY { compress_due(layer); }
     KVPOLICY_CATCH_ALL {
       // The step itself is done and its rows are kept; the next one tries again.
     }
@@ -246,9 +306,9 @@ class LayerCalls {
 // would compile it all the same.
 
 template <Element E, AttentionEngine Engine>
-void LayerCalls<E, Engine>::step(Layer& layer, const ConstTensor& q, const ConstTensor& k,
-                                 const ConstTensor& v, const MutableTensor& out,
-                                 const AttendOptions& options, const CacheOptions& limits) {
+LayerAttention LayerCalls<E, Engine>::begin_step(Layer& layer, const StepTensors& call,
+                                                 const AttendOptions& options, const CacheOptions& limits) {
+  const auto& [q, k, v, out] = call;
   const LayerShape& shape = layer.shape;
   const std::size_t tokens = q.tokens;
   check_tensor("q", q, tokens, shape.q_heads, shape.head_dim);
@@ -259,22 +319,28 @@ void LayerCalls<E, Engine>::step(Layer& layer, const ConstTensor& q, const Const
   check_options(options, tokens, shape.q_heads);
   check_tree("step", layer, tokens, options.tree, limits);
   check_room(cache_name, layer, tokens, limits.max_tokens);
-  if (tokens == 0) return;
+  if (tokens == 0) return {};
   check_range<E>("k", k);
   check_range<E>("v", v);
   if (options.tree != nullptr) layer.tree.prepare(*options.tree, layer.text());
-  const std::size_t leaving = layer.leaving(tokens, limits.max_rollback);
-  attend_uncounted(layer, q, out, layer.tokens, options, &k, &v, leaving);
-  keep_rows(layer, k, v, leaving);
-  layer.tokens += tokens;
-  if (options.tree != nullptr) layer.tree.keep(*options.tree);
-  if (layer.roles.accumulates) layer.accumulate(sums_.of_heads, shape.queries_per_kv());
-  finish_call(layer, q, options);
+  return begin(layer, q, out, layer.tokens, options, &k, &v, layer.leaving(tokens, limits.max_rollback));
 }
 
 template <Element E, AttentionEngine Engine>
-void LayerCalls<E, Engine>::append(Layer& layer, const ConstTensor& k, const ConstTensor& v,
-                                   const TokenTree* tree, const CacheOptions& limits) {
+void LayerCalls<E, Engine>::end_step(Layer& layer, const StepTensors& call, const AttendOptions& options,
+                                     const CacheOptions& limits) {
+  const std::size_t tokens = call.q.tokens;
+  end(layer, call.q, layer.tokens, options);
+  keep_rows(layer, call.k, call.v, layer.leaving(tokens, limits.max_rollback));
+  layer.tokens += tokens;
+  if (options.tree != nullptr) layer.tree.keep(*options.tree);
+  if (layer.roles.accumulates) layer.accumulate(sums_.of_heads, layer.shape.queries_per_kv());
+  finish_call(layer, call.q, options);
+}
+
+template <Element E, AttentionEngine Engine>
+bool LayerCalls<E, Engine>::begin_append(Layer& layer, const ConstTensor& k, const ConstTensor& v,
+                                         const TokenTree* tree, const CacheOptions& limits) {
   const LayerShape& shape = layer.shape;
   const std::size_t tokens = k.tokens;
   check_tensor("k", k, tokens, shape.kv_heads, shape.head_dim);
@@ -282,55 +348,66 @@ void LayerCalls<E, Engine>::append(Layer& layer, const ConstTensor& k, const Con
   check_append(cache_name, tokens, limits.max_append);
   check_tree("append", layer, tokens, tree, limits);
   check_room(cache_name, layer, tokens, limits.max_tokens);
-  if (tokens == 0) return;
+  if (tokens == 0) return false;
   check_range<E>("k", k);
   check_range<E>("v", v);
   for (std::size_t head = 0; head < layer.heads.size(); ++head) {
     layer.heads[head]->check(call_segment(k, v, head, layer.tokens));
   }
   if (tree != nullptr) layer.tree.prepare(*tree, layer.text());
+  reserve(layer, layer.leaving(0, limits.max_rollback), {&layer, 1});
+  return true;
+}
+
+template <Element E, AttentionEngine Engine>
+void LayerCalls<E, Engine>::end_append(Layer& layer, const ConstTensor& k, const ConstTensor& v,
+                                       const TokenTree* tree, const CacheOptions& limits) {
   // The new rows stay in the tail until the next call, so that `attend` finds the policies as
   // they were before them: a window must not have moved on, a row not be quantised yet.
-  const std::size_t leaving = layer.leaving(0, limits.max_rollback);
-  reserve(layer, leaving, {&layer, 1});
-  layer.commit_tail(leaving);
-  layer.tail.write(k, v, 0, tokens, layer.tokens);
+  layer.commit_tail(layer.leaving(0, limits.max_rollback));
+  layer.tail.write(k, v, 0, k.tokens, layer.tokens);
   layer.release_unused();
-  layer.tokens += tokens;
+  layer.tokens += k.tokens;
   if (tree != nullptr) layer.tree.keep(*tree);
 }
 
 template <Element E, AttentionEngine Engine>
-void LayerCalls<E, Engine>::attend(Layer& layer, std::size_t reader, std::size_t q_heads,
-                                   const ConstTensor& q, const MutableTensor& out,
-                                   const AttendOptions& options) {
+LayerAttention LayerCalls<E, Engine>::begin_attend(Layer& layer, std::size_t reader, std::size_t q_heads,
+                                                   const ConstTensor& q, const MutableTensor& out,
+                                                   const AttendOptions& options) {
   const LayerShape& shape = layer.shape;
   check_tensor("q", q, q.tokens, q_heads, shape.head_dim);
   check_tensor("out", out, q.tokens, q_heads, shape.value_dim);
   check_written_once(out);
   check_options(options, q.tokens, q_heads);
   require<ShapeError>(q.tokens <= layer.uncommitted(), "KvCache::attend: ", q.tokens,
-                      " queries, but only the latest ", layer.uncommitted(),
-                      " rows of layer ", layer.number, " have not been committed");
+                      " queries, but only the latest ", layer.uncommitted(), " rows of layer ", layer.number,
+                      " have not been committed");
   if (options.tree == nullptr) {
     layer.tree.refuse("attend");
   } else {
     layer.tree.check_is(*options.tree, q.tokens);
   }
-  if (q.tokens == 0) return;
+  if (q.tokens == 0) return {};
+  const std::size_t position = layer.tokens - q.tokens;
   if (layer.number != reader) {
-    require<ShapeError>(!options.refresh_selection,
-                        "KvCache::attend: refresh_selection for layer ", reader, ", but layer ",
-                        layer.number, ", whose cache it reads, selects for both");
-    return run_attention(layer, q, out, layer.tokens - q.tokens, options, nullptr, nullptr, 0);
+    require<ShapeError>(!options.refresh_selection, "KvCache::attend: refresh_selection for layer ", reader,
+                        ", but layer ", layer.number, ", whose cache it reads, selects for both");
+    return list_rows(layer, q, out, position, options, nullptr, nullptr, 0);
   }
   // What is added up cannot be taken back, so the rows it belongs to may not be either.
-  const bool accumulates = layer.roles.accumulates;
-  attend_uncounted(layer, q, out, layer.tokens - q.tokens, options, nullptr, nullptr,
-                   accumulates ? layer.uncommitted() : 0);
-  if (accumulates) {
+  return begin(layer, q, out, position, options, nullptr, nullptr,
+               layer.roles.accumulates ? layer.uncommitted() : 0);
+}
+
+template <Element E, AttentionEngine Engine>
+void LayerCalls<E, Engine>::end_attend(Layer& layer, std::size_t reader, const ConstTensor& q,
+                                       const AttendOptions& options) {
+  if (layer.number != reader) return;
+  end(layer, q, layer.tokens - q.tokens, options);
+  if (layer.roles.accumulates) {
     layer.commit_tail(layer.uncommitted());
-    layer.accumulate(sums_.of_heads, shape.queries_per_kv());
+    layer.accumulate(sums_.of_heads, layer.shape.queries_per_kv());
   }
   layer.release_unused();
   finish_call(layer, q, options);
@@ -355,15 +432,7 @@ std::size_t LayerCalls<E, Engine>::observe(const Layer& layer, std::size_t known
     heads[head] = shown[head];
     views[head] = sums[head];
   }
-  std::vector<E> latest(known * shape.q_heads * shape.head_dim);
-  const std::size_t count = layer.queries.copy_latest(known, latest.data());
-  const TensorView<const E> view{latest.data(), count, shape.q_heads, shape.head_dim};
-  engine_.observe(LayerObservation{ConstTensor{view},
-                                   static_cast<std::int64_t>(layer.tokens - count), heads, views,
-                                   AttendOptions{.scale = layer.scale,
-                                                 .softcap = layer.softcap,
-                                                 .attention_sink_bias = layer.attention_sink_bias}});
-  return count;
+  return observe_latest(layer, engine_, known, heads, views);
 }
 
 }  // namespace kvpolicy::detail

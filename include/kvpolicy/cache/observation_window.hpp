@@ -26,14 +26,12 @@ class ObservationWindow {
  public:
   /// Keeps `window` queries [q_heads, head_dim] even after the latest `rollback` were taken back.
   ObservationWindow(std::size_t window, std::size_t rollback, std::size_t q_heads, std::size_t head_dim,
-              std::pmr::memory_resource* memory)
-      : window_{window}, held_{window == 0 ? 0 : window + rollback}, q_heads_{q_heads},
-        head_dim_{head_dim} {
+                    std::pmr::memory_resource* memory)
+      : window_{window}, held_{window == 0 ? 0 : window + rollback}, q_heads_{q_heads}, head_dim_{head_dim} {
     if (is_kept()) queries_ = Buffer{memory, bytes()};
   }
   ObservationWindow(const ObservationWindow& other)
-      : window_{other.window_}, held_{other.held_}, q_heads_{other.q_heads_},
-        head_dim_{other.head_dim_} {
+      : window_{other.window_}, held_{other.held_}, q_heads_{other.q_heads_}, head_dim_{other.head_dim_} {
     if (!is_kept()) return;
     queries_ = Buffer{other.queries_.memory(), bytes()};
     std::memcpy(queries_.get(), other.queries_.get(), bytes());

@@ -11,8 +11,8 @@
 #include <kvpolicy/cache/layer.hpp>
 #include <kvpolicy/cache/other_plan_checks.hpp>
 #include <kvpolicy/core/error.hpp>
-#include <kvpolicy/policy/head.hpp>
 #include <kvpolicy/memory/slow_memory.hpp>
+#include <kvpolicy/policy/head.hpp>
 
 namespace kvpolicy {
 
@@ -25,8 +25,8 @@ namespace kvpolicy {
   std::size_t next = 0;
   bool quantized = false;
   for (const Segment& rows : shown) {
-    quantized = quantized || is_quantized(rows.keys.format.encoding) ||
-                is_quantized(rows.values.format.encoding);
+    quantized =
+        quantized || is_quantized(rows.keys.format.encoding) || is_quantized(rows.values.format.encoding);
     rows.for_each_run([&](const RowRun& run) {
       for (std::size_t row = run.first; row < run.first + run.rows; ++row) {
         if (rows.position_of(row) == static_cast<std::int64_t>(next)) ++next;
@@ -55,8 +55,11 @@ inline void commit_all(Head& head, const SegmentList& list, std::size_t count) {
   const auto each = [&](auto act) {
     for (const Segment& shown : list) {
       // Reach, rotation and the like are the old policy's.
-      const Segment all{.keys = shown.keys, .values = shown.values, .rows = shown.rows,
-                        .position = shown.position, .positions = shown.positions};
+      const Segment all{.keys = shown.keys,
+                        .values = shown.values,
+                        .rows = shown.rows,
+                        .position = shown.position,
+                        .positions = shown.positions};
       shown.for_each_run([&](const RowRun& run) { act(all.part(run.first, run.rows)); });
     }
   };
@@ -70,8 +73,7 @@ inline void commit_all(Head& head, const SegmentList& list, std::size_t count) {
 /// policy with the same settings in both; then it takes a copy, which shares the full pages.
 /// @throws as above
 template <Element E, class IsSame>
-void take_layer(CacheLayer<E>& to, const CacheLayer<E>& from, const StorageContext& context,
-                IsSame is_same) {
+void take_layer(CacheLayer<E>& to, const CacheLayer<E>& from, const StorageContext& context, IsSame is_same) {
   const std::size_t layer = from.number;
   for (std::size_t i = 0; i < to.heads.size(); ++i) {
     const Head& old = *from.heads[i];

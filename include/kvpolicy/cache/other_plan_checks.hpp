@@ -23,8 +23,8 @@ inline void check_same_shape(std::string_view cache, const ModelShape& own, cons
 /// @throws ConfigError
 inline void check_exact_rows(std::string_view cache, std::size_t layer, std::size_t head, std::size_t rows,
                              std::size_t count, bool whole, bool quantized) {
-  require(whole, cache, "::fork_as: KV head ", head, " of layer ", layer, " holds ", rows, " of ",
-          count, " rows; a head of another policy or other settings needs all of them");
+  require(whole, cache, "::fork_as: KV head ", head, " of layer ", layer, " holds ", rows, " of ", count,
+          " rows; a head of another policy or other settings needs all of them");
   require(!quantized, cache, "::fork_as: KV head ", head, " of layer ", layer,
           " holds quantised rows; a head of another policy or other settings needs exact ones");
 }

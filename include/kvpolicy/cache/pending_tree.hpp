@@ -33,12 +33,10 @@ class PendingTree {
 
   /// Whether `tree` is this one with `added` nodes more.
   /// @throws ShapeError if not, CapacityError if it cannot be tentative as a whole
-  void check_grows_to(const TokenTree& tree, std::size_t added,
-                      std::size_t max_rollback) const {
+  void check_grows_to(const TokenTree& tree, std::size_t added, std::size_t max_rollback) const {
     require<ShapeError>(added <= tree.size() && tree.size() - added == size(), "KvCache: ", added,
                         " tokens are to be the last of a tree of ", tree.size(),
-                        " nodes, but the cache holds ", size(),
-                        " of its nodes, must hold all the others");
+                        " nodes, but the cache holds ", size(), " of its nodes, must hold all the others");
     require<ShapeError>(tree.begins_with(nodes_), "KvCache: the first ", size(), " of the tree's ",
                         tree.size(), " nodes are not those that the cache holds");
     require<CapacityError>(tree.size() <= max_rollback, "KvCache: a tree of ", tree.size(),
@@ -50,8 +48,8 @@ class PendingTree {
   void check_is(const TokenTree& tree, std::size_t queries) const {
     require<ShapeError>(tree == nodes_, "KvCache::attend: a tree of ", tree.size(),
                         " nodes is not the one of ", size(), " nodes that was appended");
-    require<ShapeError>(queries <= size(), "KvCache::attend: ", queries,
-                        " queries, but the tree has ", size(), " nodes");
+    require<ShapeError>(queries <= size(), "KvCache::attend: ", queries, " queries, but the tree has ",
+                        size(), " nodes");
   }
 
   /// Makes room for `tree`, which hangs on a text of `root` tokens: nothing that is seen changes

@@ -36,8 +36,9 @@ void check_truncate(std::string_view cache, std::span<const Layer> layers, std::
                     std::size_t max_rollback) {
   for (std::size_t l = 0; l < layers.size(); ++l) {
     require<RollbackError>(layers[l].can_return_to(tokens), cache, "::truncate: to ", tokens,
-                           " tokens, but layer ", detail::number_of(layers[l], l), " can go back to ", layers[l].committed, " to ",
-                           layers[l].tokens, " (max_rollback is ", max_rollback, ")");
+                           " tokens, but layer ", detail::number_of(layers[l], l), " can go back to ",
+                           layers[l].committed, " to ", layers[l].tokens, " (max_rollback is ", max_rollback,
+                           ")");
   }
 }
 
@@ -45,16 +46,15 @@ void check_truncate(std::string_view cache, std::span<const Layer> layers, std::
 /// @throws RollbackError if no tree is pending or the layers hold different ones, ShapeError if `path`
 /// is no path of the tree
 template <class Layer>
-void check_accept(std::string_view cache, std::span<const Layer> layers,
-                  std::span<const std::size_t> path) {
+void check_accept(std::string_view cache, std::span<const Layer> layers, std::span<const std::size_t> path) {
   const Layer& first = layers.front();
   require<RollbackError>(!first.tree.empty(), cache, "::accept: no tree is pending");
   for (std::size_t l = 1; l < layers.size(); ++l) {
-    require<RollbackError>(
-        layers[l].tokens == first.tokens && layers[l].tree.nodes() == first.tree.nodes(), cache,
-        "::accept: layer ", detail::number_of(layers[l], l), " holds ", layers[l].tree.size(), " nodes at ", layers[l].tokens,
-        " tokens, layer ", detail::number_of(first, 0), ' ', first.tree.size(), " at ", first.tokens,
-        "; truncate, and bring them to the same tree");
+    require<RollbackError>(layers[l].tokens == first.tokens && layers[l].tree.nodes() == first.tree.nodes(),
+                           cache, "::accept: layer ", detail::number_of(layers[l], l), " holds ",
+                           layers[l].tree.size(), " nodes at ", layers[l].tokens, " tokens, layer ",
+                           detail::number_of(first, 0), ' ', first.tree.size(), " at ", first.tokens,
+                           "; truncate, and bring them to the same tree");
   }
   require<ShapeError>(is_path(first.tree.nodes(), path), cache, "::accept: the ", path.size(),
                       " nodes are no path that leads from the text downwards through the tree of ",
@@ -79,11 +79,11 @@ template <class Queries>
 /// Refuses a call that asks queries which never came.
 /// @throws ShapeError if `needed` and the latest `count` queries are not all known
 template <class Queries>
-void check_queries(std::string_view cache, std::string_view call, const Queries& queries,
-                   std::size_t count, std::size_t tokens, bool needed = true) {
-  require<ShapeError>(!needed || knows_latest(queries, count, tokens), cache, "::", call,
-                      ": of the latest ", std::min(count, tokens), " tokens not all queries are known, ",
-                      queries.size(), " up to token ", queries.end(), " of ", tokens,
+void check_queries(std::string_view cache, std::string_view call, const Queries& queries, std::size_t count,
+                   std::size_t tokens, bool needed = true) {
+  require<ShapeError>(!needed || knows_latest(queries, count, tokens), cache, "::", call, ": of the latest ",
+                      std::min(count, tokens), " tokens not all queries are known, ", queries.size(),
+                      " up to token ", queries.end(), " of ", tokens,
                       "; rows that are only appended bring none");
 }
 
@@ -107,8 +107,8 @@ void check_between_steps(const char* call, std::span<const Layer> layers, std::s
     layers[l].tree.refuse(call);
     std::size_t number = l;
     if constexpr (requires { layers[l].number; }) number = layers[l].number;  // some layers have no cache
-    require<RollbackError>(layers[l].tokens == tokens, call, ": layer ", number, " holds ",
-                           layers[l].tokens, " tokens, another one ", tokens, "; ", call,
+    require<RollbackError>(layers[l].tokens == tokens, call, ": layer ", number, " holds ", layers[l].tokens,
+                           " tokens, another one ", tokens, "; ", call,
                            " between two steps, or truncate first");
   }
 }

@@ -47,9 +47,7 @@ class QueryRange {
     begin_ = end - std::min(count, slots_);
     end_ = end;
   }
-  [[nodiscard]] bool holds(std::size_t position) const {
-    return begin_ <= position && position < end_;
-  }
+  [[nodiscard]] bool holds(std::size_t position) const { return begin_ <= position && position < end_; }
 
  private:
   std::size_t slots_;

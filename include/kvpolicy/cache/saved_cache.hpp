@@ -28,8 +28,8 @@
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/policy/head_settings.hpp>
 #include <kvpolicy/state/archive.hpp>
-#include <kvpolicy/state/records.hpp>
 #include <kvpolicy/state/new_file.hpp>
+#include <kvpolicy/state/records.hpp>
 #include <kvpolicy/state/regular_file.hpp>
 
 namespace kvpolicy {
@@ -70,8 +70,8 @@ class SavedCache {
  public:
   template <class E, class Engine>
   static void write(const KvCache<E, Engine>& cache, ByteSink& sink, std::string_view tag) {
-    require(tag.size() <= max_tag_bytes, "save: the tag has ", tag.size(),
-            " bytes, must have at most ", max_tag_bytes);
+    require(tag.size() <= max_tag_bytes, "save: the tag has ", tag.size(), " bytes, must have at most ",
+            max_tag_bytes);
     const std::size_t tokens = cache.tokens();
     check_between_steps<typename KvCache<E, Engine>::Layer>("save", cache.layers_, tokens);
     require_savable(cache.plan_);
@@ -88,8 +88,8 @@ class SavedCache {
   }
 
   template <class E, class Engine>
-  static void read(KvCache<E, Engine>& cache, std::istream& stream, std::string name,
-                   std::string_view tag, bool alone) {
+  static void read(KvCache<E, Engine>& cache, std::istream& stream, std::string name, std::string_view tag,
+                   bool alone) {
     static_cast<void>(held(cache.layers_));
     require_savable(cache.plan_);
     RecordReader blocks{stream, std::move(name)};
@@ -122,8 +122,8 @@ class SavedCache {
   [[nodiscard]] static std::string read_text(LoadingArchive& archive, const std::string& name) {
     std::size_t size = 0;
     archive(size);
-    require<FormatError>(size <= max_tag_bytes, name, ": has a text of ", size,
-                         " bytes, must have at most ", max_tag_bytes);
+    require<FormatError>(size <= max_tag_bytes, name, ": has a text of ", size, " bytes, must have at most ",
+                         max_tag_bytes);
     std::string text(size, '\0');
     archive.bytes(std::as_writable_bytes(std::span{text}));
     return text;
@@ -149,7 +149,8 @@ class SavedCache {
   static void require_savable(const HeadPlan<E>& plan) {
     plan.for_each_head([](std::size_t layer, std::size_t head, const HeadSettings<E>& settings) {
       require(settings.is_savable(), "saved cache: KV head ", head, " of layer ", layer, " has ",
-              settings.names().policy, ", which cannot be saved; to be, a policy needs a `name`, "
+              settings.names().policy,
+              ", which cannot be saved; to be, a policy needs a `name`, "
               "`template <class Archive> void serialize(Archive&)`, and its Config `void "
               "fields(FieldVisitor&)`");
     });
@@ -199,8 +200,8 @@ class SavedCache {
     compare_shapes(archive, plan.shape(), name);
     const std::string element = read_text(archive, name);
     const std::string_view own_element = name_of(encoding_of<E>);
-    require<FormatError>(element == own_element, name, ": holds rows in ", shown(element),
-                         ", must be ", own_element);
+    require<FormatError>(element == own_element, name, ": holds rows in ", shown(element), ", must be ",
+                         own_element);
     plan.for_each_head([&](std::size_t layer, std::size_t head, const auto&) {
       const HeadDescription expected = description(plan, layer, head);
       HeadDescription one;
@@ -220,8 +221,8 @@ class SavedCache {
     archive(layers, first.q_heads, first.kv_heads, first.head_dim);
     const auto in_words = [](std::size_t count, const LayerShape& layer) {
       return layer.kv_heads == 0 ? message(count, " layers that differ")
-                                 : message(count, " layers, ", layer.q_heads, " query heads, ", layer.kv_heads,
-                                           " KV heads of ", layer.head_dim);
+                                 : message(count, " layers, ", layer.q_heads, " query heads, ",
+                                           layer.kv_heads, " KV heads of ", layer.head_dim);
     };
     const LayerShape own_first = own.is_uniform() ? own.layer(0) : LayerShape{};
     require<FormatError>(layers == own.layers && first.q_heads == own_first.q_heads &&
@@ -297,8 +298,7 @@ void save(const KvCache<E, Engine>& cache, std::ostream& stream, std::string_vie
 /// that was there keeps its permissions, and a symbolic link goes on pointing to it.
 /// @throws as above; StorageError if the file cannot be written, or is a device, a pipe or a folder
 template <class E, class Engine>
-void save(const KvCache<E, Engine>& cache, const std::filesystem::path& path,
-          std::string_view tag = {}) {
+void save(const KvCache<E, Engine>& cache, const std::filesystem::path& path, std::string_view tag = {}) {
   NewFile file{path, NewFileAccess::owner};
   SavedCache::write(cache, file, tag);
   file.replace();
@@ -320,8 +320,7 @@ void load(KvCache<E, Engine>& cache, std::istream& stream, std::string_view tag 
 /// @throws as above; StorageError if there is no such file, it cannot be read, or it is a device, a
 /// pipe or a folder: open a stream for what comes from a pipe
 template <class E, class Engine>
-void load(KvCache<E, Engine>& cache, const std::filesystem::path& path,
-          std::string_view tag = {}) {
+void load(KvCache<E, Engine>& cache, const std::filesystem::path& path, std::string_view tag = {}) {
   const std::string name = path.string();
   require_regular_file<StorageError>(path);
   std::ifstream file{path, std::ios::binary};

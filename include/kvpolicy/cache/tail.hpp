@@ -29,7 +29,9 @@ class Tail {
        std::pmr::memory_resource* memory)
       : slots_{rows}, kv_heads_{kv_heads}, dims_{head_dim, value_dim}, rows_{memory, bytes()} {}
   Tail(const Tail& other)
-      : slots_{other.slots_}, kv_heads_{other.kv_heads_}, dims_{other.dims_},
+      : slots_{other.slots_},
+        kv_heads_{other.kv_heads_},
+        dims_{other.dims_},
         rows_{other.rows_.memory(), bytes()} {
     std::memcpy(rows_.get(), other.rows_.get(), bytes());
   }
@@ -38,13 +40,11 @@ class Tail {
   Tail& operator=(Tail&&) noexcept = default;
   ~Tail() = default;
 
-  [[nodiscard]] std::size_t bytes() const {
-    return slots_ * kv_heads_ * (row_bytes(0) + row_bytes(1));
-  }
+  [[nodiscard]] std::size_t bytes() const { return slots_ * kv_heads_ * (row_bytes(0) + row_bytes(1)); }
 
   /// The tokens [first, last) of `keys` and `values` become the rows from `position` on.
-  void write(const ConstTensor& keys, const ConstTensor& values, std::size_t first,
-             std::size_t last, std::size_t position) {
+  void write(const ConstTensor& keys, const ConstTensor& values, std::size_t first, std::size_t last,
+             std::size_t position) {
     for (std::size_t token = first; token < last; ++token, ++position) {
       for (std::size_t head = 0; head < kv_heads_; ++head) {
         write_row(keys, token, head, 0, position);
@@ -81,7 +81,9 @@ class Tail {
     while (from < to) {
       const std::size_t slot = from % slots_;
       const std::size_t count = std::min(to - from, slots_ - slot);
-      visit(Segment{.keys = plane(head, 0, slot), .values = plane(head, 1, slot), .rows = count,
+      visit(Segment{.keys = plane(head, 0, slot),
+                    .values = plane(head, 1, slot),
+                    .rows = count,
                     .position = static_cast<std::int64_t>(from)});
       from += count;
     }
@@ -105,8 +107,10 @@ class Tail {
     store_dense(encoding_of<E>, numbers, row(head, which, position));
   }
   [[nodiscard]] Plane plane(std::size_t head, std::size_t which, std::size_t slot) const {
-    return {.format = {.encoding = encoding_of<E>}, .base = side(head, which),
-            .row_stride = row_bytes(which), .first_row = slot};
+    return {.format = {.encoding = encoding_of<E>},
+            .base = side(head, which),
+            .row_stride = row_bytes(which),
+            .first_row = slot};
   }
 
   std::size_t slots_;

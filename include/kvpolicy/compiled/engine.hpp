@@ -81,6 +81,9 @@ class Engine {
 
   /// @throws ShapeError for a head_dim or value_dim that 8 does not divide, std::bad_alloc
   void attend(const LayerAttention& work);
+  /// The same for any number of calls, whose outputs must not overlap.
+  /// @throws as `attend`, before anything is written
+  void attend_all(std::span<const LayerAttention> works);
   /// @throws ShapeError for a head_dim or value_dim that 8 does not divide, std::bad_alloc
   void observe(const LayerObservation& work);
   /// @throws ShapeError for a query length that 8 does not divide, std::bad_alloc
@@ -93,6 +96,6 @@ class Engine {
   std::unique_ptr<detail::AnyEngine> engine_;
 };
 
-static_assert(AttentionEngine<Engine>);
+static_assert(BatchedEngine<Engine>);
 
 }  // namespace kvpolicy::compiled

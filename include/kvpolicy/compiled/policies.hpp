@@ -10,8 +10,8 @@
 #include <kvpolicy/plan/shipped_policies.hpp>
 
 /// SPEC is `template` or `extern template`.
-#define KVPOLICY_POLICY_INSTANCE(SPEC, ...)                \
-  SPEC class PolicyHead<__VA_ARGS__>;                      \
+#define KVPOLICY_POLICY_INSTANCE(SPEC, ...) \
+  SPEC class PolicyHead<__VA_ARGS__>;       \
   SPEC class detail::PolicySettings<__VA_ARGS__>;
 
 /// The same of a cache over an engine, and of its calls.
@@ -20,10 +20,10 @@
   SPEC class KvCache<E, __VA_ARGS__>;
 
 /// The same of all that there is for rows of one element type: DO(E, policy) instantiates a policy.
-#define KVPOLICY_ELEMENT_INSTANCES(SPEC, DO, E)         \
-  KVPOLICY_FOR_SHIPPED_POLICIES(DO, E)                  \
-  SPEC PolicyRegistry<E> shipped_policies<E>();         \
-  SPEC class HeadPlan<E>;                               \
+#define KVPOLICY_ELEMENT_INSTANCES(SPEC, DO, E) \
+  KVPOLICY_FOR_SHIPPED_POLICIES(DO, E)          \
+  SPEC PolicyRegistry<E> shipped_policies<E>(); \
+  SPEC class HeadPlan<E>;                       \
   KVPOLICY_CACHE_INSTANCE(SPEC, E, ScalarEngine)
 
 /// Declares one policy, and is undefined again below.

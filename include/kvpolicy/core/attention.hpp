@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-//
 // The complete interface between a cache and an attention engine: one layer's queries, the segments of each
 // KV head, and three operations. `ScalarEngine` defines what the operations compute; `cpu::Engine` computes
 // the same fast.
@@ -25,10 +24,10 @@ enum class Read : std::uint8_t { all, selected };
 
 /// Options of one attention call. The defaults give plain causal attention over all rows.
 struct AttendOptions {
-  std::optional<float> scale = {};             ///< multiplies logits; default 1 / sqrt(head_dim)
-  float softcap = 0.0F;                        ///< logit -> cap * tanh(logit / cap); 0: no cap
-  std::span<const float> attention_sink_bias = {};     ///< [q_heads] learned logits; empty: none
-  std::span<float> log_sum_exp = {};           ///< [tokens, q_heads], written unless it is empty
+  std::optional<float> scale = {};                  ///< multiplies logits; default 1 / sqrt(head_dim)
+  float softcap = 0.0F;                             ///< logit -> cap * tanh(logit / cap); 0: no cap
+  std::span<const float> attention_sink_bias = {};  ///< [q_heads] learned logits; empty: none
+  std::span<float> log_sum_exp = {};                ///< [tokens, q_heads], written unless it is empty
   Read read = Read::all;
   /// Makes ChunkRetrieval heads choose a new selection. A `selected` read chooses before it reads. An `all`
   /// read (the end of a prompt, say) chooses afterwards, for the `selected` reads that follow.
@@ -47,10 +46,10 @@ struct AttendOptions {
 /// row i is one of the tree's last nodes, `first_position` is the position of nodes of depth 0, and
 /// the row has position `first_position + depth`.
 struct LayerAttention {
-  ConstTensor queries;                                  ///< [tokens, q_heads, head_dim]
-  MutableTensor out;                                    ///< [tokens, q_heads, value_dim]
+  ConstTensor queries;  ///< [tokens, q_heads, head_dim]
+  MutableTensor out;    ///< [tokens, q_heads, value_dim]
   std::int64_t first_position = 0;
-  std::span<const std::span<const Segment>> heads;      ///< [kv_heads]
+  std::span<const std::span<const Segment>> heads;  ///< [kv_heads]
   AttendOptions options;
 
   [[nodiscard]] std::size_t queries_per_kv() const { return queries.heads / heads.size(); }
@@ -76,10 +75,10 @@ struct LayerAttention {
 /// sums of the attention matrix). No segment may contain nodes of a tree. Values are not read, so their
 /// planes may be empty.
 struct LayerObservation {
-  ConstTensor queries;                                  ///< [tokens, q_heads, head_dim]
+  ConstTensor queries;  ///< [tokens, q_heads, head_dim]
   std::int64_t first_position = 0;
-  std::span<const std::span<const Segment>> heads;      ///< [kv_heads]; an empty list is skipped
-  std::span<const std::span<float>> sums;               ///< [kv_heads] of [group, rows of the head]
+  std::span<const std::span<const Segment>> heads;  ///< [kv_heads]; an empty list is skipped
+  std::span<const std::span<float>> sums;           ///< [kv_heads] of [group, rows of the head]
   AttendOptions options;
 
   [[nodiscard]] std::size_t queries_per_kv() const { return queries.heads / heads.size(); }
@@ -99,5 +98,12 @@ concept AttentionEngine =
       engine.observe(observation);
       engine.score(rows, query, out);
     };
+
+/// An engine that attends the calls of several sequences together. Each gets the same bits as by `attend`
+/// alone. The outputs of the calls do not overlap.
+template <class E>
+concept BatchedEngine = AttentionEngine<E> && requires(E& engine, std::span<const LayerAttention> works) {
+  engine.attend_all(works);
+};
 
 }  // namespace kvpolicy

@@ -75,8 +75,8 @@ inline void normalize(const SoftmaxState& state, std::span<float> values) {
 inline float merge_outputs(std::span<float> out, float log_sum_exp, std::span<const float> part,
                            float part_log_sum_exp) {
   SoftmaxState state{log_sum_exp, log_sum_exp > -std::numeric_limits<float>::infinity() ? 1.0F : 0.0F};
-  const SoftmaxState other{
-      part_log_sum_exp, part_log_sum_exp > -std::numeric_limits<float>::infinity() ? 1.0F : 0.0F};
+  const SoftmaxState other{part_log_sum_exp,
+                           part_log_sum_exp > -std::numeric_limits<float>::infinity() ? 1.0F : 0.0F};
   merge(state, out, other, part);
   normalize(state, out);
   return state.log_sum_exp();

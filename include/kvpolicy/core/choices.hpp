@@ -27,8 +27,7 @@ struct ChoiceRing {
   /// The ring after one more choice, made at `length` tokens; the new choice belongs into the slot `latest`
   /// of the result. `tokens` [slots] are the lengths at which the choices were made. A choice at the length
   /// of the latest one replaces it, because every rollback drops both or none.
-  [[nodiscard]] KVPOLICY_HOST_DEVICE constexpr ChoiceRing after_choice(Int length,
-                                                                       const Int* tokens) const {
+  [[nodiscard]] KVPOLICY_HOST_DEVICE constexpr ChoiceRing after_choice(Int length, const Int* tokens) const {
     if (valid > 0 && tokens[latest] == length) return *this;
     return {(latest + 1) % slots, detail::smaller(valid + 1, slots), slots};
   }

@@ -30,9 +30,7 @@ struct half;
 enum class Encoding : std::uint8_t { float32, float16, bfloat16, uint8, uint4, uint2 };
 
 /// Whether the encoding is one of the packed codes.
-[[nodiscard]] constexpr bool is_quantized(Encoding encoding) noexcept {
-  return encoding >= Encoding::uint8;
-}
+[[nodiscard]] constexpr bool is_quantized(Encoding encoding) noexcept { return encoding >= Encoding::uint8; }
 
 /// Bits of one number.
 [[nodiscard]] constexpr std::size_t bits_of(Encoding encoding) noexcept {
@@ -100,7 +98,7 @@ struct half {
     if (magnitude > 0x7f800000U) {
       result = 0x7e00U;  // NaN
     } else if (magnitude >= 0x477ff000U) {
-      result = 0x7c00U;  // 65520 and above round to infinity
+      result = 0x7c00U;                     // 65520 and above round to infinity
     } else if (magnitude >= 0x38800000U) {  // normal: rebias the exponent by 112, round 13 bits off
       const std::uint32_t rebased = magnitude - (112U << 23);
       result = (rebased + 0x0fffU + ((rebased >> 13) & 1U)) >> 13;

@@ -105,7 +105,8 @@ template <class T>
 concept Character = std::same_as<T, char> || std::same_as<T, signed char> || std::same_as<T, unsigned char>;
 // The library prints no wide characters and no enumerations here, and std::to_chars refuses them.
 template <class T>
-concept Number = std::same_as<T, bool> || requires(char* text, T number) { std::to_chars(text, text, number); };
+concept Number =
+    std::same_as<T, bool> || requires(char* text, T number) { std::to_chars(text, text, number); };
 template <class T>
 concept Address = std::same_as<T, const void*> || std::same_as<T, void*>;
 

@@ -105,8 +105,7 @@ class FieldVisitor {
   virtual void number(std::string_view name, double& value) = 0;
   virtual void flag(std::string_view name, bool& value) = 0;
   /// Visits a setting that is one of `names`, by its index.
-  virtual void choice(std::string_view name, std::size_t& index,
-                      std::span<const std::string_view> names) = 0;
+  virtual void choice(std::string_view name, std::size_t& index, std::span<const std::string_view> names) = 0;
   /// Begins settings that have the prefix `name`; they end at `end`.
   virtual void begin(std::string_view name) = 0;
   /// Begins settings that may be missing; `present`: whether the type has them now. Returns whether the
@@ -116,8 +115,7 @@ class FieldVisitor {
   /// Whether the visitor writes settings down; otherwise it fills them.
   [[nodiscard]] virtual bool is_writing() const = 0;
   /// The name that a renamed setting has in the visited file or output.
-  [[nodiscard]] virtual std::string_view name_in_use(std::string_view name,
-                                                     std::string_view /*before*/) {
+  [[nodiscard]] virtual std::string_view name_in_use(std::string_view name, std::string_view /*before*/) {
     return name;
   }
   /// Whether the visitor leaves out settings that `brief` visits with their usual value.

@@ -22,15 +22,13 @@ namespace kvpolicy {
 enum class Pooling : std::uint8_t { max, average };
 
 /// The names of the enumerators in files.
-[[nodiscard]] constexpr std::array<std::string_view, 2> names_of(Pooling) {
-  return {"max", "average"};
-}
+[[nodiscard]] constexpr std::array<std::string_view, 2> names_of(Pooling) { return {"max", "average"}; }
 
 /// The rule of one KV head. Sizes are counted in rows, `observation_window` in queries.
 struct HeadRule {
   // Retention: all rows live, or the first `sinks` and the latest `recent`.
   std::size_t sinks = 0;
-  std::size_t recent = 0;   ///< 0: all rows live
+  std::size_t recent = 0;           ///< 0: all rows live
   bool prefill_chunk_mask = false;  ///< `recent` counts from a call's first query, not from each query
   std::optional<RotaryConfig> rotary_in_cache = {};  ///< sinks are read as if right before the window
 
@@ -45,25 +43,25 @@ struct HeadRule {
 
   // Compression: rows are dropped by rank.
   bool compresses = false;
-  std::size_t budget = 0;            ///< rows that survive by rank
-  std::size_t kept_rows = 0;         ///< latest rows that always survive
-  std::size_t compress_from = 0;     ///< a shorter text is not compressed
-  std::size_t compress_every = 0;    ///< rows until the head compresses again by itself; 0: never
-  bool after_first_compress = false; ///< `compress_every` starts with the first requested compression
-  bool adaptive_in_layer = false;       ///< the heads of a layer share their budgets (Ada-KV)
-  double safeguard = 0.0;            ///< share of its budget that such a head keeps in any case
-  std::string_view scorer = {};      ///< name of the scorer
-  Ranking ranking = Ranking::none;   ///< what the scorer looks at
-  KeyNumbers key_numbers = {};       ///< the scorer's settings, where it looks at the key
-  std::size_t observation_window = 0;          ///< latest queries whose attention ranks the rows
+  std::size_t budget = 0;              ///< rows that survive by rank
+  std::size_t kept_rows = 0;           ///< latest rows that always survive
+  std::size_t compress_from = 0;       ///< a shorter text is not compressed
+  std::size_t compress_every = 0;      ///< rows until the head compresses again by itself; 0: never
+  bool after_first_compress = false;   ///< `compress_every` starts with the first requested compression
+  bool adaptive_in_layer = false;      ///< the heads of a layer share their budgets (Ada-KV)
+  double safeguard = 0.0;              ///< share of its budget that such a head keeps in any case
+  std::string_view scorer = {};        ///< name of the scorer
+  Ranking ranking = Ranking::none;     ///< what the scorer looks at
+  KeyNumbers key_numbers = {};         ///< the scorer's settings, where it looks at the key
+  std::size_t observation_window = 0;  ///< latest queries whose attention ranks the rows
   Pooling pooling = Pooling::max;
   std::size_t pooled_rows = 1;
 
   // Selection: a query reads some of the rows.
-  std::size_t chunk = 0;          ///< rows of a retrieval chunk; 0: every row is read
+  std::size_t chunk = 0;  ///< rows of a retrieval chunk; 0: every row is read
   std::size_t chosen_rows = 0;
-  std::size_t refresh_every = 0;  ///< rows until a new selection; 0: only on request
-  std::string_view summary = {};  ///< name of the summary that stands for a chunk's keys
+  std::size_t refresh_every = 0;    ///< rows until a new selection; 0: only on request
+  std::string_view summary = {};    ///< name of the summary that stands for a chunk's keys
   std::size_t summary_vectors = 0;  ///< how many vectors the summary has
 
   friend bool operator==(const HeadRule&, const HeadRule&) = default;

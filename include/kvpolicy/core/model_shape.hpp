@@ -29,7 +29,7 @@ struct LayerShape {
   std::size_t head_dim = 0;   ///< Channels of a query and of a key.
   std::size_t value_dim = 0;  ///< Channels of a value and of an output; 0: as many as head_dim.
   std::size_t window = 0;     ///< Latest tokens that a query sees, its own included; 0: all.
-  float softcap = 0.0F;  ///< Logits become softcap * tanh(logit / softcap); 0: no cap.
+  float softcap = 0.0F;       ///< Logits become softcap * tanh(logit / softcap); 0: no cap.
   /// The earlier layer whose cache this layer reads, in models that share caches between layers. Then
   /// `kv_heads` is 0, and `head_dim`, `value_dim` and `window` stay 0, because they are those of the other
   /// layer.
@@ -85,8 +85,7 @@ struct ModelShape {
   /// same number of channels.
   [[nodiscard]] constexpr bool is_uniform() const {
     const LayerShape first = layers == 0 ? LayerShape{} : layer(0);
-    if (first.window != 0 || first.softcap != 0.0F || first.value_dim != first.head_dim)
-      return false;
+    if (first.window != 0 || first.softcap != 0.0F || first.value_dim != first.head_dim) return false;
     for (std::size_t i = 0; i < per_layer.size(); ++i) {
       if (layer(i) != first) return false;
     }
@@ -106,8 +105,8 @@ struct ModelShape {
   /// that no layer can have, or a layer that reads the cache of a layer without one
   void validate() const {
     require(layers > 0 && layers <= most, "ModelShape: layers is ", layers, ", must be 1 to ", most);
-    require(per_layer.empty() || per_layer.size() == layers, "ModelShape: per_layer has ",
-            per_layer.size(), " entries, must have one for each of ", layers, " layers, or none");
+    require(per_layer.empty() || per_layer.size() == layers, "ModelShape: per_layer has ", per_layer.size(),
+            " entries, must have one for each of ", layers, " layers, or none");
     if (per_layer.empty()) {
       require(kv_heads > 0, "ModelShape: kv_heads is 0, must be 1 to ", most);
       return validate(layer(0), "");
@@ -141,8 +140,8 @@ struct ModelShape {
   }
 
   static void validate(const LayerShape& own, const std::string& where) {
-    require(own.kv_heads <= most, "ModelShape: ", where, "kv_heads is ", own.kv_heads,
-            ", must be at most ", most);
+    require(own.kv_heads <= most, "ModelShape: ", where, "kv_heads is ", own.kv_heads, ", must be at most ",
+            most);
     check_softcap(own.softcap, where);
     require(own.window <= std::size_t{1} << 40, "ModelShape: ", where, "window is ", own.window,
             ", must be at most 2^40; 0 is no window");
@@ -152,13 +151,13 @@ struct ModelShape {
     check_channels("value_dim", own.value_dim, where);
   }
   static void check_q_heads(std::size_t q_heads, std::size_t kv_heads, const std::string& where) {
-    require(q_heads > 0 && q_heads <= most && q_heads % kv_heads == 0, "ModelShape: ", where,
-            "q_heads is ", q_heads, ", must be a positive multiple of kv_heads = ", kv_heads);
+    require(q_heads > 0 && q_heads <= most && q_heads % kv_heads == 0, "ModelShape: ", where, "q_heads is ",
+            q_heads, ", must be a positive multiple of kv_heads = ", kv_heads);
   }
   static void check_channels(const char* name, std::size_t channels, const std::string& where) {
     require(channels > 0 && channels % head_dim_step == 0 && channels <= largest_head_dim,
-            "ModelShape: ", where, name, " is ", channels, ", must be a multiple of ",
-            head_dim_step, " from ", head_dim_step, " to ", largest_head_dim);
+            "ModelShape: ", where, name, " is ", channels, ", must be a multiple of ", head_dim_step,
+            " from ", head_dim_step, " to ", largest_head_dim);
   }
   static void check_softcap(float softcap, const std::string& where) {
     require(is_finite(softcap) && softcap >= 0.0F, "ModelShape: ", where, "softcap is ", softcap,

@@ -21,9 +21,8 @@ struct TextProgress {
   /// `commit_rows` of its own, except the latest `max_rollback` of those. A step commits all its rows
   /// (`commit_rows` = `rows`), an append commits none (0), and a commit brings no row (`rows` = 0).
   [[nodiscard]] KVPOLICY_HOST_DEVICE constexpr TextProgress after(Int rows, Int commit_rows,
-                                                              Int max_rollback) const {
-    return {tokens + rows,
-            detail::larger(committed, detail::minus(tokens + commit_rows, max_rollback))};
+                                                                  Int max_rollback) const {
+    return {tokens + rows, detail::larger(committed, detail::minus(tokens + commit_rows, max_rollback))};
   }
   /// How many rows such a call commits: the oldest of those that were not committed and of its own.
   [[nodiscard]] KVPOLICY_HOST_DEVICE constexpr Int leaving(Int commit_rows, Int max_rollback) const {

@@ -32,9 +32,7 @@ struct RotaryConfig {
 
   friend bool operator==(const RotaryConfig&, const RotaryConfig&) = default;
   /// The names of the enumerators in files.
-  friend constexpr std::array<std::string_view, 3> names_of(Scaling) {
-    return {"none", "linear", "llama3"};
-  }
+  friend constexpr std::array<std::string_view, 3> names_of(Scaling) { return {"none", "linear", "llama3"}; }
   void fields(FieldVisitor& visit) {
     visit("theta", theta);
     visit("scaling", scaling);
@@ -46,15 +44,12 @@ struct RotaryConfig {
 
   void validate() const {
     // Written so that NaN fails.
-    require(theta > 0 && std::isfinite(theta), "RotaryConfig: theta is ", theta,
-            ", must be positive");
-    require(factor > 0 && std::isfinite(factor), "RotaryConfig: factor is ", factor,
-            ", must be positive");
+    require(theta > 0 && std::isfinite(theta), "RotaryConfig: theta is ", theta, ", must be positive");
+    require(factor > 0 && std::isfinite(factor), "RotaryConfig: factor is ", factor, ", must be positive");
     if (scaling != Scaling::llama3) return;
-    require(low_freq_factor > 0 && high_freq_factor > low_freq_factor &&
-                std::isfinite(high_freq_factor),
-            "RotaryConfig: llama3 needs 0 < low_freq_factor < high_freq_factor, got ",
-            low_freq_factor, " and ", high_freq_factor);
+    require(low_freq_factor > 0 && high_freq_factor > low_freq_factor && std::isfinite(high_freq_factor),
+            "RotaryConfig: llama3 needs 0 < low_freq_factor < high_freq_factor, got ", low_freq_factor,
+            " and ", high_freq_factor);
     require(original_max_position > 0 && std::isfinite(original_max_position),
             "RotaryConfig: original_max_position is ", original_max_position, ", must be positive");
   }
@@ -65,8 +60,7 @@ struct RotaryConfig {
 [[nodiscard]] inline std::vector<float> inverse_frequencies(const RotaryConfig& config,
                                                             std::size_t head_dim) {
   config.validate();
-  require(head_dim > 0 && head_dim % 2 == 0, "inverse_frequencies: head_dim is ", head_dim,
-          ", must be even");
+  require(head_dim > 0 && head_dim % 2 == 0, "inverse_frequencies: head_dim is ", head_dim, ", must be even");
   std::vector<float> frequencies(head_dim / 2);
   for (std::size_t pair = 0; pair < frequencies.size(); ++pair) {
     const double exponent = static_cast<double>(2 * pair) / static_cast<double>(head_dim);
@@ -80,8 +74,8 @@ struct RotaryConfig {
       if (turns < config.low_freq_factor) {
         frequency /= config.factor;
       } else if (turns < config.high_freq_factor) {
-        const double blend = (turns - config.low_freq_factor) /
-                             (config.high_freq_factor - config.low_freq_factor);
+        const double blend =
+            (turns - config.low_freq_factor) / (config.high_freq_factor - config.low_freq_factor);
         frequency = (1.0 - blend) * frequency / config.factor + blend * frequency;
       }
     }
@@ -91,8 +85,7 @@ struct RotaryConfig {
 }
 
 /// Rotates a row [head_dim] by `positions` positions, in place; a negative number rotates it back.
-inline void rotate(std::span<float> row, std::span<const float> frequencies,
-                   std::int64_t positions) {
+inline void rotate(std::span<float> row, std::span<const float> frequencies, std::int64_t positions) {
   const std::size_t pairs = frequencies.size();
   KVPOLICY_ASSERT(row.size() == 2 * pairs);
   for (std::size_t pair = 0; pair < pairs; ++pair) {

@@ -51,8 +51,8 @@ inline void round_dense(Encoding encoding, std::span<float> row) {
 }
 
 /// The code of one channel of a packed row; PageLayout describes the order of codes.
-[[nodiscard]] inline unsigned load_code(Encoding encoding, const std::byte* row,
-                                        std::size_t channel, std::size_t head_dim) {
+[[nodiscard]] inline unsigned load_code(Encoding encoding, const std::byte* row, std::size_t channel,
+                                        std::size_t head_dim) {
   const std::size_t bits = bits_of(encoding);
   const std::size_t bytes = head_dim * bits / 8;
   const auto packed = static_cast<unsigned>(row[channel % bytes]);
@@ -60,8 +60,8 @@ inline void round_dense(Encoding encoding, std::span<float> row) {
 }
 
 /// Dequantises the codes of one packed row. Each scale and zero belongs to `group` neighbouring channels.
-inline void load_codes(Encoding encoding, const std::byte* codes, const half* scales,
-                       const half* zeros, std::size_t group, std::span<float> out) {
+inline void load_codes(Encoding encoding, const std::byte* codes, const half* scales, const half* zeros,
+                       std::size_t group, std::span<float> out) {
   // First writes the codes, in the order of load_code but without its division for each channel.
   const std::size_t bits = bits_of(encoding);
   const std::size_t bytes = out.size() * bits / 8;

@@ -27,8 +27,8 @@ struct RowRange {
 /// The sinks and the sliding window of a head. Without a window (`recent` = 0) every row lives.
 template <class Int>
 struct WindowRule {
-  Int sinks = 0;            ///< first rows of the text, which always live
-  Int recent = 0;           ///< latest rows that live besides the sinks; 0: all
+  Int sinks = 0;                    ///< first rows of the text, which always live
+  Int recent = 0;                   ///< latest rows that live besides the sinks; 0: all
   bool prefill_chunk_mask = false;  ///< `recent` counts from the call's first query, not from each query
 
   /// The oldest row besides the sinks that lives in a text of `tokens` tokens.
@@ -60,9 +60,8 @@ struct WindowRule {
   /// The rows among `rows`, besides the sinks, that at least one query of a call reads, according to its
   /// `query_window`.
   [[nodiscard]] KVPOLICY_HOST_DEVICE constexpr RowRange<Int> recent_among(RowRange<Int> rows,
-                                                                         Int first_position) const {
-    return {detail::smaller(detail::larger(first_read(first_position), rows.begin), rows.end),
-            rows.end};
+                                                                          Int first_position) const {
+    return {detail::smaller(detail::larger(first_read(first_position), rows.begin), rows.end), rows.end};
   }
 };
 
@@ -113,10 +112,10 @@ template <class Int>
 /// itself. `rows` is the number of rows that the head holds, `tokens` the length of the text.
 template <class Int>
 struct BudgetRule {
-  Int budget = 0;         ///< rows that survive by rank
-  Int kept_rows = 0;      ///< latest rows that always survive
-  Int compress_from = 0;  ///< a shorter text is not compressed
-  Int compress_every = 0;  ///< rows until the head compresses again by itself; 0: never
+  Int budget = 0;                     ///< rows that survive by rank
+  Int kept_rows = 0;                  ///< latest rows that always survive
+  Int compress_from = 0;              ///< a shorter text is not compressed
+  Int compress_every = 0;             ///< rows until the head compresses again by itself; 0: never
   bool after_first_compress = false;  ///< `compress_every` starts with the first requested compression
 
   [[nodiscard]] KVPOLICY_HOST_DEVICE constexpr Int capacity() const { return budget + kept_rows; }

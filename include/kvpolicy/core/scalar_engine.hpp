@@ -102,8 +102,8 @@ class ScalarEngine {
   // Calls visit(segment, plane row, ordinal among all rows shown, logit) for each row that the
   // query at position t sees.
   template <class Sees, class Visit>
-  static void for_each_logit(std::span<const Segment> segments, std::span<const float> query,
-                             std::int64_t t, float scale, float softcap, Sees sees, Visit visit) {
+  static void for_each_logit(std::span<const Segment> segments, std::span<const float> query, std::int64_t t,
+                             float scale, float softcap, Sees sees, Visit visit) {
     std::vector<float> row(query.size());
     std::vector<float> turned;
     std::size_t ordinal = 0;

@@ -60,9 +60,9 @@ struct PageLayout {
 
 /// The address of one row of a plane.
 struct RowAddress {
-  const std::byte* page;       ///< start of the page; with a row_stride the row itself
-  std::size_t row;             ///< row inside the page; with a row_stride 0
-  std::size_t contiguous_rows; ///< rows that follow in this page, this one included
+  const std::byte* page;        ///< start of the page; with a row_stride the row itself
+  std::size_t row;              ///< row inside the page; with a row_stride 0
+  std::size_t contiguous_rows;  ///< rows that follow in this page, this one included
 };
 
 /// One side (keys or values) of a run of rows. A plane is either paged (`pages` is the page table) or, for
@@ -75,9 +75,9 @@ struct Plane {
   const std::byte* const* pages = nullptr;  ///< the page table; null: rows begin at `base`
   std::size_t page_rows = 0;                ///< rows of a page
   const std::byte* base = nullptr;          ///< row 0 of the table, if there are no pages
-  std::size_t row_stride = 0;   ///< in bytes; 0 for pages that PageLayout describes
-  std::size_t first_row = 0;    ///< row 0 of the plane, as a row of the table
-  std::size_t page_offset = 0;  ///< in bytes; used only for pages with a row_stride
+  std::size_t row_stride = 0;               ///< in bytes; 0 for pages that PageLayout describes
+  std::size_t first_row = 0;                ///< row 0 of the plane, as a row of the table
+  std::size_t page_offset = 0;              ///< in bytes; used only for pages with a row_stride
 
   [[nodiscard]] RowAddress address_of(std::size_t row) const {
     const std::size_t at = first_row + row;
@@ -128,22 +128,20 @@ struct QueryRotation {
 struct Segment {
   Plane keys = {};
   Plane values = {};
-  std::size_t rows = 0;                       ///< rows of both planes
-  std::int64_t position = 0;                  ///< text position of plane row 0
-  const std::int64_t* positions = nullptr;    ///< [plane rows], if positions are not consecutive
-  std::size_t node = no_node;                 ///< node of plane row 0; the next rows are the next nodes
-  std::span<const RowRun> runs = {};          ///< its plane rows, ascending; empty: [0, rows)
-  std::int64_t window = unlimited_window;     ///< latest tokens that a query sees, its own included
-  QueryRotation rotation = {};                ///< applied to a query before it meets the rows
+  std::size_t rows = 0;                     ///< rows of both planes
+  std::int64_t position = 0;                ///< text position of plane row 0
+  const std::int64_t* positions = nullptr;  ///< [plane rows], if positions are not consecutive
+  std::size_t node = no_node;               ///< node of plane row 0; the next rows are the next nodes
+  std::span<const RowRun> runs = {};        ///< its plane rows, ascending; empty: [0, rows)
+  std::int64_t window = unlimited_window;   ///< latest tokens that a query sees, its own included
+  QueryRotation rotation = {};              ///< applied to a query before it meets the rows
 
   [[nodiscard]] std::int64_t position_of(std::size_t row) const {
     return positions != nullptr ? positions[row] : position + static_cast<std::int64_t>(row);
   }
 
   /// Number of a row's node; `no_node` for rows of the text.
-  [[nodiscard]] std::size_t node_of(std::size_t row) const {
-    return node == no_node ? no_node : node + row;
-  }
+  [[nodiscard]] std::size_t node_of(std::size_t row) const { return node == no_node ? no_node : node + row; }
 
   /// The part [first, first + count); only for segments without `runs`.
   [[nodiscard]] Segment part(std::size_t first, std::size_t count) const {

@@ -16,8 +16,8 @@ namespace kvpolicy::detail {
 /// Like `inverse_frequencies`, but calls with the same arguments return the same list for as long as
 /// somebody holds it. Thread-safe.
 /// @throws ConfigError as inverse_frequencies, std::bad_alloc
-[[nodiscard]] inline std::shared_ptr<const std::vector<float>> shared_frequencies(
-    const RotaryConfig& config, std::size_t head_dim) {
+[[nodiscard]] inline std::shared_ptr<const std::vector<float>> shared_frequencies(const RotaryConfig& config,
+                                                                                  std::size_t head_dim) {
   struct Known {
     RotaryConfig config;
     std::size_t head_dim;

@@ -20,8 +20,7 @@ class Extent {
   template <std::integral Integer>
   constexpr Extent(Integer count) : count_{static_cast<std::size_t>(count)} {
     if constexpr (std::signed_integral<Integer>) {
-      if (count < 0)
-        fail<ShapeError>("TensorView: an extent or stride is ", count, ", must not be negative");
+      if (count < 0) fail<ShapeError>("TensorView: an extent or stride is ", count, ", must not be negative");
     }
   }
   constexpr operator std::size_t() const { return count_; }
@@ -49,8 +48,8 @@ struct TensorView {
   constexpr TensorView(T* data_, Extent tokens_, Extent heads_, Extent head_dim_)
       : TensorView{data_, tokens_, heads_, head_dim_, heads_ * head_dim_, head_dim_} {}
 
-  constexpr TensorView(T* data_, Extent tokens_, Extent heads_, Extent head_dim_,
-                       Extent token_stride_, Extent head_stride_)
+  constexpr TensorView(T* data_, Extent tokens_, Extent heads_, Extent head_dim_, Extent token_stride_,
+                       Extent head_stride_)
       : data{data_},
         tokens{tokens_},
         heads{heads_},
@@ -92,8 +91,12 @@ struct AnyTensor {
   template <class T>
     requires std::is_const_v<Byte> || (!std::is_const_v<T>)
   explicit AnyTensor(const TensorView<T>& view)
-      : encoding{encoding_of<std::remove_const_t<T>>}, tokens{view.tokens}, heads{view.heads},
-        head_dim{view.head_dim}, token_stride{view.token_stride}, head_stride{view.head_stride} {
+      : encoding{encoding_of<std::remove_const_t<T>>},
+        tokens{view.tokens},
+        heads{view.heads},
+        head_dim{view.head_dim},
+        token_stride{view.token_stride},
+        head_stride{view.head_stride} {
     if constexpr (std::is_const_v<Byte>) {
       data = reinterpret_cast<const std::byte*>(view.data);
     } else {

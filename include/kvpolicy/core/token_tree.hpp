@@ -38,8 +38,8 @@ class TokenTree {
   /// std::bad_alloc
   std::size_t add(std::size_t parent) {
     const std::size_t node = size();
-    require(parent == text || parent < node, "TokenTree: node ", node, " cannot continue node ",
-            parent, ", must continue the text or one of the ", node, " nodes before it");
+    require(parent == text || parent < node, "TokenTree: node ", node, " cannot continue node ", parent,
+            ", must continue the text or one of the ", node, " nodes before it");
     require(node < max_nodes, "TokenTree: a tree has at most ", max_nodes, " nodes");
     nodes_.push_back({parent, parent == text ? 0 : depth(parent) + 1});
     return node;
@@ -49,8 +49,7 @@ class TokenTree {
   void reserve(std::size_t nodes) { nodes_.reserve(nodes); }
   /// Keeps only the first `nodes` nodes.
   void truncate(std::size_t nodes) noexcept {
-    nodes_.erase(nodes_.begin() + static_cast<std::ptrdiff_t>(std::min(nodes, size())),
-                 nodes_.end());
+    nodes_.erase(nodes_.begin() + static_cast<std::ptrdiff_t>(std::min(nodes, size())), nodes_.end());
   }
 
   [[nodiscard]] std::size_t size() const { return nodes_.size(); }
@@ -75,8 +74,7 @@ class TokenTree {
   /// The tree of the first `nodes` nodes.
   [[nodiscard]] TokenTree first(std::size_t nodes) const {
     TokenTree part;
-    part.nodes_.assign(nodes_.begin(),
-                       nodes_.begin() + static_cast<std::ptrdiff_t>(std::min(nodes, size())));
+    part.nodes_.assign(nodes_.begin(), nodes_.begin() + static_cast<std::ptrdiff_t>(std::min(nodes, size())));
     return part;
   }
 

@@ -82,30 +82,28 @@ struct WholeRowParams {
 
 /// Writes scale * code + zero for a packed row: [head_dim], at least one vector of bytes long.
 template <Encoding E, class Params>
-HWY_INLINE void decode_packed_row(const std::byte* codes, const Params& params,
-                                  std::size_t head_dim, float* out) {
+HWY_INLINE void decode_packed_row(const std::byte* codes, const Params& params, std::size_t head_dim,
+                                  float* out) {
   constexpr std::size_t bits = bits_of(E);
   constexpr std::size_t per_byte = 8 / bits;
   const std::size_t bytes = head_dim / per_byte;
   const hn::Rebind<std::uint8_t, Floats> byte_tag;
   for (std::size_t step = 0; step < bytes; step += lanes) {
     const std::size_t first = std::min(step, bytes - lanes);  // the last vectors may overlap
-    const auto packed = hn::PromoteTo(
-        ints, hn::LoadU(byte_tag, reinterpret_cast<const std::uint8_t*>(codes) + first));
+    const auto packed =
+        hn::PromoteTo(ints, hn::LoadU(byte_tag, reinterpret_cast<const std::uint8_t*>(codes) + first));
     unroll<per_byte>([&](auto part) KVPOLICY_CPU_INLINE_LAMBDA {
       const std::size_t channel = part * bytes + first;
-      const auto code = hn::And(hn::ShiftRight<part * bits>(packed),
-                                hn::Set(ints, (1 << bits) - 1));
-      hn::StoreU(hn::MulAdd(hn::ConvertTo(floats, code), params.scales(channel),
-                            params.zeros(channel)),
+      const auto code = hn::And(hn::ShiftRight<part * bits>(packed), hn::Set(ints, (1 << bits) - 1));
+      hn::StoreU(hn::MulAdd(hn::ConvertTo(floats, code), params.scales(channel), params.zeros(channel)),
                  floats, out + channel);
     });
   }
 }
 
 template <Encoding E>
-void decode_packed_side(const RowTileSide& side, std::size_t rows, std::size_t head_dim,
-                        float* params, float* out) {
+void decode_packed_side(const RowTileSide& side, std::size_t rows, std::size_t head_dim, float* params,
+                        float* out) {
   RowParams row_params{params, head_dim};
   if (head_dim * bits_of(E) / 8 < lanes) {  // shorter than any real head
     for (std::size_t row = 0; row < rows; ++row) {
@@ -125,10 +123,9 @@ void decode_packed_side(const RowTileSide& side, std::size_t rows, std::size_t h
     gather(side.scales, scales);
     gather(side.zeros, zeros);
     for (std::size_t row = 0; row < rows; ++row) {
-      decode_packed_row<E>(
-          side.codes[row],
-          WholeRowParams{hn::Set(floats, scales[row]), hn::Set(floats, zeros[row])}, head_dim,
-          out + row * head_dim);
+      decode_packed_row<E>(side.codes[row],
+                           WholeRowParams{hn::Set(floats, scales[row]), hn::Set(floats, zeros[row])},
+                           head_dim, out + row * head_dim);
     }
   } else {
     for (std::size_t row = 0; row < rows; ++row) {
@@ -151,29 +148,24 @@ HWY_NOINLINE inline void decode_padded_side(const RowTileSide& side, std::size_t
       continue;
     }
     const std::size_t group = format.granularity == Granularity::per_token ? format.group : 1;
-    load_codes(format.encoding, side.codes[row], side.scales[row], side.zeros[row], group,
-               {out, channels});
+    load_codes(format.encoding, side.codes[row], side.scales[row], side.zeros[row], group, {out, channels});
   }
 }
 
 /// Writes the rows of a row tile as float: [rows, padded_channels(head_dim)]. `params` holds 2 * head_dim
 /// floats.
-inline void decode_side(const RowTileSide& side, std::size_t rows, std::size_t head_dim,
-                        float* params, float* out) {
+inline void decode_side(const RowTileSide& side, std::size_t rows, std::size_t head_dim, float* params,
+                        float* out) {
   if (padded_channels(head_dim) != head_dim) return decode_padded_side(side, rows, head_dim, out);
   switch (side.format.encoding) {
-    case Encoding::uint8:
-      return decode_packed_side<Encoding::uint8>(side, rows, head_dim, params, out);
-    case Encoding::uint4:
-      return decode_packed_side<Encoding::uint4>(side, rows, head_dim, params, out);
-    case Encoding::uint2:
-      return decode_packed_side<Encoding::uint2>(side, rows, head_dim, params, out);
+    case Encoding::uint8: return decode_packed_side<Encoding::uint8>(side, rows, head_dim, params, out);
+    case Encoding::uint4: return decode_packed_side<Encoding::uint4>(side, rows, head_dim, params, out);
+    case Encoding::uint2: return decode_packed_side<Encoding::uint2>(side, rows, head_dim, params, out);
     default:
       with_dense_encoding(side.format.encoding, [&]<Encoding E>() KVPOLICY_CPU_LAMBDA {
         for (std::size_t row = 0; row < rows; ++row) {
           for (std::size_t channel = 0; channel < head_dim; channel += lanes) {
-            hn::StoreU(load_numbers<E>(side.codes[row], channel), floats,
-                       out + row * head_dim + channel);
+            hn::StoreU(load_numbers<E>(side.codes[row], channel), floats, out + row * head_dim + channel);
           }
         }
       });

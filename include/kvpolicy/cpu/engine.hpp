@@ -9,6 +9,8 @@
 // A call is cut into tiles of queries of one KV head. If these are too few to keep every thread busy, as in
 // decoding, a tile's rows are cut into parts of equal cost, whose partial results are merged in order. The
 // cut depends on the segments and the number of threads, never on timing, so equal calls give equal bits.
+// Calls of several sequences are cut one by one, each as if it were alone, and share one parallel region: a
+// sequence gets the same bits in any company.
 #pragma once
 
 #include <algorithm>
@@ -46,7 +48,11 @@ class Engine {
   ~Engine() = default;
 
   /// @throws ShapeError for a head_dim or value_dim that 8 does not divide, std::bad_alloc
-  void attend(const LayerAttention& work);
+  void attend(const LayerAttention& work) { attend_all({&work, 1}); }
+
+  /// The same for any number of calls, whose outputs must not overlap.
+  /// @throws as `attend`, before anything is written
+  void attend_all(std::span<const LayerAttention> works);
 
   /// @throws ShapeError for a head_dim or value_dim that 8 does not divide, std::bad_alloc
   void observe(const LayerObservation& work);
@@ -58,9 +64,18 @@ class Engine {
   // The rows that a tile sees, or a part of them that is cut by cumulated cost.
   struct Task {
     QueryTile tile;
+    std::size_t call;  // which of the calls it belongs to
     std::size_t from, to;
     std::size_t parts;    // number of parts of the tile; their tasks are consecutive
-    std::size_t partial;  // index of its partial result, if parts > 1
+    std::size_t partial;  // where its partial result begins, in floats, if parts > 1
+  };
+
+  // What the calls together want of every worker.
+  struct Needs {
+    std::size_t queries = 0;  // most query rows of a task
+    HeadWidth width{0, 0};
+    std::size_t words = 0;
+    bool tiled = false;
   };
 
   [[nodiscard]] std::size_t threads() const {
@@ -74,14 +89,13 @@ class Engine {
     return padded_channels(channels);
   }
 
-  [[nodiscard]] static std::size_t part_begin(std::size_t cost, std::size_t part,
-                                              std::size_t parts) {
+  [[nodiscard]] static std::size_t part_begin(std::size_t cost, std::size_t part, std::size_t parts) {
     // Not cost * part / parts, which could overflow.
     return cost / parts * part + cost % parts * part / parts;
   }
 
-  // Lists the tasks; returns the largest number of query rows of a task.
-  std::size_t plan(const LayerAttention& work) {
+  // Adds the tasks of one call; returns the largest number of query rows of a task.
+  std::size_t add_tasks(const LayerAttention& work, std::size_t call, TreeMask* tree) {
     const std::size_t group = work.queries_per_kv();
     const std::size_t rows = work.queries.tokens * group;
     std::size_t most = rows;
@@ -89,26 +103,60 @@ class Engine {
       most = Tuning::tile_queries;
       if (group < most) most -= most % group;  // whole tokens
     }
-    if (work.options.tree != nullptr) tree_.set(work);
-    tasks_.clear();
-    partial_count_ = 0;
+    if (tree != nullptr) tree->set(work);
+    whole_.clear();
     std::size_t total = 0;
     for (std::size_t head = 0; head < work.heads.size(); ++head) {
       // Late tokens see the most rows. They come first, so that the last tasks to end are short.
       for (std::size_t end = rows; end > 0;) {
         const std::size_t first = (end - 1) / most * most;
-        QueryTile tile{work.queries, work.first_position, group, head, first, end - first,
-                       work.scale(), work.options.softcap, work.out.head_dim};
-        if (work.options.tree != nullptr) tile.use_tree(tree_);
+        QueryTile tile{
+            work.queries,         work.first_position, group, head, first, end - first, work.scale(),
+            work.options.softcap, work.out.head_dim};
+        if (tree != nullptr) tile.use_tree(*tree);
         const std::size_t cost = seen_cost(work.heads[head], tile);
-        tasks_.push_back({tile, 0, cost, 1, 0});
+        whole_.push_back({tile, call, 0, cost, 1, 0});
         total += cost;
         end = first;
       }
     }
     const std::size_t wanted = threads() * Tuning::tasks_per_thread;
-    if (threads() > 1 && tasks_.size() < wanted) cut_tasks(total / wanted + 1);
+    if (threads() > 1 && whole_.size() < wanted) {
+      cut_tasks(total / wanted + 1,
+                Partial::floats(padded_queries(most), padded_channels(work.out.head_dim)));
+    } else {
+      tasks_.insert(tasks_.end(), whole_.begin(), whole_.end());
+    }
     return most;
+  }
+
+  // Lists the tasks of all calls.
+  Needs plan(std::span<const LayerAttention> works) {
+    tasks_.clear();
+    partial_floats_ = 0;
+    products_.assign(works.size(), {});
+    trees_.resize(
+        std::max(trees_.size(), static_cast<std::size_t>(std::ranges::count_if(
+                                    works, [](const auto& work) { return work.options.tree != nullptr; }))));
+    Needs needs;
+    std::size_t trees = 0;
+    for (std::size_t call = 0; call < works.size(); ++call) {
+      const LayerAttention& work = works[call];
+      if (work.queries.tokens == 0 || work.heads.empty()) continue;
+      const HeadWidth width{checked("head_dim", work.queries.head_dim),
+                            checked("value_dim", work.out.head_dim)};
+      TreeMask* tree = work.options.tree == nullptr ? nullptr : &trees_[trees++];
+      const std::size_t queries = add_tasks(work, call, tree);
+      // Decoding does not plan for tiles, so it does not request AMX: tile registers enlarge every signal
+      // frame of the process.
+      const bool tiled = queries > Tuning::stream_queries;
+      if (tiled) products_[call] = product_plan(work.queries, work.out.encoding);
+      needs.queries = std::max(needs.queries, queries);
+      needs.width = {std::max(needs.width.keys, width.keys), std::max(needs.width.values, width.values)};
+      needs.words = std::max(needs.words, Worker<Tuning>::scratch_words(queries, width, products_[call]));
+      needs.tiled = needs.tiled || tiled;
+    }
+    return needs;
   }
 
   // The most threads of a call of few queries: one for each `task_weight` of cost, because waking a thread takes as
@@ -119,16 +167,15 @@ class Engine {
     return std::clamp<std::size_t>(cost / Tuning::task_weight, 1, tasks_.size());
   }
 
-  void cut_tasks(std::size_t share) {
+  // Adds the call's tasks in parts of about this cost. `partial`: floats of a partial result.
+  void cut_tasks(std::size_t share, std::size_t partial) {
     share = std::max(share, Tuning::task_weight);
-    whole_.swap(tasks_);
-    tasks_.clear();
     for (const Task& task : whole_) {
       const std::size_t parts = std::max<std::size_t>((task.to + share / 2) / share, 1);
       for (std::size_t part = 0; part < parts; ++part) {
-        tasks_.push_back({task.tile, part_begin(task.to, part, parts),
-                          part_begin(task.to, part + 1, parts), parts, partial_count_});
-        if (parts > 1) ++partial_count_;
+        tasks_.push_back({task.tile, task.call, part_begin(task.to, part, parts),
+                          part_begin(task.to, part + 1, parts), parts, partial_floats_});
+        if (parts > 1) partial_floats_ += partial;
       }
     }
   }
@@ -139,11 +186,10 @@ class Engine {
   }
 
   // Reserves workers, at most `count`.
-  void reserve(std::size_t count, std::size_t queries, const HeadWidth& width,
-               const ProductPlan& products) {
+  void reserve(std::size_t count, std::size_t queries, const HeadWidth& width, std::size_t scratch_words) {
     active_ = std::min(threads(), count);
     if (workers_.size() < active_) workers_.resize(active_);
-    for (std::size_t i = 0; i < active_; ++i) workers_[i].reserve(queries, width, products);
+    for (std::size_t i = 0; i < active_; ++i) workers_[i].reserve(queries, width, scratch_words);
   }
 
   // Runs all indices; every worker takes the next index until none is left.
@@ -157,9 +203,10 @@ class Engine {
 
   Parallel parallel_;
   std::vector<Task> tasks_;
-  std::vector<Task> whole_;  // the tasks before they are cut
-  std::size_t partial_count_ = 0;
-  TreeMask tree_;            // of the current call
+  std::vector<Task> whole_;  // those of one call before they are cut
+  std::size_t partial_floats_ = 0;
+  std::vector<TreeMask> trees_;        // of the calls with a tree
+  std::vector<ProductPlan> products_;  // of each call
   AlignedFloats partials_;
   std::vector<Worker<Tuning>> workers_;
   std::size_t active_ = 0;
@@ -168,25 +215,20 @@ class Engine {
 // Outside the class for the sake of `extern template`, as in worker-inl.hpp.
 
 template <ParallelFor Parallel, class Tuning>
-void Engine<Parallel, Tuning>::attend(const LayerAttention& work) {
-  if (work.queries.tokens == 0 || work.heads.empty()) return;
-  const HeadWidth width{checked("head_dim", work.queries.head_dim), checked("value_dim", work.out.head_dim)};
-  const std::size_t most_queries = plan(work);
-  const std::size_t partial = Partial::floats(padded_queries(most_queries), width.values);
-  float* partials = partials_.resize(partial_count_ * partial);
+void Engine<Parallel, Tuning>::attend_all(std::span<const LayerAttention> works) {
+  const Needs needs = plan(works);
+  if (tasks_.empty()) return;
+  float* partials = partials_.resize(partial_floats_);
   const auto partial_of = [&](const Task& task) {
-    return Partial{partials + task.partial * partial, padded_queries(task.tile.rows)};
+    return Partial{partials + task.partial, padded_queries(task.tile.rows)};
   };
-  // Decoding does not plan for tiles, so it does not request AMX: tile registers enlarge every signal
-  // frame of the process.
-  const bool tiled = most_queries > Tuning::stream_queries;
-  reserve(tiled ? tasks_.size() : worthwhile_threads(), most_queries, width,
-          tiled ? product_plan(work.queries, work.out.encoding) : ProductPlan{});
+  reserve(needs.tiled ? tasks_.size() : worthwhile_threads(), needs.queries, needs.width, needs.words);
   for_each(tasks_.size(), [&](std::size_t i, Worker<Tuning>& worker) {
     const Task& task = tasks_[i];
+    const LayerAttention& work = works[task.call];
     const bool whole = task.parts == 1;
     const Partial result = whole ? worker.own_partial(task.tile) : partial_of(task);
-    worker.attend(work.heads[task.tile.kv_head], task.tile, task.from, task.to, result);
+    worker.attend(work.heads[task.tile.kv_head], task.tile, task.from, task.to, products_[task.call], result);
     if (whole) result.finish(work, task.tile);
   });
   for (std::size_t first = 0; first < tasks_.size(); first += tasks_[first].parts) {
@@ -194,9 +236,9 @@ void Engine<Parallel, Tuning>::attend(const LayerAttention& work) {
     if (task.parts == 1) continue;
     const Partial total = partial_of(task);
     for (std::size_t i = 1; i < task.parts; ++i) {
-      total.merge_with(partial_of(tasks_[first + i]), task.tile.rows, width.values);
+      total.merge_with(partial_of(tasks_[first + i]), task.tile.rows, task.tile.width().values);
     }
-    total.finish(work, task.tile);
+    total.finish(works[task.call], task.tile);
   }
 }
 
@@ -205,23 +247,24 @@ void Engine<Parallel, Tuning>::observe(const LayerObservation& work) {
   if (work.heads.empty()) return;
   const std::size_t group = work.queries_per_kv();
   const std::size_t rows = work.queries.tokens * group;
-  reserve(work.heads.size(), Tuning::tile_queries, {checked("head_dim", work.queries.head_dim), 0},
-          product_plan(work.queries, Encoding::bfloat16));  // no weight is multiplied
+  const HeadWidth width{checked("head_dim", work.queries.head_dim), 0};
+  const ProductPlan products = product_plan(work.queries, Encoding::bfloat16);  // no weight is multiplied
+  reserve(work.heads.size(), Tuning::tile_queries, width,
+          Worker<Tuning>::scratch_words(Tuning::tile_queries, width, products));
   for_each(work.heads.size(), [&](std::size_t head, Worker<Tuning>& worker) {
     if (work.heads[head].empty()) return;
     std::ranges::fill(work.sums[head], 0.0F);
     for (std::size_t first = 0; first < rows; first += Tuning::tile_queries) {
-      const QueryTile tile{work.queries, work.first_position, group, head, first,
-                           std::min(Tuning::tile_queries, rows - first), work.scale(),
-                           work.options.softcap};
-      worker.observe(work.heads[head], tile, work.options.attention_sink_bias, work.sums[head]);
+      const QueryTile tile{
+          work.queries, work.first_position, group, head, first, std::min(Tuning::tile_queries, rows - first),
+          work.scale(), work.options.softcap};
+      worker.observe(work.heads[head], tile, products, work.options.attention_sink_bias, work.sums[head]);
     }
   });
 }
 
 template <ParallelFor Parallel, class Tuning>
-void Engine<Parallel, Tuning>::score(const Plane& rows, std::span<const float> query,
-                                     std::span<float> out) {
+void Engine<Parallel, Tuning>::score(const Plane& rows, std::span<const float> query, std::span<float> out) {
   if (out.empty()) return;
   // All rows come before the query, so it sees all of them.
   const Segment segment{.keys = rows, .values = rows, .rows = out.size()};
@@ -232,14 +275,13 @@ void Engine<Parallel, Tuning>::score(const Plane& rows, std::span<const float> q
   tile.rows = 1;
   const std::size_t cost = seen_cost({&segment, 1}, tile);
   const std::size_t parts = std::clamp<std::size_t>(cost / Tuning::task_weight, 1, threads());
-  reserve(parts, 1, {width, width}, {});
+  reserve(parts, 1, {width, width}, 0);
   for_each(parts, [&](std::size_t part, Worker<Tuning>& worker) {
-    worker.score(segment, tile, query, part_begin(cost, part, parts),
-                 part_begin(cost, part + 1, parts), out);
+    worker.score(segment, tile, query, part_begin(cost, part, parts), part_begin(cost, part + 1, parts), out);
   });
 }
 
-static_assert(AttentionEngine<Engine<SerialFor>>);
+static_assert(BatchedEngine<Engine<SerialFor>>);
 
 }  // namespace HWY_NAMESPACE
 

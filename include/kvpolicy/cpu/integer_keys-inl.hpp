@@ -64,8 +64,8 @@ HWY_INLINE void dot_codes(const std::byte* const* rows, std::size_t bytes, const
         KVPOLICY_CPU_UNROLL
         for (std::size_t r = 0; r < R; ++r) codes[r] = Pairs::template take<pair>(ints, columns[r][k]);
         // A number has two bytes; the pair of bytes 0 and 2 comes before that of bytes 1 and 3.
-        const std::byte* numbers = queries + 2 * (Pairs::part(pair) * bytes + at + 4 * k) +
-                                   4 * Pairs::byte(pair);
+        const std::byte* numbers =
+            queries + 2 * (Pairs::part(pair) * bytes + at + 4 * k) + 4 * Pairs::byte(pair);
         KVPOLICY_CPU_UNROLL
         for (std::size_t q = 0; q < Q; ++q) {
           const auto number = broadcast_pair(ints, numbers + q * query_bytes);
@@ -83,8 +83,7 @@ HWY_INLINE void dot_codes(const std::byte* const* rows, std::size_t bytes, const
 class IntegerKeys {
  public:
   [[nodiscard]] static std::size_t scratch_floats(std::size_t queries, std::size_t head_dim) {
-    return queries * (2 * (head_dim / 2) + 2 * rounded_floats + head_dim) +
-           query_portion * head_dim;
+    return queries * (2 * (head_dim / 2) + 2 * rounded_floats + head_dim) + query_portion * head_dim;
   }
 
   IntegerKeys(std::size_t queries, std::size_t head_dim, float* scratch)
@@ -193,8 +192,8 @@ class IntegerKeys {
   // Writes queries [q, q + Q) into `set`; if Scaled, times the scales of a run of rows. Returns false if a
   // number is not finite. It works on Q queries at once, because a single one would wait for its own sums.
   template <bool Scaled, std::size_t Q>
-  HWY_INLINE bool round_queries(const Set& set, std::size_t q, const half* row_scales,
-                                const half* row_zeros, float middle) const {
+  HWY_INLINE bool round_queries(const Set& set, std::size_t q, const half* row_scales, const half* row_zeros,
+                                float middle) const {
     const std::size_t head_dim = head_dim_;
     const std::size_t whole = deinterleaved_channels();
     const float* queries = deinterleaved_ + q * head_dim;
@@ -236,8 +235,8 @@ class IntegerKeys {
     }
     float sum[4];
     store_sums(sums[0], sums[1], sums[2], sums[3], sum);
-    const float amplitude = static_cast<float>(std::min<std::size_t>(
-        32767, std::numeric_limits<std::int32_t>::max() / (255 * head_dim)));
+    const float amplitude = static_cast<float>(
+        std::min<std::size_t>(32767, std::numeric_limits<std::int32_t>::max() / (255 * head_dim)));
     float scale[Q];
     FloatVector inverse[Q];
     IntVector rounded_sums[Q];
@@ -263,8 +262,8 @@ class IntegerKeys {
         const std::size_t at = i * head_dim + channel;
         const hn::Repartition<std::int16_t, Ints> shorts;
         const auto narrow = hn::ReorderDemote2To(shorts, round(at, i), round(at + lanes, i));
-        rounded_sums[i] = add_pair_products(ints, rounded_sums[i], hn::BitCast(ints, narrow),
-                                            hn::Set(ints, 0x10001));
+        rounded_sums[i] =
+            add_pair_products(ints, rounded_sums[i], hn::BitCast(ints, narrow), hn::Set(ints, 0x10001));
         store_exchanged(shorts, narrow, numbers + 2 * at);
       }
     }
@@ -279,8 +278,7 @@ class IntegerKeys {
     }
     KVPOLICY_CPU_UNROLL
     for (std::size_t i = 0; i < Q; ++i) {
-      const auto rounded_sum =
-          static_cast<float>(hn::GetLane(hn::SumOfLanes(ints, rounded_sums[i])));
+      const auto rounded_sum = static_cast<float>(hn::GetLane(hn::SumOfLanes(ints, rounded_sums[i])));
       set.set(q + i, {scale[i], sum[i], scale[i] * rounded_sum});
     }
     return true;
@@ -298,8 +296,7 @@ class IntegerKeys {
   }
 
   template <bool Scaled>
-  bool round_all_queries(const Set& set, const half* row_scales, const half* row_zeros,
-                         float middle) {
+  bool round_all_queries(const Set& set, const half* row_scales, const half* row_zeros, float middle) {
     deinterleave_queries();
     bool finite = true;
     for_each_portion<query_portion>(count_, [&]<std::size_t Q>(std::size_t q) KVPOLICY_CPU_LAMBDA {
@@ -312,8 +309,7 @@ class IntegerKeys {
   bool per_token(const RowTileSide& keys, std::size_t rows, float* logits, std::size_t stride,
                  PrefetchWalk& ahead) {
     if (state_ == State::unknown) {
-      state_ = round_all_queries<false>(plain_, nullptr, nullptr, 0.0F) ? State::usable
-                                                                        : State::unusable;
+      state_ = round_all_queries<false>(plain_, nullptr, nullptr, 0.0F) ? State::usable : State::unusable;
       if (state_ == State::unusable) return false;
     }
     RowTileParams params;
@@ -327,21 +323,19 @@ class IntegerKeys {
                    PrefetchWalk& ahead) {
     for (std::size_t first = 0; first < rows;) {
       const std::size_t end = end_of_equal(keys.scales.data(), first, rows);
-      if (!round_all_queries<true>(scaled_, keys.scales[first], keys.zeros[first],
-                                   middle_of<Bits>)) {
+      if (!round_all_queries<true>(scaled_, keys.scales[first], keys.zeros[first], middle_of<Bits>)) {
         return false;
       }
       // A vector may write past the run's rows; the next run overwrites that.
-      multiply<Bits>(scaled_, keys.codes.data() + first, end - first, nullptr, logits + first, stride,
-                     ahead);
+      multiply<Bits>(scaled_, keys.codes.data() + first, end - first, nullptr, logits + first, stride, ahead);
       first = end;
     }
     return true;
   }
 
   // The end of the pointers that equal pointers[first].
-  [[nodiscard]] static HWY_INLINE std::size_t end_of_equal(const half* const* pointers,
-                                                           std::size_t first, std::size_t count) {
+  [[nodiscard]] static HWY_INLINE std::size_t end_of_equal(const half* const* pointers, std::size_t first,
+                                                           std::size_t count) {
     const hn::ScalableTag<std::uint64_t> longs;
     static_assert(sizeof(pointers) == sizeof(std::uint64_t));
     const auto wanted = hn::Set(longs, reinterpret_cast<std::uint64_t>(pointers[first]));
@@ -361,9 +355,8 @@ class IntegerKeys {
   // out[q * stride + row] = query q . row. `params` are the scales and zeros of the rows; null: they were
   // multiplied into the query. Rows are processed in whole vectors.
   template <std::size_t Bits>
-  void multiply(const Set& set, const std::byte* const* rows, std::size_t count,
-                const RowTileParams* params, float* out, std::size_t stride,
-                PrefetchWalk& ahead) const {
+  void multiply(const Set& set, const std::byte* const* rows, std::size_t count, const RowTileParams* params,
+                float* out, std::size_t stride, PrefetchWalk& ahead) const {
     const std::size_t bytes = head_dim_ * Bits / 8;
     std::array<const std::byte*, max_tile_rows + lanes> padded;
     if (count % lanes != 0) {  // pads the pointers to a whole vector with the last row
@@ -374,15 +367,14 @@ class IntegerKeys {
     for_each_portion<query_portion>(count_, [&]<std::size_t Q>(std::size_t q) KVPOLICY_CPU_LAMBDA {
       const auto take_rows = [&]<std::size_t R>(std::size_t row) KVPOLICY_CPU_LAMBDA {
         IntVector sums[Q][R];
-        dot_codes<Bits>(rows + row, bytes, set.numbers + 2 * q * head_dim_, 2 * head_dim_,
-                        ahead, sums);
+        dot_codes<Bits>(rows + row, bytes, set.numbers + 2 * q * head_dim_, 2 * head_dim_, ahead, sums);
         KVPOLICY_CPU_UNROLL
         for (std::size_t i = 0; i < Q; ++i) {
           const Rounded query = set.query(q + i);
           const auto scale = hn::Set(floats, query.scale);
-          const auto offset = hn::Set(floats, params == nullptr
-                                                  ? query.sum - middle_of<Bits> * query.rounded_sum
-                                                  : middle_of<Bits> * (query.sum - query.rounded_sum));
+          const auto offset =
+              hn::Set(floats, params == nullptr ? query.sum - middle_of<Bits> * query.rounded_sum
+                                                : middle_of<Bits> * (query.sum - query.rounded_sum));
           KVPOLICY_CPU_UNROLL
           for (std::size_t r = 0; r < R; ++r) {
             const std::size_t at = row + r * lanes;
@@ -407,8 +399,8 @@ class IntegerKeys {
   std::size_t count_;
   std::size_t head_dim_;
   const float* queries_ = nullptr;
-  float* deinterleaved_ = nullptr;     // [queries, head_dim], if has_deinterleaved_
-  float* products_ = nullptr;  // [query_portion, head_dim]
+  float* deinterleaved_ = nullptr;  // [queries, head_dim], if has_deinterleaved_
+  float* products_ = nullptr;       // [query_portion, head_dim]
   bool has_deinterleaved_ = false;
   State state_ = State::unusable;
   Set plain_;

@@ -21,9 +21,7 @@ struct IntegerKeys {
   [[nodiscard]] static std::size_t scratch_floats(std::size_t, std::size_t) { return 0; }
   IntegerKeys(std::size_t, std::size_t, float*) {}
   void set_queries(const float*) {}
-  bool compute_logits(const RowTileSide&, std::size_t, float*, std::size_t, const Prefetch&) {
-    return false;
-  }
+  bool compute_logits(const RowTileSide&, std::size_t, float*, std::size_t, const Prefetch&) { return false; }
 };
 
 struct IntegerValues {

@@ -39,8 +39,7 @@ struct RowPairs {
   static constexpr std::size_t pairs = 2 * Codes::pairs;
 
   /// The channel that lane i of a pair belongs to, for a column of bytes that begins at `at`.
-  static constexpr std::size_t channel(std::size_t pair, std::size_t i, std::size_t at,
-                                       std::size_t bytes) {
+  static constexpr std::size_t channel(std::size_t pair, std::size_t i, std::size_t at, std::size_t bytes) {
     const std::size_t code = pair % Codes::pairs;
     return Codes::part(code) * bytes + at + 4 * i + 2 * (pair / Codes::pairs) + Codes::byte(code);
   }
@@ -52,8 +51,7 @@ struct RowPairs {
   [[nodiscard]] static HWY_INLINE hn::Vec<D> take(D d, hn::Vec<D> packed) {
     constexpr std::size_t bit = Pair % Codes::pairs * Bits;
     const hn::Repartition<std::uint16_t, D> shorts;
-    const auto mask =
-        hn::Set(d, static_cast<std::int32_t>(Codes::levels * times(Pair) * 0x10001U));
+    const auto mask = hn::Set(d, static_cast<std::int32_t>(Codes::levels * times(Pair) * 0x10001U));
     if constexpr (bit < 8) return hn::And(packed, mask);
     return hn::And(hn::BitCast(d, hn::ShiftRight<8>(hn::BitCast(shorts, packed))), mask);
   }
@@ -98,8 +96,7 @@ class StepWeights {
       const std::size_t end = (rows + fetch_step - 1) / fetch_step * fetch_step;
       for (std::size_t q = 0; q < Q; ++q) {
         for (std::size_t row = 0; row < end; row += 2 * Fold) {
-          beside_[q][row / (2 * Fold)] =
-              broadcast_pairs<Fold>(ints, weights + q * bytes + 2 * row);
+          beside_[q][row / (2 * Fold)] = broadcast_pairs<Fold>(ints, weights + q * bytes + 2 * row);
         }
       }
     }
@@ -176,10 +173,13 @@ class IntegerValues {
   }
 
   IntegerValues(std::size_t queries, std::size_t head_dim, float* scratch)
-      : count_{queries}, head_dim_{head_dim}, sums_{scratch},
+      : count_{queries},
+        head_dim_{head_dim},
+        sums_{scratch},
         weights_{reinterpret_cast<std::byte*>(sums_ + queries * room(head_dim))},
         offsets_{sums_ + queries * (room(head_dim) + weight_bytes / sizeof(float))},
-        added_offsets_{offsets_ + queries}, steps_{added_offsets_ + queries},
+        added_offsets_{offsets_ + queries},
+        steps_{added_offsets_ + queries},
         kept_{steps_ + queries} {}
 
   /// Multiplies the earlier sums, `out` included, by factors[query], and adds the rows of a row tile with
@@ -211,16 +211,16 @@ class IntegerValues {
     with_bits(format.encoding, [&]<std::size_t Bits>() KVPOLICY_CPU_LAMBDA {
       const std::size_t bytes = head_dim_ * Bits / 8;
       std::size_t passes = 0;
-      for_each_column(bytes, [&](auto, std::size_t, std::size_t, std::size_t) KVPOLICY_CPU_LAMBDA {
-        passes += RowPairs<Bits>::pairs / pairs_at_once;
-      });
+      for_each_column(bytes, [&](auto, std::size_t, std::size_t, std::size_t)
+                                 KVPOLICY_CPU_LAMBDA { passes += RowPairs<Bits>::pairs / pairs_at_once; });
       passes *= (count_ + query_portion - 1) / query_portion;
       PrefetchWalk ahead{next, (rows + fetch_step - 1) / fetch_step * passes};
       for_each_portion<query_portion>(count_, [&]<std::size_t Q>(std::size_t q) KVPOLICY_CPU_LAMBDA {
-        for_each_column(bytes, [&]<class D>(D d, std::size_t at, std::size_t column, std::size_t) KVPOLICY_CPU_LAMBDA {
-          add_column<Bits, Q>(d, codes.data(), rows, at, q, sums_ + q * room(head_dim_) + column * 8 / Bits,
-                              factors, ahead);
-        });
+        for_each_column(
+            bytes, [&]<class D>(D d, std::size_t at, std::size_t column, std::size_t) KVPOLICY_CPU_LAMBDA {
+              add_column<Bits, Q>(d, codes.data(), rows, at, q,
+                                  sums_ + q * room(head_dim_) + column * 8 / Bits, factors, ahead);
+            });
       });
     });
     return true;
@@ -235,19 +235,20 @@ class IntegerValues {
     }
     with_bits(encoding_, [&]<std::size_t Bits>() KVPOLICY_CPU_LAMBDA {
       const std::size_t bytes = head_dim_ * Bits / 8;
-      for_each_column(bytes, [&]<class D>(D, std::size_t at, std::size_t column, std::size_t taken) KVPOLICY_CPU_LAMBDA {
-        constexpr std::size_t width = hn::MaxLanes(D{});
-        for (std::size_t pair = 0; pair < RowPairs<Bits>::pairs; ++pair) {
-          for (std::size_t i = 0; i < width; ++i) {
-            const std::size_t channel = RowPairs<Bits>::channel(pair, i, at, bytes);
-            if (channel % bytes < taken) continue;
-            const float* sum = sums_ + column * 8 / Bits + pair * width + i;
-            for (std::size_t q = 0; q < count_; ++q) {
-              out[q * head_dim_ + channel] += sum[q * room(head_dim_)];
+      for_each_column(
+          bytes, [&]<class D>(D, std::size_t at, std::size_t column, std::size_t taken) KVPOLICY_CPU_LAMBDA {
+            constexpr std::size_t width = hn::MaxLanes(D{});
+            for (std::size_t pair = 0; pair < RowPairs<Bits>::pairs; ++pair) {
+              for (std::size_t i = 0; i < width; ++i) {
+                const std::size_t channel = RowPairs<Bits>::channel(pair, i, at, bytes);
+                if (channel % bytes < taken) continue;
+                const float* sum = sums_ + column * 8 / Bits + pair * width + i;
+                for (std::size_t q = 0; q < count_; ++q) {
+                  out[q * head_dim_ + channel] += sum[q * room(head_dim_)];
+                }
+              }
             }
-          }
-        }
-      });
+          });
     });
   }
 
@@ -268,8 +269,8 @@ class IntegerValues {
   }
 
   // Rounds query q's weights times the rows' scales to 16 bits; false if one is not finite.
-  bool round_weights(std::size_t q, const RowTileParams& params, std::size_t rows,
-                     const float* weights, float middle) {
+  bool round_weights(std::size_t q, const RowTileParams& params, std::size_t rows, const float* weights,
+                     float middle) {
     std::array<float, max_tile_rows> scaled;
     auto highest = zero_vector();
     auto sums = zero_vector();
@@ -320,8 +321,7 @@ class IntegerValues {
 
   template <std::size_t Bits, std::size_t Q, class D>
   HWY_INLINE void add_column(D d, const std::byte* const* codes, std::size_t rows, std::size_t at,
-                             std::size_t q, float* sums, const float* factors,
-                             PrefetchWalk& ahead) const {
+                             std::size_t q, float* sums, const float* factors, PrefetchWalk& ahead) const {
     constexpr std::size_t width = hn::MaxLanes(D{});
     constexpr std::size_t at_once = pairs_at_once;
     const hn::Rebind<float, D> numbers;
@@ -339,8 +339,7 @@ class IntegerValues {
           const auto times = static_cast<float>(RowPairs<Bits>::times(first + x));
           const auto step = hn::Set(numbers, steps_[q + i] / times);
           const auto old = hn::Mul(hn::LoadU(numbers, own + x * width), factor);
-          hn::StoreU(hn::MulAdd(hn::ConvertTo(numbers, products[i][x]), step, old), numbers,
-                     own + x * width);
+          hn::StoreU(hn::MulAdd(hn::ConvertTo(numbers, products[i][x]), step, old), numbers, own + x * width);
         }
       }
     });

@@ -42,8 +42,8 @@ HWY_INLINE void with_bits(Encoding encoding, F&& f) {
 /// What one shift and one mask extract from 4 packed bytes: the codes of bytes 0 and 2, or 1 and 3.
 template <std::size_t Bits>
 struct CodePairs {
-  static constexpr std::size_t parts = 8 / Bits;    ///< codes in a byte
-  static constexpr std::size_t pairs = 2 * parts;   ///< in 4 bytes
+  static constexpr std::size_t parts = 8 / Bits;   ///< codes in a byte
+  static constexpr std::size_t pairs = 2 * parts;  ///< in 4 bytes
   static constexpr std::size_t levels = (1U << Bits) - 1U;
   /// Pair p: the codes of part `part(p)` of bytes `byte(p)` and `byte(p)` + 2.
   static constexpr std::size_t part(std::size_t pair) { return pair % parts; }

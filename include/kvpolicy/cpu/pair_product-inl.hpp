@@ -46,8 +46,7 @@ struct PairVector {
 [[nodiscard]] HWY_INLINE PairVector pair_up(FloatVector low, FloatVector high) {
   const auto low_bits = round_to_bfloat16(low);
   const auto high_bits = round_to_bfloat16(high);
-  return {hn::Or(hn::ShiftRight<16>(low_bits), high_bits),
-          hn::Sub(low, hn::BitCast(floats, low_bits)),
+  return {hn::Or(hn::ShiftRight<16>(low_bits), high_bits), hn::Sub(low, hn::BitCast(floats, low_bits)),
           hn::Sub(high, hn::BitCast(floats, high_bits))};
 }
 
@@ -85,9 +84,8 @@ class PairProducts {
  public:
   /// Words of scratch memory for `width` queries; `width` is a multiple of 16.
   [[nodiscard]] static std::size_t scratch_words(std::size_t width, const HeadWidth& head) {
-    return most_terms * paneled(width) * channel_pairs(head.keys) +
-           max_tile_rows * channel_pairs(head.keys) + row_pairs * head.values +
-           most_terms * row_pairs * width;
+    return most_terms * paneled(width) * channel_pairs(head.keys) + max_tile_rows * channel_pairs(head.keys) +
+           row_pairs * head.values + most_terms * row_pairs * width;
   }
 
   /// Floats of scratch memory for `width` queries.
@@ -96,10 +94,14 @@ class PairProducts {
   }
 
   /// `scratch` may be null if the plan is not narrow.
-  PairProducts(const ProductPlan& plan, std::size_t width, const HeadWidth& head,
-               std::uint32_t* scratch, float* floats_scratch)
-      : plan_{plan}, width_{width}, head_{head}, query_sums_{floats_scratch},
-        shifts_{query_sums_ + width}, numbers_{shifts_ + width} {
+  PairProducts(const ProductPlan& plan, std::size_t width, const HeadWidth& head, std::uint32_t* scratch,
+               float* floats_scratch)
+      : plan_{plan},
+        width_{width},
+        head_{head},
+        query_sums_{floats_scratch},
+        shifts_{query_sums_ + width},
+        numbers_{shifts_ + width} {
     if (!plan.is_narrow()) return;
     queries_ = scratch;
     keys_ = queries_ + most_terms * query_term();
@@ -151,7 +153,8 @@ class PairProducts {
                       FetchAhead& ahead) {
     if (!has_queries_ || !takes(keys.format, head_.keys)) return false;
     const bool quantized = is_quantized(keys.format.encoding);
-    if (quantized ? !take_codes(keys, rows, head_.keys, [&](std::size_t row) KVPOLICY_CPU_LAMBDA { copy_codes(row); })
+    if (quantized ? !take_codes(keys, rows, head_.keys,
+                                [&](std::size_t row) KVPOLICY_CPU_LAMBDA { copy_codes(row); })
                   : !copy_rows(keys, rows)) {
       return false;
     }
@@ -164,8 +167,8 @@ class PairProducts {
                                      .b_term = query_term(),
                                      .pairs = channel_pairs(head_.keys),
                                      .terms = query_terms_};
-    multiply(matrices, columns * channel_pairs(head_.keys),
-             {logits, width_, false, quantized ? 1.0F : scale}, rows, width_, ahead);
+    multiply(matrices, columns * channel_pairs(head_.keys), {logits, width_, false, quantized ? 1.0F : scale},
+             rows, width_, ahead);
     for (std::size_t row = 0; quantized && row < rows; ++row) {
       const auto row_scale = hn::Set(floats, scale * scales_[row]);
       const auto row_zero = hn::Set(floats, scale * zeros_[row]);
@@ -180,17 +183,19 @@ class PairProducts {
 
   /// values[m] = factors[m] * values[m] + sum over rows of weights[row, m] * row, for `queries` queries,
   /// rounded up to 16. Returns false and does nothing if the product must be computed in float.
-  bool add_values(const RowTileSide& values, std::size_t rows, const float* weights,
-                  const float* factors, float* out, std::size_t queries, FetchAhead& ahead) {
+  bool add_values(const RowTileSide& values, std::size_t rows, const float* weights, const float* factors,
+                  float* out, std::size_t queries, FetchAhead& ahead) {
     if (!plan_.is_narrow() || !takes(values.format, head_.values)) return false;
     const bool quantized = is_quantized(values.format.encoding);
-    if (quantized ? !take_codes(values, rows, head_.values, [&](std::size_t row) KVPOLICY_CPU_LAMBDA { pair_codes(row); })
+    if (quantized ? !take_codes(values, rows, head_.values,
+                                [&](std::size_t row) KVPOLICY_CPU_LAMBDA { pair_codes(row); })
                   : !pair_rows(values, rows)) {
       return false;
     }
     if (quantized) {
       for (std::size_t row = rows; row < 2 * padded_pairs(rows); ++row) pair_codes_of_nothing(row);
-      pair_weights(weights, rows, [&](std::size_t row) KVPOLICY_CPU_LAMBDA { return hn::Set(floats, scales_[row]); });
+      pair_weights(weights, rows,
+                   [&](std::size_t row) KVPOLICY_CPU_LAMBDA { return hn::Set(floats, scales_[row]); });
       sum_shifts(weights, rows);
     } else {
       pair_weights(weights, rows, [](std::size_t) KVPOLICY_CPU_LAMBDA { return hn::Set(floats, 1.0F); });
@@ -235,8 +240,8 @@ class PairProducts {
   [[nodiscard]] std::size_t query_term() const { return paneled(width_) * channel_pairs(head_.keys); }
 
   // The even and the odd ones of 2 * lanes channels of query m, with zeros after the last channel and query.
-  void load_query(const float* queries, std::size_t rows, std::size_t m, std::size_t channel, FloatVector& even,
-                  FloatVector& odd) const {
+  void load_query(const float* queries, std::size_t rows, std::size_t m, std::size_t channel,
+                  FloatVector& even, FloatVector& odd) const {
     HWY_ALIGN float padded[2 * lanes];
     const float* numbers = queries + std::min(m, rows - 1) * head_.keys + channel;
     const std::size_t count = m < rows ? std::min(2 * lanes, head_.keys - channel) : 0;
@@ -247,8 +252,8 @@ class PairProducts {
     hn::LoadInterleaved2(floats, numbers, even, odd);
   }
 
-  void multiply(x86::PairMatrices matrices, std::size_t b_panel, x86::ProductTarget target,
-                std::size_t rows, std::size_t width, FetchAhead& ahead) {
+  void multiply(x86::PairMatrices matrices, std::size_t b_panel, x86::ProductTarget target, std::size_t rows,
+                std::size_t width, FetchAhead& ahead) {
     const std::size_t unit = tiles_ ? x86::tile_size : x86::BFloat16Vectors::rows;
     const std::size_t block = tiles_ ? 2 * unit : unit;
     const std::size_t panels = (width + columns - 1) / columns;
@@ -295,8 +300,7 @@ class PairProducts {
       }
       // An odd last row is paired with itself; the weights of the second one are zeros.
       const auto* low = reinterpret_cast<const std::uint16_t*>(side.codes[2 * pair]);
-      const auto* high = reinterpret_cast<const std::uint16_t*>(
-          side.codes[std::min(2 * pair + 1, rows - 1)]);
+      const auto* high = reinterpret_cast<const std::uint16_t*>(side.codes[std::min(2 * pair + 1, rows - 1)]);
       for (std::size_t channel = 0; channel < head_.values; channel += lanes) {
         const auto low_bits = hn::PromoteTo(words, hn::LoadU(word_shorts, low + channel));
         const auto high_bits = hn::PromoteTo(words, hn::LoadU(word_shorts, high + channel));
@@ -351,7 +355,8 @@ class PairProducts {
   void pair_codes(std::size_t row) {
     std::uint32_t* to = values_ + row / 2 * head_.values;
     if (row % 2 == 0) {
-      for (std::size_t channel = 0; channel < head_.values; ++channel) to[channel] = upper_half(numbers_[channel]);
+      for (std::size_t channel = 0; channel < head_.values; ++channel)
+        to[channel] = upper_half(numbers_[channel]);
     } else {
       const float* numbers = numbers_ + head_.values;
       for (std::size_t channel = 0; channel < head_.values; ++channel) {
@@ -428,13 +433,13 @@ class PairProducts {
   HeadWidth head_;
   std::size_t query_terms_ = 1;
   bool has_queries_ = false;
-  std::uint32_t* queries_ = nullptr;  // [terms] of panels of [channel pairs, columns]
-  std::uint32_t* keys_ = nullptr;     // [max_tile_rows, channel pairs]
-  std::uint32_t* values_ = nullptr;   // [row_pairs, width of values]
-  std::uint32_t* weights_ = nullptr;  // [terms] of [row_pairs, width] or [width, row_pairs]
-  float* query_sums_;  // [width]
-  float* shifts_;      // [width]
-  float* numbers_;     // [2, wider side]
+  std::uint32_t* queries_ = nullptr;         // [terms] of panels of [channel pairs, columns]
+  std::uint32_t* keys_ = nullptr;            // [max_tile_rows, channel pairs]
+  std::uint32_t* values_ = nullptr;          // [row_pairs, width of values]
+  std::uint32_t* weights_ = nullptr;         // [terms] of [row_pairs, width] or [width, row_pairs]
+  float* query_sums_;                        // [width]
+  float* shifts_;                            // [width]
+  float* numbers_;                           // [2, wider side]
   std::array<float, max_tile_rows> scales_;  // of the current rows; zeros_ are
   std::array<float, max_tile_rows> zeros_;   // the values of the middle code
   std::optional<Tiles> tiles_;

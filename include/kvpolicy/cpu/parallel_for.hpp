@@ -24,7 +24,8 @@ template <class P>
 concept ParallelFor = requires(const P& pool, void (*body)(std::size_t)) {
   { pool.threads() } -> std::convertible_to<std::size_t>;
   pool(std::size_t{1}, body);
-} && std::copyable<P>;  // last, because copyability may depend on conversions to a pool
+  requires std::copyable<P>;  // last, because copyability may depend on conversions to a pool
+};
 
 /// Runs everything on the calling thread.
 struct SerialFor {
@@ -37,14 +38,17 @@ struct SerialFor {
 };
 
 #ifdef _OPENMP
-/// Uses OpenMP's threads: `count` of them, or as many as OpenMP gives a region (0).
+/// Uses OpenMP's threads: `count` of them, or as many as OpenMP gives a region (0), which is one where the
+/// caller is in a region already and OpenMP does not nest them (its default).
 struct OpenMpFor {
   std::size_t count = 0;
 
   [[nodiscard]] std::size_t threads() const {
     // More than OpenMP's own type counts would be none.
     constexpr std::size_t most = std::numeric_limits<int>::max();
-    return count > 0 ? std::min(count, most) : static_cast<std::size_t>(omp_get_max_threads());
+    if (count > 0) return std::min(count, most);
+    if (omp_get_active_level() >= omp_get_max_active_levels()) return 1;
+    return static_cast<std::size_t>(omp_get_max_threads());
   }
 
   template <class Body>

@@ -26,11 +26,8 @@ struct Partial {
   float* sum;     // [rows]
   float* values;  // [rows, width]: padded channels
 
-  [[nodiscard]] static std::size_t floats(std::size_t rows, std::size_t width) {
-    return rows * (2 + width);
-  }
-  Partial(float* memory, std::size_t rows)
-      : max{memory}, sum{memory + rows}, values{memory + 2 * rows} {}
+  [[nodiscard]] static std::size_t floats(std::size_t rows, std::size_t width) { return rows * (2 + width); }
+  Partial(float* memory, std::size_t rows) : max{memory}, sum{memory + rows}, values{memory + 2 * rows} {}
 
   void clear(std::size_t rows, std::size_t width) const {
     std::fill_n(max, rows, -std::numeric_limits<float>::infinity());
@@ -85,8 +82,8 @@ struct Partial {
 /// row tiles with infinite values or NaN: a weight of zero does not hide those, so no weight may be
 /// multiplied with a row that its query does not see. `rows` is [rows of the row tile, width of values].
 inline void add_seen_values(const QueryTile& tile, const RowTile& row_tile, const float* rows,
-                            const float* weights, std::size_t query_stride,
-                            std::size_t row_stride, float* values) {
+                            const float* weights, std::size_t query_stride, std::size_t row_stride,
+                            float* values) {
   const std::size_t width = tile.width().values;
   for (std::size_t row = 0; row < row_tile.rows; ++row) {
     row_tile.for_each_seeing(tile, row, [&](const QueryTile::Range& seeing) {

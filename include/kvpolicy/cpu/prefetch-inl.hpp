@@ -51,8 +51,7 @@ struct Prefetch {
   }
 };
 
-[[nodiscard]] inline Prefetch prefetch_of(const RowTileSide& side, std::size_t rows,
-                                          std::size_t head_dim) {
+[[nodiscard]] inline Prefetch prefetch_of(const RowTileSide& side, std::size_t rows, std::size_t head_dim) {
   return {side.codes.data(), rows, head_dim * bits_of(side.format.encoding) / 8};
 }
 
@@ -62,7 +61,8 @@ class FourRowPrefetch {
  public:
   /// Begins with row number i in fetching order. `steps` is the number of steps until all is fetched.
   HWY_INLINE FourRowPrefetch(const Prefetch& rows, std::size_t i, std::size_t steps)
-      : at_{rows.first_byte}, end_{i + 4 <= rows.count ? rows.bytes : 0},
+      : at_{rows.first_byte},
+        end_{i + 4 <= rows.count ? rows.bytes : 0},
         stride_{((rows.bytes - rows.first_byte + 63) / 64 + steps - 1) / steps * 64} {
     if (end_ > 0) {
       unroll<4>([&](auto j) KVPOLICY_CPU_INLINE_LAMBDA { starts_[j] = rows.start_of(i + j); });

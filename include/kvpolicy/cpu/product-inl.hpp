@@ -31,8 +31,7 @@ class FetchAhead {
 
   FetchAhead() = default;
   FetchAhead(const RowTileSide& side, std::size_t rows, std::size_t head_dim)
-      : rows_{side.codes.data()}, count_{rows},
-        row_bytes_{head_dim * bits_of(side.format.encoding) / 8} {}
+      : rows_{side.codes.data()}, count_{rows}, row_bytes_{head_dim * bits_of(side.format.encoding) / 8} {}
 
   /// Begins a product of `blocks` register blocks of sums, each of `terms` terms.
   void start(std::size_t blocks, std::size_t terms) {
@@ -79,9 +78,9 @@ HWY_INLINE void product_block(const float* a, std::size_t a_row, std::size_t a_s
   FloatVector sums[product_rows][N];
   unroll<product_rows>([&](auto i) KVPOLICY_CPU_INLINE_LAMBDA {
     unroll<N>([&](auto n) KVPOLICY_CPU_INLINE_LAMBDA {
-      sums[i][n] = factors == nullptr ? zero_vector()
-                                      : hn::Mul(hn::Set(floats, factors[i]),
-                                                hn::LoadU(floats, c + i * c_row + n * lanes));
+      sums[i][n] = factors == nullptr
+                       ? zero_vector()
+                       : hn::Mul(hn::Set(floats, factors[i]), hn::LoadU(floats, c + i * c_row + n * lanes));
     });
   });
   for (std::size_t k = 0; k < steps;) {
@@ -100,9 +99,8 @@ HWY_INLINE void product_block(const float* a, std::size_t a_row, std::size_t a_s
     }
   }
   unroll<product_rows>([&](auto i) KVPOLICY_CPU_INLINE_LAMBDA {
-    unroll<N>([&](auto n) KVPOLICY_CPU_INLINE_LAMBDA {
-      hn::StoreU(sums[i][n], floats, c + i * c_row + n * lanes);
-    });
+    unroll<N>([&](auto n)
+                  KVPOLICY_CPU_INLINE_LAMBDA { hn::StoreU(sums[i][n], floats, c + i * c_row + n * lanes); });
   });
 }
 
@@ -123,11 +121,10 @@ HWY_INLINE void for_each_panel(std::size_t width, Visit&& visit) {
 
 /// c = a b for `rows` rows, rounded up to product_rows, and `width` columns, a multiple of the lanes; a's
 /// numbers are at a[i * a_row + k * a_step]. With `factors`, factors[i] * c[i, x] is added.
-inline void product(const float* a, std::size_t a_row, std::size_t a_step, const Panels& b,
-                    std::size_t steps, float* c, std::size_t c_row, std::size_t rows,
-                    std::size_t width, const float* factors, FetchAhead& ahead) {
-  ahead.start((rows + product_rows - 1) / product_rows * ((width + panel_width - 1) / panel_width),
-              steps);
+inline void product(const float* a, std::size_t a_row, std::size_t a_step, const Panels& b, std::size_t steps,
+                    float* c, std::size_t c_row, std::size_t rows, std::size_t width, const float* factors,
+                    FetchAhead& ahead) {
+  ahead.start((rows + product_rows - 1) / product_rows * ((width + panel_width - 1) / panel_width), steps);
   // One panel of b stays in the first-level cache while all rows are multiplied with it.
   for_each_panel(width, [&]<std::size_t N>(std::size_t x) KVPOLICY_CPU_LAMBDA {
     const float* panel = b.numbers + x / panel_width * b.panel_stride;

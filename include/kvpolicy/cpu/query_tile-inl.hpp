@@ -61,12 +61,9 @@ struct QueryTile {
   [[nodiscard]] std::size_t key_dim() const { return queries.head_dim; }
   [[nodiscard]] HeadWidth width() const { return {padded_channels(key_dim()), padded_channels(value_dim)}; }
   [[nodiscard]] std::size_t token(std::size_t m) const { return (first + m) / group; }
-  [[nodiscard]] std::size_t head(std::size_t m) const {
-    return kv_head * group + (first + m) % group;
-  }
+  [[nodiscard]] std::size_t head(std::size_t m) const { return kv_head * group + (first + m) % group; }
   [[nodiscard]] std::int64_t position(std::size_t m) const {
-    return tree != nullptr ? tree->position(token(m))
-                           : first_position + static_cast<std::int64_t>(token(m));
+    return tree != nullptr ? tree->position(token(m)) : first_position + static_cast<std::int64_t>(token(m));
   }
   [[nodiscard]] std::int64_t earliest() const { return tree != nullptr ? lowest : position(0); }
   [[nodiscard]] std::int64_t latest() const { return tree != nullptr ? highest : position(rows - 1); }
@@ -76,8 +73,7 @@ struct QueryTile {
   };
   /// Calls visit(Range) for neighbouring queries that see a row, in order; a range may be empty.
   template <class Visit>
-  void for_each_seeing(std::int64_t row_position, std::int64_t window, std::size_t node,
-                       Visit visit) const {
+  void for_each_seeing(std::int64_t row_position, std::int64_t window, std::size_t node, Visit visit) const {
     if (tree == nullptr) return visit(seeing(row_position, window));
     for (std::size_t m = 0; m < rows;) {
       const std::size_t next = after_token(m);
@@ -101,8 +97,7 @@ struct QueryTile {
   [[nodiscard]] bool is_seen(std::int64_t row_position, std::int64_t window, std::size_t node) const {
     bool seen = node == no_node && all_see(row_position, row_position, window);
     if (seen) return true;
-    for_each_seeing(row_position, window, node,
-                    [&](Range range) { seen = seen || range.begin < range.end; });
+    for_each_seeing(row_position, window, node, [&](Range range) { seen = seen || range.begin < range.end; });
     return seen;
   }
   /// The queries that see a row of the text at `row_position`. They are neighbours, because positions
@@ -150,8 +145,8 @@ struct QueryTile {
       const std::size_t next = after_token(m);
       const std::int64_t turn = rotation.latest_position - position(m);
       for (std::size_t pair = 0; pair < pairs && turn < 0; ++pair) {
-        const double angle = static_cast<double>(turn) *
-                             static_cast<double>(rotation.inverse_frequencies[pair]);
+        const double angle =
+            static_cast<double>(turn) * static_cast<double>(rotation.inverse_frequencies[pair]);
         const auto cosine = static_cast<float>(std::cos(angle));
         const auto sine = static_cast<float>(std::sin(angle));
         for (std::size_t i = m; i < next; ++i) {

@@ -65,8 +65,7 @@ struct RowTile {
 }
 
 /// The part of a run that some query of the tile may see.
-[[nodiscard]] inline RowRun seen_part(const Segment& segment, const RowRun& run,
-                                      const QueryTile& tile) {
+[[nodiscard]] inline RowRun seen_part(const Segment& segment, const RowRun& run, const QueryTile& tile) {
   if (segment.positions != nullptr) return run;  // positions are in any order, so each row is checked later
   const auto first = static_cast<std::int64_t>(run.first);
   const auto last = static_cast<std::int64_t>(run.first + run.rows);
@@ -79,13 +78,11 @@ struct RowTile {
 }
 
 /// The cost of all rows that some query of the tile may see.
-[[nodiscard]] inline std::size_t seen_cost(std::span<const Segment> segments,
-                                             const QueryTile& tile) {
+[[nodiscard]] inline std::size_t seen_cost(std::span<const Segment> segments, const QueryTile& tile) {
   std::size_t total = 0;
   for (const Segment& segment : segments) {
     const std::size_t cost = row_cost(segment, tile);
-    segment.for_each_run(
-        [&](const RowRun& run) { total += cost * seen_part(segment, run, tile).rows; });
+    segment.for_each_run([&](const RowRun& run) { total += cost * seen_part(segment, run, tile).rows; });
   }
   return total;
 }
@@ -104,8 +101,7 @@ struct RowTileLimit {
 /// cut of the rows.
 class RowTileReader {
  public:
-  RowTileReader(std::span<const Segment> segments, const QueryTile& tile, std::size_t from,
-              std::size_t to)
+  RowTileReader(std::span<const Segment> segments, const QueryTile& tile, std::size_t from, std::size_t to)
       : segments_{segments}, tile_{tile}, from_{from}, to_{to} {
     if (!segments_.empty()) enter_segment();
   }
@@ -123,8 +119,8 @@ class RowTileReader {
       }
     }
     if (row_tile.rows == 0) return;
-    row_tile.cut = row_tile.segment->node != no_node ||
-                !tile_.all_see(oldest_, newest_, row_tile.segment->window);
+    row_tile.cut =
+        row_tile.segment->node != no_node || !tile_.all_see(oldest_, newest_, row_tile.segment->window);
   }
 
  private:
@@ -167,8 +163,8 @@ class RowTileReader {
     }
     const auto keys = segment.keys.address_of(row_);
     const auto values = segment.values.address_of(row_);
-    const std::size_t count = std::min({limit - row_tile.rows, end_ - row_, keys.contiguous_rows,
-                                        values.contiguous_rows});
+    const std::size_t count =
+        std::min({limit - row_tile.rows, end_ - row_, keys.contiguous_rows, values.contiguous_rows});
     const std::size_t first = row_tile.rows;
     std::int64_t oldest = segment.position_of(row_);
     std::int64_t newest = oldest + static_cast<std::int64_t>(count) - 1;

@@ -31,8 +31,7 @@ KVPOLICY_CPU_BEGIN_TARGET
 /// to a multiple of four.
 template <Encoding E, std::size_t Q>
 HWY_INLINE void dot_rows(const std::byte* const* rows, std::size_t count, const float* queries,
-                         std::size_t head_dim, float* logits, std::size_t stride,
-                         const Prefetch& prefetch) {
+                         std::size_t head_dim, float* logits, std::size_t stride, const Prefetch& prefetch) {
   const std::size_t paired = paired_channels(head_dim);
   const std::size_t steps = std::max<std::size_t>(paired / (2 * lanes), 1);
   for (std::size_t row = 0; row < count; row += 4) {
@@ -41,16 +40,16 @@ HWY_INLINE void dot_rows(const std::byte* const* rows, std::size_t count, const 
     unroll<Q>([&](auto q) KVPOLICY_CPU_INLINE_LAMBDA {
       unroll<4>([&](auto j) KVPOLICY_CPU_INLINE_LAMBDA { sums[q][j] = zero_vector(); });
     });
-    const auto add = [&](std::size_t channel, auto key0, auto key1, auto key2,
-                         auto key3) KVPOLICY_CPU_INLINE_LAMBDA {
-      unroll<Q>([&](auto q) KVPOLICY_CPU_INLINE_LAMBDA {
-        const auto query = hn::LoadU(floats, queries + q * head_dim + channel);
-        sums[q][0] = hn::MulAdd(query, key0, sums[q][0]);
-        sums[q][1] = hn::MulAdd(query, key1, sums[q][1]);
-        sums[q][2] = hn::MulAdd(query, key2, sums[q][2]);
-        sums[q][3] = hn::MulAdd(query, key3, sums[q][3]);
-      });
-    };
+    const auto add = [&](std::size_t channel, auto key0, auto key1, auto key2, auto key3)
+                         KVPOLICY_CPU_INLINE_LAMBDA {
+                           unroll<Q>([&](auto q) KVPOLICY_CPU_INLINE_LAMBDA {
+                             const auto query = hn::LoadU(floats, queries + q * head_dim + channel);
+                             sums[q][0] = hn::MulAdd(query, key0, sums[q][0]);
+                             sums[q][1] = hn::MulAdd(query, key1, sums[q][1]);
+                             sums[q][2] = hn::MulAdd(query, key2, sums[q][2]);
+                             sums[q][3] = hn::MulAdd(query, key3, sums[q][3]);
+                           });
+                         };
     const std::byte* row0 = rows[row];
     const std::byte* row1 = rows[row + 1];
     const std::byte* row2 = rows[row + 2];
@@ -66,8 +65,8 @@ HWY_INLINE void dot_rows(const std::byte* const* rows, std::size_t count, const 
     }
     if (paired < head_dim) {
       if (paired == 0) ahead.step();
-      add(paired, load_numbers<E>(row0, paired), load_numbers<E>(row1, paired),
-          load_numbers<E>(row2, paired), load_numbers<E>(row3, paired));
+      add(paired, load_numbers<E>(row0, paired), load_numbers<E>(row1, paired), load_numbers<E>(row2, paired),
+          load_numbers<E>(row3, paired));
     }
     unroll<Q>([&](auto q) KVPOLICY_CPU_INLINE_LAMBDA {
       store_sums(sums[q][0], sums[q][1], sums[q][2], sums[q][3], logits + q * stride + row);
@@ -79,8 +78,8 @@ HWY_INLINE void dot_rows(const std::byte* const* rows, std::size_t count, const 
 /// queries and N vectors of channels, single ones or pairs, which stay in registers throughout.
 template <Encoding E, std::size_t Q, std::size_t N>
 HWY_INLINE void add_rows(const std::byte* const* rows, std::size_t count, const float* weights,
-                         std::size_t stride, const float* factors, float* values,
-                         std::size_t channel, std::size_t head_dim, const Prefetch& prefetch) {
+                         std::size_t stride, const float* factors, float* values, std::size_t channel,
+                         std::size_t head_dim, const Prefetch& prefetch) {
   static_assert(N == 1 || N % 2 == 0);
   FloatVector sums[Q][N];
   unroll<Q>([&](auto q) KVPOLICY_CPU_INLINE_LAMBDA {
@@ -110,9 +109,8 @@ HWY_INLINE void add_rows(const std::byte* const* rows, std::size_t count, const 
     }
     unroll<Q>([&](auto q) KVPOLICY_CPU_INLINE_LAMBDA {
       const auto weight = hn::Set(floats, weights[q * stride + row]);
-      unroll<N>([&](auto n) KVPOLICY_CPU_INLINE_LAMBDA {
-        sums[q][n] = hn::MulAdd(weight, numbers[n], sums[q][n]);
-      });
+      unroll<N>([&](auto n)
+                    KVPOLICY_CPU_INLINE_LAMBDA { sums[q][n] = hn::MulAdd(weight, numbers[n], sums[q][n]); });
     });
   }
   unroll<Q>([&](auto q) KVPOLICY_CPU_INLINE_LAMBDA {
@@ -163,12 +161,17 @@ class StreamPass {
   }
 
   StreamPass(const QueryTile& tile, const Partial& partial, float* scratch)
-      : tile_{tile}, partial_{partial}, width_{tile.width()}, logits_{scratch},
-        rows_{logits_ + tile.rows * stride}, params_{rows_ + max_tile_rows * width_.widest()},
-        deinterleaved_{params_ + 2 * width_.widest()}, factors_{deinterleaved_ + tile.rows * width_.keys},
+      : tile_{tile},
+        partial_{partial},
+        width_{tile.width()},
+        logits_{scratch},
+        rows_{logits_ + tile.rows * stride},
+        params_{rows_ + max_tile_rows * width_.widest()},
+        deinterleaved_{params_ + 2 * width_.widest()},
+        factors_{deinterleaved_ + tile.rows * width_.keys},
         integer_keys_{tile.rows, width_.keys, factors_ + tile.rows},
-        integer_values_{tile.rows, width_.values, factors_ + tile.rows +
-                                                      IntegerKeys::scratch_floats(tile.rows, width_.keys)} {}
+        integer_values_{tile.rows, width_.values,
+                        factors_ + tile.rows + IntegerKeys::scratch_floats(tile.rows, width_.keys)} {}
 
   /// Sets the queries [tile.rows, width().keys] for the row tiles that follow.
   void set_queries(const float* queries) {
@@ -307,9 +310,8 @@ class StreamPass {
   void add_values(const RowTile& row_tile, const RowTile& next) {
     const Prefetch ahead = prefetch_of(next.keys, next.rows, tile_.key_dim());
     const std::size_t width = width_.values;
-    if (width == tile_.value_dim &&
-        integer_values_.add(row_tile.values, row_tile.rows, logits_, stride, factors_, partial_.values,
-                            ahead)) {
+    if (width == tile_.value_dim && integer_values_.add(row_tile.values, row_tile.rows, logits_, stride,
+                                                        factors_, partial_.values, ahead)) {
       return;
     }
     integer_values_.flush(partial_.values);
@@ -322,15 +324,14 @@ class StreamPass {
     }
     const auto values = readable_rows(row_tile.values, row_tile.rows, tile_.value_dim, false);
     const std::size_t columns = width / lanes;
-    const std::size_t passes = (tile_.rows + query_portion - 1) / query_portion *
-                               (columns / 4 + columns % 4 / 2 + columns % 2);
+    const std::size_t passes =
+        (tile_.rows + query_portion - 1) / query_portion * (columns / 4 + columns % 4 / 2 + columns % 2);
     std::size_t pass = 0;
     with_dense_encoding(values.encoding, [&]<Encoding E>() KVPOLICY_CPU_LAMBDA {
       for_each_portion<query_portion>(tile_.rows, [&]<std::size_t Q>(std::size_t q) KVPOLICY_CPU_LAMBDA {
         const auto add = [&]<std::size_t N>(std::size_t channel) KVPOLICY_CPU_LAMBDA {
-          add_rows<E, Q, N>(values.rows.data(), row_tile.rows, logits_ + q * stride, stride,
-                            factors_ + q, partial_.values + q * width, channel, width,
-                            ahead.share(pass++, passes));
+          add_rows<E, Q, N>(values.rows.data(), row_tile.rows, logits_ + q * stride, stride, factors_ + q,
+                            partial_.values + q * width, channel, width, ahead.share(pass++, passes));
           return channel + N * lanes;
         };
         std::size_t channel = 0;
@@ -344,11 +345,11 @@ class StreamPass {
   const QueryTile& tile_;
   Partial partial_;
   HeadWidth width_;
-  float* logits_;          // [queries, stride]
-  float* rows_;            // [max_tile_rows, wider side]
-  float* params_;          // [2, wider side]
+  float* logits_;         // [queries, stride]
+  float* rows_;           // [max_tile_rows, wider side]
+  float* params_;         // [2, wider side]
   float* deinterleaved_;  // [queries, width of keys], see queries_for
-  float* factors_;         // [queries]
+  float* factors_;        // [queries]
   IntegerKeys integer_keys_;
   IntegerValues integer_values_;
   const float* queries_ = nullptr;

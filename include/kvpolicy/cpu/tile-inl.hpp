@@ -51,11 +51,16 @@ class TilePass {
 
   TilePass(const QueryTile& tile, const Partial& partial, const ProductPlan& plan, float* scratch,
            std::uint32_t* word_scratch)
-      : tile_{tile}, partial_{partial}, head_{tile.width()},
-        width_{padded_queries(tile.rows)}, queries_{scratch},
+      : tile_{tile},
+        partial_{partial},
+        head_{tile.width()},
+        width_{padded_queries(tile.rows)},
+        queries_{scratch},
         logits_{queries_ + paneled(tile.rows) * head_.keys},
-        rows_{logits_ + width_ * max_tile_rows}, params_{rows_ + max_tile_rows * head_.widest()},
-        factors_{params_ + 2 * head_.widest()}, pairs_{plan, width_, head_, word_scratch, factors_ + width_} {}
+        rows_{logits_ + width_ * max_tile_rows},
+        params_{rows_ + max_tile_rows * head_.widest()},
+        factors_{params_ + 2 * head_.widest()},
+        pairs_{plan, width_, head_, word_scratch, factors_ + width_} {}
 
   [[nodiscard]] std::size_t width() const { return width_; }
 
@@ -80,8 +85,7 @@ class TilePass {
   }
 
   /// exp(logit - log_sum_exp[query]): [block.rows, width()]; 0 for a logit of -infinity.
-  const float* compute_probabilities(const RowTile& row_tile, const RowTile& next,
-                                     const float* log_sum_exp) {
+  const float* compute_probabilities(const RowTile& row_tile, const RowTile& next, const float* log_sum_exp) {
     compute_logits(row_tile, {next.keys, next.rows, tile_.key_dim()});
     for (std::size_t m = 0; m < width_; m += lanes) {
       const auto total = hn::LoadU(floats, log_sum_exp + m);
@@ -133,8 +137,7 @@ class TilePass {
       float* logits = logits_ + row * width_;
       // Leaves out the padding after the queries: queries that see nothing take a slow path.
       row_tile.for_each_not_seeing(tile_, row, [&](const QueryTile::Range& unseeing) {
-        std::fill(logits + unseeing.begin, logits + unseeing.end,
-                  -std::numeric_limits<float>::infinity());
+        std::fill(logits + unseeing.begin, logits + unseeing.end, -std::numeric_limits<float>::infinity());
       });
     }
   }
@@ -209,12 +212,12 @@ class TilePass {
   const QueryTile& tile_;
   Partial partial_;
   HeadWidth head_;
-  std::size_t width_;   // queries with padding
-  float* queries_;      // panels of [width of keys, width]
-  float* logits_;       // [max_tile_rows, width]
-  float* rows_;         // [max_tile_rows, wider side]
-  float* params_;       // [2, wider side]
-  float* factors_;      // [width]
+  std::size_t width_;  // queries with padding
+  float* queries_;     // panels of [width of keys, width]
+  float* logits_;      // [max_tile_rows, width]
+  float* rows_;        // [max_tile_rows, wider side]
+  float* params_;      // [2, wider side]
+  float* factors_;     // [width]
   PairProducts<Tiles> pairs_;
   const float* given_queries_ = nullptr;
   bool has_float_queries_ = false;

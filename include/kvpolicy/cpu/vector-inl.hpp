@@ -71,12 +71,10 @@ HWY_INLINE void for_each_portion(std::size_t count, Visit&& visit) {
   const auto sign = hn::ShiftLeft<16>(hn::Xor(bits, magnitude));
   // Read as a float's exponent, half's is too small by 112; a multiplication corrects that, for subnormal
   // numbers as well.
-  const auto finite = hn::Mul(hn::BitCast(floats, hn::ShiftLeft<13>(magnitude)),
-                              hn::Set(floats, 0x1p112F));
+  const auto finite = hn::Mul(hn::BitCast(floats, hn::ShiftLeft<13>(magnitude)), hn::Set(floats, 0x1p112F));
   const auto special = hn::Gt(hn::BitCast(hn::Rebind<std::int32_t, Floats>{}, magnitude),
                               hn::Set(hn::Rebind<std::int32_t, Floats>{}, 0x7bff));
-  const auto exponent = hn::IfThenElseZero(hn::RebindMask(words, special),
-                                           hn::Set(words, 0x7f800000U));
+  const auto exponent = hn::IfThenElseZero(hn::RebindMask(words, special), hn::Set(words, 0x7f800000U));
   return hn::BitCast(floats, hn::Or(hn::BitCast(words, finite), hn::Or(sign, exponent)));
 #endif
 }
@@ -177,8 +175,7 @@ HWY_INLINE void interleave_pair(const VectorPair& pair, float* numbers) {
   const auto e = exp_nonpositive(hn::Mul(magnitude, hn::Set(floats, -2.0F)));
   const auto one = hn::Set(floats, 1.0F);
   const auto far = hn::Div(hn::Sub(one, e), hn::Add(one, e));
-  const auto y_abs =
-      hn::IfThenElse(hn::Lt(magnitude, hn::Set(floats, 0.3F)), near_zero, far);
+  const auto y_abs = hn::IfThenElse(hn::Lt(magnitude, hn::Set(floats, 0.3F)), near_zero, far);
   return hn::CopySignToAbs(y_abs, x);
 }
 
@@ -193,8 +190,7 @@ HWY_INLINE void store_sums(FloatVector a, FloatVector b, FloatVector c, FloatVec
   // In each group of 16 bytes the order is (a, b, c, d); then the groups are added.
   const auto ac = hn::Add(hn::InterleaveLower(floats, a, c), hn::InterleaveUpper(floats, a, c));
   const auto bd = hn::Add(hn::InterleaveLower(floats, b, d), hn::InterleaveUpper(floats, b, d));
-  const auto sums =
-      hn::Add(hn::InterleaveLower(floats, ac, bd), hn::InterleaveUpper(floats, ac, bd));
+  const auto sums = hn::Add(hn::InterleaveLower(floats, ac, bd), hn::InterleaveUpper(floats, ac, bd));
   const auto fold = []<class Tag>(auto self, Tag, auto v) KVPOLICY_CPU_INLINE_LAMBDA {
     if constexpr (hn::MaxLanes(Tag{}) == 4) {
       return v;

@@ -26,12 +26,12 @@ namespace kvpolicy::cpu {
 /// Sizes that decide speed but not results, and how products are computed. Derive from this struct and
 /// override members to try others.
 struct DefaultTuning {
-  static constexpr std::size_t stream_rows = 64;     ///< rows of a row tile for few queries; <= 64
+  static constexpr std::size_t stream_rows = 64;            ///< rows of a row tile for few queries; <= 64
   static constexpr std::size_t stream_quantized_rows = 64;  ///< the same, for quantised keys
   static constexpr std::size_t tile_rows = 64;       ///< rows of a row tile for a tile of queries; <= 64
   static constexpr std::size_t stream_queries = 12;  ///< with more queries, a call works in tiles
   static constexpr std::size_t tile_queries = 128;
-  static constexpr std::size_t tasks_per_thread = 4;  ///< evens out other load of the machine
+  static constexpr std::size_t tasks_per_thread = 4;                 ///< evens out other load of the machine
   static constexpr std::size_t task_weight = std::size_t{64} << 10;  ///< least cost of a part of a tile
 
   // The following members change results, within the limits that they state.
@@ -45,24 +45,28 @@ namespace HWY_NAMESPACE {
 template <class Tuning>
 class Worker {
   static_assert(Tuning::stream_rows >= 1 && Tuning::stream_rows <= max_tile_rows);
-  static_assert(Tuning::stream_quantized_rows >= 1 &&
-                Tuning::stream_quantized_rows <= max_tile_rows);
+  static_assert(Tuning::stream_quantized_rows >= 1 && Tuning::stream_quantized_rows <= max_tile_rows);
   static_assert(Tuning::tile_rows >= 1 && Tuning::tile_rows <= max_tile_rows);
   static_assert(Tuning::stream_queries >= 1 && Tuning::tile_queries >= 1);
 
   using Pass = TilePass<typename Tuning::Tiles>;
 
  public:
-  /// Reserves memory for tiles of at most `queries` rows, whose products are computed as planned. No other
+  /// Words of memory that products of tiles of at most `queries` rows take, computed as planned.
+  [[nodiscard]] static std::size_t scratch_words(std::size_t queries, const HeadWidth& width,
+                                                 const ProductPlan& products) {
+    return Pass::scratch_words(products, queries, width);
+  }
+
+  /// Reserves memory for tiles of at most `queries` rows, whose products take at most `scratch_words`. No other
   /// member allocates or throws.
   /// @throws std::bad_alloc
-  void reserve(std::size_t queries, const HeadWidth& width, const ProductPlan& products) {
+  void reserve(std::size_t queries, const HeadWidth& width, std::size_t scratch_words) {
     const std::size_t partial = Partial::floats(padded_queries(queries), width.values);
-    floats_.resize(partial + queries * width.keys +
-                   std::max(StreamPass::scratch_floats(queries, width),
-                            Pass::scratch_floats(queries, width)));
-    words_.resize(Pass::scratch_words(products, queries, width));
-    products_ = products;
+    floats_.resize(
+        partial + queries * width.keys +
+        std::max(StreamPass::scratch_floats(queries, width), Pass::scratch_floats(queries, width)));
+    words_.resize(scratch_words);
     queries_ = floats_.data() + partial;
     scratch_ = queries_ + queries * width.keys;
     if (row_tiles_ == nullptr) row_tiles_ = std::make_unique<std::array<RowTile, 2>>();
@@ -74,16 +78,16 @@ class Worker {
   }
 
   /// Computes attention of `tile` over the rows whose cumulated cost begins in [from, to).
-  void attend(std::span<const Segment> segments, const QueryTile& tile, std::size_t from,
-              std::size_t to, const Partial& partial);
+  void attend(std::span<const Segment> segments, const QueryTile& tile, std::size_t from, std::size_t to,
+              const ProductPlan& products, const Partial& partial);
 
   /// Adds to sums [group, rows] the probabilities that the tile's queries give each row.
-  void observe(std::span<const Segment> segments, const QueryTile& tile,
+  void observe(std::span<const Segment> segments, const QueryTile& tile, const ProductPlan& products,
                std::span<const float> attention_sink_bias, std::span<float> sums);
 
   /// out[i] = query . row i, for the rows whose cumulated cost begins in [from, to).
-  void score(const Segment& rows, const QueryTile& tile, std::span<const float> query,
-             std::size_t from, std::size_t to, std::span<float> out);
+  void score(const Segment& rows, const QueryTile& tile, std::span<const float> query, std::size_t from,
+             std::size_t to, std::span<float> out);
 
  private:
   static constexpr RowTileLimit stream_limit{Tuning::stream_rows, Tuning::stream_quantized_rows};
@@ -92,8 +96,7 @@ class Worker {
   // The tile's queries, rotated as the current segment requires.
   class Queries {
    public:
-    Queries(const QueryTile& tile, float factor, float* rows)
-        : tile_{tile}, factor_{factor}, rows_{rows} {}
+    Queries(const QueryTile& tile, float factor, float* rows) : tile_{tile}, factor_{factor}, rows_{rows} {}
 
     /// Returns whether the queries have changed.
     bool load_for(const Segment& segment) {
@@ -130,7 +133,6 @@ class Worker {
 
   AlignedFloats floats_;
   AlignedBuffer<std::uint32_t> words_;
-  ProductPlan products_;
   float* queries_ = nullptr;
   float* scratch_ = nullptr;
   std::unique_ptr<std::array<RowTile, 2>> row_tiles_;
@@ -140,8 +142,8 @@ class Worker {
 // would compile all kernels all the same.
 
 template <class Tuning>
-void Worker<Tuning>::attend(std::span<const Segment> segments, const QueryTile& tile,
-                            std::size_t from, std::size_t to, const Partial& partial) {
+void Worker<Tuning>::attend(std::span<const Segment> segments, const QueryTile& tile, std::size_t from,
+                            std::size_t to, const ProductPlan& products, const Partial& partial) {
   partial.clear(padded_queries(tile.rows), tile.width().values);
   RowTileReader reader{segments, tile, from, to};
   if (tile.rows <= Tuning::stream_queries) {
@@ -157,27 +159,26 @@ void Worker<Tuning>::attend(std::span<const Segment> segments, const QueryTile& 
     pass.finish();
   } else {
     Queries queries{tile, 1.0F, queries_};
-    Pass pass{tile, partial, products_, scratch_, words_.data()};
-    for_each_row_tile(reader, queries, pass, [&](const RowTile& row_tile, const RowTile& next) {
-      pass.add(row_tile, next);
-    });
+    Pass pass{tile, partial, products, scratch_, words_.data()};
+    for_each_row_tile(reader, queries, pass,
+                      [&](const RowTile& row_tile, const RowTile& next) { pass.add(row_tile, next); });
   }
 }
 
 template <class Tuning>
 void Worker<Tuning>::observe(std::span<const Segment> segments, const QueryTile& tile,
-                             std::span<const float> attention_sink_bias, std::span<float> sums) {
+                             const ProductPlan& products, std::span<const float> attention_sink_bias,
+                             std::span<float> sums) {
   const std::size_t cost = seen_cost(segments, tile);
   const std::size_t rows = sums.size() / tile.group;
   const Partial partial = own_partial(tile);
   partial.clear(padded_queries(tile.rows), 0);
-  Pass pass{tile, partial, products_, scratch_, words_.data()};
+  Pass pass{tile, partial, products, scratch_, words_.data()};
   {
     RowTileReader reader{segments, tile, 0, cost};
     Queries queries{tile, 1.0F, queries_};
-    for_each_row_tile(reader, queries, pass, [&](const RowTile& row_tile, const RowTile& next) {
-      pass.add_keys(row_tile, next);
-    });
+    for_each_row_tile(reader, queries, pass,
+                      [&](const RowTile& row_tile, const RowTile& next) { pass.add_keys(row_tile, next); });
   }
   float* log_sum_exp = partial.max;  // reuses its memory
   for (std::size_t m = 0; m < tile.rows; ++m) {
@@ -199,9 +200,8 @@ void Worker<Tuning>::observe(std::span<const Segment> segments, const QueryTile&
 }
 
 template <class Tuning>
-void Worker<Tuning>::score(const Segment& rows, const QueryTile& tile,
-                           std::span<const float> query, std::size_t from, std::size_t to,
-                           std::span<float> out) {
+void Worker<Tuning>::score(const Segment& rows, const QueryTile& tile, std::span<const float> query,
+                           std::size_t from, std::size_t to, std::span<float> out) {
   RowTileReader reader{{&rows, 1}, tile, from, to};
   StreamPass pass{tile, own_partial(tile), scratch_};
   std::fill(std::copy(query.begin(), query.end(), queries_), queries_ + tile.width().keys, 0.0F);
@@ -210,8 +210,7 @@ void Worker<Tuning>::score(const Segment& rows, const QueryTile& tile,
   RowTile* next = row_tile + 1;
   for (reader.read(*row_tile, stream_limit); row_tile->rows > 0; std::swap(row_tile, next)) {
     reader.read(*next, stream_limit);
-    const float* scores =
-        pass.compute_logits(*row_tile, prefetch_of(next->keys, next->rows, query.size()));
+    const float* scores = pass.compute_logits(*row_tile, prefetch_of(next->keys, next->rows, query.size()));
     for (std::size_t i = 0; i < row_tile->rows; ++i) out[row_tile->ordinals[i]] = scores[i];
   }
 }

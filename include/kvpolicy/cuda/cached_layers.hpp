@@ -46,7 +46,7 @@ class CachedLayers {
   DeviceState device;
   std::vector<Layer> layers;
   DeviceTree tree{options.memory};
-  std::size_t observed_rows = 0;  ///< see KvCache::observed_rows
+  std::size_t observed_rows = 0;          ///< see KvCache::observed_rows
   mutable cudaStream_t latest = nullptr;  ///< of the latest call; reading (rows, fork) is use, too
 
   /// Without layers yet. No engine: makes one. @throws as KvCache's constructor
@@ -108,12 +108,16 @@ class CachedLayers {
   [[nodiscard]] bool accumulates() const { return std::ranges::any_of(layers, &Layer::accumulates); }
   [[nodiscard]] StoreContext store_context() const {
     // More choices are not remembered: after a rollback beyond them the next selected read chooses again.
-    return {.head_dim = plan.shape().head_dim, .page_rows = options.page_rows,
+    return {.head_dim = plan.shape().head_dim,
+            .page_rows = options.page_rows,
             .tail_rows = options.tail_rows(),
             .selection_slots = Layer::selection_slots(options.max_rollback),
-            .memory = options.memory, .pool = options.pool, .has_slow_memory = options.has_slow_memory(),
+            .memory = options.memory,
+            .pool = options.pool,
+            .has_slow_memory = options.has_slow_memory(),
             .slow_memory = options.slow_memory,
-            .latest_rows = options.latest_rows, .max_tokens = options.max_tokens};
+            .latest_rows = options.latest_rows,
+            .max_tokens = options.max_tokens};
   }
   /// A layer's number, if there is such a layer. @throws ShapeError
   [[nodiscard]] std::size_t checked(std::size_t layer) const {

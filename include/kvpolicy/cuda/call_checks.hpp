@@ -17,8 +17,8 @@ namespace kvpolicy::cuda {
 
 /// @throws ShapeError, as all of them.
 template <class E>
-void check_rows(const char* name, const TensorView<const E>& rows, std::size_t tokens,
-                std::size_t heads, std::size_t head_dim) {
+void check_rows(const char* name, const TensorView<const E>& rows, std::size_t tokens, std::size_t heads,
+                std::size_t head_dim) {
   check_tensor(name, ConstTensor{rows}, tokens, heads, head_dim);
   constexpr std::size_t numbers = 16 / sizeof(E);
   const bool aligned = reinterpret_cast<std::uintptr_t>(rows.data) % 16 == 0 &&
@@ -47,7 +47,8 @@ template <class E>
 [[nodiscard]] Tensor tensor_of(const TensorView<const E>& view) {
   // Kernels write only what was handed in as `out`.
   auto* data = const_cast<E*>(view.data);
-  return {.data = reinterpret_cast<std::byte*>(data), .sequence_stride = 0,
+  return {.data = reinterpret_cast<std::byte*>(data),
+          .sequence_stride = 0,
           .token_stride = static_cast<long long>(view.token_stride),
           .head_stride = static_cast<long long>(view.head_stride)};
 }

@@ -22,10 +22,13 @@ void write_rows(const CachedLayers<E>& cache, std::size_t l, const TensorView<co
                 const TensorView<const E>* v, std::size_t rows, std::size_t commit_rows, cudaStream_t stream,
                 bool commit_all = false) {
   const Layer& layer = cache.layers[l];
-  AppendParams params{.heads = cache.device.heads(l), .states = cache.device.counters(l), .sequences = 1,
+  AppendParams params{.heads = cache.device.heads(l),
+                      .states = cache.device.counters(l),
+                      .sequences = 1,
                       .kv_heads = static_cast<int>(layer.heads.size()),
                       .page_rows = static_cast<int>(cache.options.page_rows),
-                      .rows = static_cast<int>(rows), .commit_rows = static_cast<int>(commit_rows),
+                      .rows = static_cast<int>(rows),
+                      .commit_rows = static_cast<int>(commit_rows),
                       .max_rollback = commit_all ? 0 : static_cast<int>(cache.options.max_rollback)};
   if (k != nullptr) params.k = tensor_of(*k);
   if (v != nullptr) params.v = tensor_of(*v);

@@ -31,10 +31,13 @@ struct CompressionMemory {
   int* rows = nullptr;        // [kv_heads, survivors]
 
   CompressionMemory(Places& places, std::size_t heads, std::size_t survivors)
-      : to{places.take<HeadView>(heads)}, kept{places.take<const int*>(heads)},
+      : to{places.take<HeadView>(heads)},
+        kept{places.take<const int*>(heads)},
         old_positions{places.take<const long long*>(heads)},
-        new_positions{places.take<long long*>(heads)}, old_counts{places.take<int>(heads + 1)},
-        counts{places.take<int>(heads + 1)}, rows{places.take<int>(heads * survivors)} {}
+        new_positions{places.take<long long*>(heads)},
+        old_counts{places.take<int>(heads + 1)},
+        counts{places.take<int>(heads + 1)},
+        rows{places.take<int>(heads * survivors)} {}
 };
 
 /// Compresses the `wanted` heads of one layer: all memory first, so that several layers can be
@@ -44,8 +47,12 @@ class LayerCompression {
  public:
   LayerCompression(const Engine<E>& engine, Layer& layer, std::vector<bool> wanted,
                    const CacheOptions& options)
-      : engine_{&engine}, layer_{&layer}, options_{&options}, wanted_{std::move(wanted)},
-        survivors_(layer.heads.size(), 0), to_(layer.heads.size()),
+      : engine_{&engine},
+        layer_{&layer},
+        options_{&options},
+        wanted_{std::move(wanted)},
+        survivors_(layer.heads.size(), 0),
+        to_(layer.heads.size()),
         scoring_{engine, layer, options.page_rows} {
     for (std::size_t head = 0; head < wanted_.size(); ++head) {
       if (!wanted_[head] || competes(head)) continue;
@@ -97,15 +104,23 @@ class LayerCompression {
     const std::size_t heads = to_.size();
     describe(memory, stream);
     scoring_.run(ranking, views, state, stream);
-    engine_->keep({.heads = views, .state = state, .compressions = ranking.how,
+    engine_->keep({.heads = views,
+                   .state = state,
+                   .compressions = ranking.how,
                    .scores = scoring_.scores(ranking),
-                   .kept = const_cast<int* const*>(memory.kept), .counts = memory.counts},
+                   .kept = const_cast<int* const*>(memory.kept),
+                   .counts = memory.counts},
                   stream);
-    engine_->compact({.from = views, .to = memory.to, .kv_heads = static_cast<int>(heads),
+    engine_->compact({.from = views,
+                      .to = memory.to,
+                      .kv_heads = static_cast<int>(heads),
                       .page_rows = static_cast<int>(options_->page_rows),
-                      .kept = memory.kept, .counts = memory.counts,
-                      .old_positions = memory.old_positions, .old_counts = memory.old_counts,
-                      .new_positions = memory.new_positions, .out_of_range = out_of_range},
+                      .kept = memory.kept,
+                      .counts = memory.counts,
+                      .old_positions = memory.old_positions,
+                      .old_counts = memory.old_counts,
+                      .new_positions = memory.new_positions,
+                      .out_of_range = out_of_range},
                      longest(), stream);
     DeviceWrites writes{stream};
     for (std::size_t head = 0; head < heads; ++head) {
@@ -127,9 +142,7 @@ class LayerCompression {
     return layer_->heads[head].settings().adaptive_in_layer && layer_->sharing_drops();
   }
   [[nodiscard]] std::size_t longest() const { return *std::ranges::max_element(survivors_); }
-  [[nodiscard]] CompressionMemory memory_in(Places& places) const {
-    return {places, to_.size(), longest()};
-  }
+  [[nodiscard]] CompressionMemory memory_in(Places& places) const { return {places, to_.size(), longest()}; }
 
   // Tells the kernels of every head what becomes of it. Heads that compete know their survivors already,
   // for the others the kernels write them.
@@ -146,11 +159,9 @@ class LayerCompression {
       if (shared_ && competes(head)) kept = shared_->list(head).rows;
       writes.write(memory.to + head, wanted_[head] ? to_[head]->view() : HeadView{});
       writes.write(memory.kept + head, wanted_[head] ? kept : nullptr);
-      writes.write(memory.old_positions + head,
-                   reinterpret_cast<const long long*>(from.positions().get()));
+      writes.write(memory.old_positions + head, reinterpret_cast<const long long*>(from.positions().get()));
       writes.write(memory.new_positions + head,
-                   wanted_[head] ? reinterpret_cast<long long*>(to_[head]->positions().get())
-                                 : nullptr);
+                   wanted_[head] ? reinterpret_cast<long long*>(to_[head]->positions().get()) : nullptr);
       old_counts.count[head % 2] = static_cast<int>(from.survivors());
       counts.count[head % 2] = static_cast<int>(survivors_[head]);
       if (head % 2 == 1 || head + 1 == to_.size()) {
@@ -167,8 +178,8 @@ class LayerCompression {
   std::vector<bool> wanted_;
   std::vector<std::size_t> survivors_;  // of each head
   std::vector<std::optional<HeadStore>> to_;
-  RowScoring<E> scoring_;                   // of heads that do not compete
-  std::optional<SharedBudget<E>> shared_;   // of heads that do
+  RowScoring<E> scoring_;                  // of heads that do not compete
+  std::optional<SharedBudget<E>> shared_;  // of heads that do
 };
 
 }  // namespace kvpolicy::cuda

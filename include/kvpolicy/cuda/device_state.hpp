@@ -11,10 +11,10 @@
 
 #include <kvpolicy/core/model_shape.hpp>
 #include <kvpolicy/core/rotary.hpp>
-#include <kvpolicy/cuda/served_rule.hpp>
 #include <kvpolicy/cuda/kernels/head.cuh>
 #include <kvpolicy/cuda/layer.hpp>
 #include <kvpolicy/cuda/memory.hpp>
+#include <kvpolicy/cuda/served_rule.hpp>
 #include <kvpolicy/cuda/writes.hpp>
 
 namespace kvpolicy::cuda {
@@ -74,9 +74,7 @@ class DeviceState {
     return reinterpret_cast<const float*>(table.get());
   }
 
-  [[nodiscard]] std::size_t bytes() const {
-    return block_bytes() + frequencies_.size() * table_bytes();
-  }
+  [[nodiscard]] std::size_t bytes() const { return block_bytes() + frequencies_.size() * table_bytes(); }
   void give_back_on(cudaStream_t stream) const noexcept {
     for (const auto& [config, table] : frequencies_) cuda::give_back_on(table, stream);
     cuda::give_back_on(block_, stream);

@@ -19,7 +19,6 @@
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/core/model_shape.hpp>
 #include <kvpolicy/cuda/dispatch.hpp>
-#include <kvpolicy/cuda/served_rule.hpp>
 #include <kvpolicy/cuda/kernels/accept.cuh>
 #include <kvpolicy/cuda/kernels/append.cuh>
 #include <kvpolicy/cuda/kernels/column_sums.cuh>
@@ -38,18 +37,18 @@
 #include <kvpolicy/cuda/own_kernels.hpp>
 #include <kvpolicy/cuda/places.hpp>
 #include <kvpolicy/cuda/runtime.hpp>
+#include <kvpolicy/cuda/served_rule.hpp>
 #include <kvpolicy/cuda/staging.hpp>
 #include <kvpolicy/policy/key_norm_scorer.hpp>
 
 namespace kvpolicy::cuda {
 
 /// The same call for the heads [first, first + count) of one sequence.
-[[nodiscard]] inline AttendParams heads_of(AttendParams params, std::size_t first,
-                                           std::size_t count) {
+[[nodiscard]] inline AttendParams heads_of(AttendParams params, std::size_t first, std::size_t count) {
   const auto skip = [](Tensor& tensor, std::size_t heads) {
     if (tensor.data != nullptr) {
-      tensor.data += static_cast<long long>(heads) * tensor.head_stride *
-                     static_cast<long long>(sizeof(std::uint16_t));
+      tensor.data +=
+          static_cast<long long>(heads) * tensor.head_stride * static_cast<long long>(sizeof(std::uint16_t));
     }
   };
   const auto group = static_cast<std::size_t>(params.group);
@@ -82,16 +81,16 @@ class Engine {
     check_served(shape);
     require(shape.queries_per_kv() <= 16, "cuda::Engine: ", shape.queries_per_kv(),
             " query heads share a KV head, the kernels serve 1 to 16");
-    require(shape.kv_heads <= max_heads, "cuda::Engine: kv_heads is ", shape.kv_heads,
-            ", must be at most ", max_heads);
+    require(shape.kv_heads <= max_heads, "cuda::Engine: kv_heads is ", shape.kv_heads, ", must be at most ",
+            max_heads);
     dispatch_head_dim(shape.head_dim, [&]<int D>() { lay_out<D>(); });
     serve<KeyNormScorer>();
-    require<CapacityError>(!is_capturing(stream), "cuda::Engine: memory cannot be asked for inside a "
+    require<CapacityError>(!is_capturing(stream),
+                           "cuda::Engine: memory cannot be asked for inside a "
                            "graph, but the stream captures");
     workspace_ = allocate(memory_, own_bytes(), stream);
     // Tickets are zero between calls; what blocks leave for each other needs no beginning.
-    check(cudaMemsetAsync(workspace_.get(), 0, tickets_ * sizeof(std::uint32_t), stream),
-          "cudaMemsetAsync");
+    check(cudaMemsetAsync(workspace_.get(), 0, tickets_ * sizeof(std::uint32_t), stream), "cudaMemsetAsync");
   }
 
   [[nodiscard]] const ModelShape& shape() const { return shape_; }
@@ -131,15 +130,20 @@ class Engine {
   }
   /// Of a layer whose pages lie staged at `rows`: its heads as a call reads them.
   /// @throws DeviceError
-  [[nodiscard]] const HeadView* describe_staged(const HeadView* heads, const LayerState* state,
-                                                bool selected, std::byte* rows, std::size_t page_rows,
+  [[nodiscard]] const HeadView* describe_staged(const HeadView* heads, const LayerState* state, bool selected,
+                                                std::byte* rows, std::size_t page_rows,
                                                 cudaStream_t stream) const {
     const int kv_heads = static_cast<int>(shape_.kv_heads);
-    const StageParams params{.from = heads, .state = state, .page_rows = static_cast<int>(page_rows),
-                             .selected = selected, .rows = rows, .table = staging_->table(),
+    const StageParams params{.from = heads,
+                             .state = state,
+                             .page_rows = static_cast<int>(page_rows),
+                             .selected = selected,
+                             .rows = rows,
+                             .table = staging_->table(),
                              .to = staging_->views()};
     launch(stage_kernel<>,
-           {.grid_x = quotient_up(device_.multiprocessors, kv_heads), .grid_y = kv_heads,
+           {.grid_x = quotient_up(device_.multiprocessors, kv_heads),
+            .grid_y = kv_heads,
             .threads = stage_threads},
            stream, params, "stage_kernel");
     return staging_->views();
@@ -149,12 +153,16 @@ class Engine {
   void gather(const HeadView* heads, const LayerState* states, std::size_t page_rows,
               cudaStream_t stream) const {
     const int kv_heads = static_cast<int>(shape_.kv_heads);
-    const GatherParams params{.heads = heads, .states = states, .kv_heads = kv_heads,
+    const GatherParams params{.heads = heads,
+                              .states = states,
+                              .kv_heads = kv_heads,
                               .page_rows = static_cast<int>(page_rows),
                               .head_dim = static_cast<int>(shape_.head_dim)};
     launch(gather_kernel<>,
-           {.grid_x = quotient_up(2 * device_.multiprocessors, kv_heads), .grid_y = kv_heads,
-            .threads = gather_threads, .shared_bytes = gather_shared_bytes()},
+           {.grid_x = quotient_up(2 * device_.multiprocessors, kv_heads),
+            .grid_y = kv_heads,
+            .threads = gather_threads,
+            .shared_bytes = gather_shared_bytes()},
            stream, params, "gather_kernel");
   }
 
@@ -185,13 +193,16 @@ class Engine {
     params.tickets = tickets();
     for (const std::string_view name : own_summaries) {
       const int heads = params.kv_heads * params.sequences;
-      const int blocks = std::clamp(static_cast<int>(jobs), 1, quotient_up(4 * device_.multiprocessors, heads));
+      const int blocks =
+          std::clamp(static_cast<int>(jobs), 1, quotient_up(4 * device_.multiprocessors, heads));
       own_kernels_.close_chunks(name, params, {shape_.head_dim, blocks, heads, stream});
     }
     dispatch_head_dim(shape_.head_dim, [&]<int D>() {
       if (params.rows <= most_rows_at_once && jobs <= most_jobs_at_once) {
         launch(append_kernel<E, D>,
-               {.grid_x = params.kv_heads, .grid_y = params.sequences, .threads = write_threads,
+               {.grid_x = params.kv_heads,
+                .grid_y = params.sequences,
+                .threads = write_threads,
                 .shared_bytes = append_shared_bytes<D>()},
                stream, params, "append_kernel");
         return;
@@ -200,24 +211,28 @@ class Engine {
       const int wave = quotient_up(4 * device_.multiprocessors, heads);
       if (jobs > 0) {
         launch(commit_kernel<E, D>,
-               {.grid_x = std::clamp(static_cast<int>(jobs), 1, wave), .grid_y = heads,
-                .threads = write_threads, .shared_bytes = append_shared_bytes<D>()},
+               {.grid_x = std::clamp(static_cast<int>(jobs), 1, wave),
+                .grid_y = heads,
+                .threads = write_threads,
+                .shared_bytes = append_shared_bytes<D>()},
                stream, params, "commit_kernel");
       }
       if (flushes) {
         launch(flush_kernel<E, D>,
-               {.grid_y = heads, .threads = write_threads, .shared_bytes = append_shared_bytes<D>()}, stream, params,
-               "flush_kernel");
+               {.grid_y = heads, .threads = write_threads, .shared_bytes = append_shared_bytes<D>()}, stream,
+               params, "flush_kernel");
       }
       launch(write_kernel<E, D>,
              {.grid_x = std::clamp(quotient_up(params.rows, write_tile_rows), 1, wave),
-              .grid_y = heads, .threads = write_threads},
+              .grid_y = heads,
+              .threads = write_threads},
              stream, params, "write_kernel");
       if (!slow) return;
-      const EnterParams entering{.heads = params.heads, .states = params.states,
-                                 .kv_heads = params.kv_heads, .page_rows = params.page_rows};
-      launch(enter_kernel<>, {.grid_x = heads, .threads = enter_threads}, stream, entering,
-             "enter_kernel");
+      const EnterParams entering{.heads = params.heads,
+                                 .states = params.states,
+                                 .kv_heads = params.kv_heads,
+                                 .page_rows = params.page_rows};
+      launch(enter_kernel<>, {.grid_x = heads, .threads = enter_threads}, stream, entering, "enter_kernel");
     });
   }
 
@@ -226,8 +241,11 @@ class Engine {
   /// @throws DeviceError
   void set_states(LayerState* states, const HeadView* heads, std::size_t count, LayerState to,
                   std::size_t choices_until, cudaStream_t stream) const {
-    const SetStateParams params{.heads = heads, .states = states, .count = static_cast<int>(count),
-                                .kv_heads = static_cast<int>(shape_.kv_heads), .state = to,
+    const SetStateParams params{.heads = heads,
+                                .states = states,
+                                .count = static_cast<int>(count),
+                                .kv_heads = static_cast<int>(shape_.kv_heads),
+                                .state = to,
                                 .choices_until = static_cast<int>(choices_until)};
     launch(set_state_kernel<>,
            {.grid_x = quotient_up(params.count * params.kv_heads, set_state_threads),
@@ -236,10 +254,12 @@ class Engine {
   }
 
   /// Moves the rows of a part of a tree's path to the front, in `count` heads. @throws DeviceError
-  void accept_rows(const HeadView* heads, std::size_t count, std::size_t page_rows,
-                   const PathPart& path, cudaStream_t stream) const {
-    const AcceptRowsParams params{.heads = heads, .head_dim = static_cast<int>(shape_.head_dim),
-                                  .page_rows = static_cast<int>(page_rows), .path = path};
+  void accept_rows(const HeadView* heads, std::size_t count, std::size_t page_rows, const PathPart& path,
+                   cudaStream_t stream) const {
+    const AcceptRowsParams params{.heads = heads,
+                                  .head_dim = static_cast<int>(shape_.head_dim),
+                                  .page_rows = static_cast<int>(page_rows),
+                                  .path = path};
     launch(accept_rows_kernel<>, {.grid_x = static_cast<int>(count), .threads = accept_threads}, stream,
            params, "accept_rows_kernel");
   }
@@ -251,24 +271,31 @@ class Engine {
                int queries, int call_rows, std::size_t page_rows, cudaStream_t stream,
                std::span<const std::string_view> own_summaries = {}) const {
     const int kv_heads = static_cast<int>(count);
-    const ScoreParams scoring{.heads = heads, .states = states, .kv_heads = kv_heads,
+    const ScoreParams scoring{.heads = heads,
+                              .states = states,
+                              .kv_heads = kv_heads,
                               .group = static_cast<int>(shape_.queries_per_kv()),
-                              .page_rows = static_cast<int>(page_rows), .queries = queries, .q = q};
+                              .page_rows = static_cast<int>(page_rows),
+                              .queries = queries,
+                              .q = q};
     dispatch_head_dim(shape_.head_dim, [&]<int D>() {
       launch(score_kernel<E, D>,
-             {.grid_x = quotient_up(4 * device_.multiprocessors, kv_heads), .grid_y = kv_heads,
-              .threads = score_threads, .shared_bytes = score_shared_bytes<D>()},
+             {.grid_x = quotient_up(4 * device_.multiprocessors, kv_heads),
+              .grid_y = kv_heads,
+              .threads = score_threads,
+              .shared_bytes = score_shared_bytes<D>()},
              stream, scoring, "score_kernel");
     });
     for (const std::string_view name : own_summaries) {
       own_kernels_.score_chunks(
-          name, scoring, {shape_.head_dim, quotient_up(4 * device_.multiprocessors, kv_heads), kv_heads, stream});
+          name, scoring,
+          {shape_.head_dim, quotient_up(4 * device_.multiprocessors, kv_heads), kv_heads, stream});
     }
-    const RefreshParams choosing{.heads = heads, .states = states, .kv_heads = kv_heads,
-                                 .call_rows = call_rows};
+    const RefreshParams choosing{
+        .heads = heads, .states = states, .kv_heads = kv_heads, .call_rows = call_rows};
     launch(refresh_select_kernel<>,
-           {.grid_x = kv_heads, .threads = select_threads, .shared_bytes = select_shared_bytes()},
-           stream, choosing, "refresh_select_kernel");
+           {.grid_x = kv_heads, .threads = select_threads, .shared_bytes = select_shared_bytes()}, stream,
+           choosing, "refresh_select_kernel");
   }
 
   /// Blocks that share the rows of a head that is observed, and so its places for partial states.
@@ -309,8 +336,8 @@ class Engine {
   };
   [[nodiscard]] ObserveMemory observe_memory(Places& places, int queries) const {
     const auto heads = static_cast<std::size_t>(shape_.kv_heads);
-    const auto columns = static_cast<std::size_t>(
-        observe_columns(static_cast<int>(shape_.queries_per_kv()), queries));
+    const auto columns =
+        static_cast<std::size_t>(observe_columns(static_cast<int>(shape_.queries_per_kv()), queries));
     return {places.take<std::uint32_t>(heads),
             places.take<PartialState>(heads * static_cast<std::size_t>(observe_blocks()) * columns),
             places.take<float>(heads * columns)};
@@ -332,24 +359,26 @@ class Engine {
   /// The rows that survive. @throws DeviceError
   void keep(const KeepParams& params, cudaStream_t stream) const {
     launch(keep_select_kernel<>,
-           {.grid_x = static_cast<int>(shape_.kv_heads), .threads = select_threads,
+           {.grid_x = static_cast<int>(shape_.kv_heads),
+            .threads = select_threads,
             .shared_bytes = select_shared_bytes()},
            stream, params, "keep_select_kernel");
   }
   /// The rows that survive in heads that share a layer's budget. @throws DeviceError
   void share(const SharedBudgetParams& params, cudaStream_t stream) const {
     launch(shared_ranks_kernel<>,
-           {.grid_x = params.count, .threads = select_threads, .shared_bytes = select_shared_bytes()},
-           stream, params, "shared_ranks_kernel");
-    launch(shared_select_kernel<>, {.threads = select_threads, .shared_bytes = select_shared_bytes()},
-           stream, params, "shared_select_kernel");
+           {.grid_x = params.count, .threads = select_threads, .shared_bytes = select_shared_bytes()}, stream,
+           params, "shared_ranks_kernel");
+    launch(shared_select_kernel<>, {.threads = select_threads, .shared_bytes = select_shared_bytes()}, stream,
+           params, "shared_select_kernel");
   }
   /// Moves the survivors; `longest`: the most rows that survive in a head. @throws DeviceError
   void compact(const CompactParams& params, std::size_t longest, cudaStream_t stream) const {
     dispatch_head_dim(shape_.head_dim, [&]<int D>() {
       launch(compact_kernel<E, D>,
              {.grid_x = std::max(1, compact_tiles(static_cast<int>(longest), 0)),
-              .grid_y = params.kv_heads, .threads = write_threads,
+              .grid_y = params.kv_heads,
+              .threads = write_threads,
               .shared_bytes = compact_shared_bytes<D>()},
              stream, params, "compact_kernel");
     });
@@ -382,18 +411,14 @@ class Engine {
   [[nodiscard]] std::size_t own_bytes() const {
     return tickets_ * sizeof(std::uint32_t) + states_ * sizeof(PartialState) + values_ * sizeof(float);
   }
-  [[nodiscard]] std::uint32_t* tickets() const {
-    return reinterpret_cast<std::uint32_t*>(workspace_.get());
-  }
+  [[nodiscard]] std::uint32_t* tickets() const { return reinterpret_cast<std::uint32_t*>(workspace_.get()); }
   [[nodiscard]] Workspace workspace() const {
     auto* states = reinterpret_cast<PartialState*>(tickets() + tickets_);
-    return {.values = reinterpret_cast<float*>(states + states_), .states = states,
-            .tickets = tickets()};
+    return {.values = reinterpret_cast<float*>(states + states_), .states = states, .tickets = tickets()};
   }
 
   template <int D, bool Packed>
-  void attend_with(AttendParams& params, int columns, std::size_t longest,
-                   cudaStream_t stream) const {
+  void attend_with(AttendParams& params, int columns, std::size_t longest, cudaStream_t stream) const {
     if (columns <= 8) return decode_with<D, 1, Packed>(params, stream);
     if (columns <= decode_most_columns) return decode_with<D, 2, Packed>(params, stream);
     const auto items = static_cast<std::size_t>(prefill_items<D>(params));
@@ -403,7 +428,8 @@ class Engine {
     params.splits = static_cast<int>(std::max<std::size_t>(
         1, std::min(prefill_slots_ / std::max<std::size_t>(items, 1), longest / min_rows)));
     launch(prefill_kernel<E, D, Packed>,
-           {.grid_x = static_cast<int>(items) * params.splits, .threads = prefill_threads,
+           {.grid_x = static_cast<int>(items) * params.splits,
+            .threads = prefill_threads,
             .shared_bytes = prefill_shared_bytes<D>()},
            stream, params, "prefill_kernel");
   }
@@ -412,7 +438,8 @@ class Engine {
   template <class Second>
   void observe(const ObserveParams& params, bool packs, cudaStream_t stream, Second second) const {
     const auto both = [&]<int D, bool Packed>() {
-      const LaunchShape shape{.grid_x = observe_blocks(), .grid_y = params.kv_heads,
+      const LaunchShape shape{.grid_x = observe_blocks(),
+                              .grid_y = params.kv_heads,
                               .threads = observe_threads,
                               .shared_bytes = observe_shared_bytes<D>(params.group, params.queries)};
       launch(observe_lse_kernel<E, D, Packed>, shape, stream, params, "observe_lse_kernel");
@@ -433,10 +460,12 @@ class Engine {
 
   template <int D, int ColumnTiles, bool Packed>
   void decode_with(const AttendParams& params, cudaStream_t stream) const {
-    launch(decode_kernel<E, D, ColumnTiles, Packed>,
-           {.grid_x = decode_grid_, .threads = decode_threads<D, ColumnTiles, Packed>,
-            .shared_bytes = decode_shared_bytes<E, D, ColumnTiles, Packed>(params.sequences * params.kv_heads)},
-           stream, params, "decode_kernel");
+    launch(
+        decode_kernel<E, D, ColumnTiles, Packed>,
+        {.grid_x = decode_grid_,
+         .threads = decode_threads<D, ColumnTiles, Packed>,
+         .shared_bytes = decode_shared_bytes<E, D, ColumnTiles, Packed>(params.sequences * params.kv_heads)},
+        stream, params, "decode_kernel");
   }
 
   ModelShape shape_;
@@ -447,7 +476,7 @@ class Engine {
   std::size_t tickets_ = 0;
   std::size_t states_ = 0;
   std::size_t values_ = 0;
-  DeviceBuffer workspace_;  // tickets, then states, then values
+  DeviceBuffer workspace_;     // tickets, then states, then values
   DeviceBuffer accumulation_;  // tickets, partial states and log-sum-exps, or null
   std::unique_ptr<Staging> staging_;
   OwnKernels<E> own_kernels_;

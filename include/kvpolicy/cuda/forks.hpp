@@ -22,8 +22,7 @@ class CacheForks {
   using Cache = CachedLayers<E>;
 
  public:
-  [[nodiscard]] static Cache fork(const Cache& from, cudaStream_t stream,
-                                  std::shared_ptr<Engine<E>> engine) {
+  [[nodiscard]] static Cache fork(const Cache& from, cudaStream_t stream, std::shared_ptr<Engine<E>> engine) {
     begin(from, "fork", stream);
     Cache to{from.plan, from.options, stream, engine == nullptr ? from.engine : std::move(engine)};
     for (const Layer& layer : from.layers) {
@@ -49,8 +48,7 @@ class CacheForks {
                                      std::shared_ptr<Engine<E>> engine) {
     check_same_shape(Cache::name, from.plan.shape(), plan.shape());
     begin(from, "fork_as", stream);
-    Cache to{std::move(plan), from.options, stream,
-             engine == nullptr ? from.engine : std::move(engine)};
+    Cache to{std::move(plan), from.options, stream, engine == nullptr ? from.engine : std::move(engine)};
     to.make_layers(stream);
     to.observed_rows = from.observed_rows;
     for (std::size_t l = 0; l < from.layers.size(); ++l) take_layer(to, from, l, stream);
@@ -111,8 +109,7 @@ class CacheForks {
 
   // A head of `to` that has no row yet is given all rows of the same head in `old`, where they lie: the
   // tokens of one page after the other. The layer's counters count for this head meanwhile.
-  static void give_rows(Cache& to, const Layer& old, std::size_t l, std::size_t head,
-                        cudaStream_t stream) {
+  static void give_rows(Cache& to, const Layer& old, std::size_t l, std::size_t head, cudaStream_t stream) {
     const HeadStore& from = old.heads[head];
     const std::size_t page_rows = to.options.page_rows;
     DeviceWrites writes{stream};
@@ -126,16 +123,21 @@ class CacheForks {
       std::byte* page = from.exact().page(slot / page_rows);
       const auto in_page = static_cast<int>(slot % page_rows);
       const std::size_t last = row + rows;
-      AppendParams params{.heads = to.device.heads(l) + head, .states = to.device.counters(l),
-                          .sequences = 1, .kv_heads = 1, .page_rows = static_cast<int>(page_rows),
-                          .rows = static_cast<int>(rows), .commit_rows = static_cast<int>(rows),
+      AppendParams params{.heads = to.device.heads(l) + head,
+                          .states = to.device.counters(l),
+                          .sequences = 1,
+                          .kv_heads = 1,
+                          .page_rows = static_cast<int>(page_rows),
+                          .rows = static_cast<int>(rows),
+                          .commit_rows = static_cast<int>(rows),
                           .max_rollback = static_cast<int>(last - std::min(last, old.committed))};
       const auto stride = static_cast<long long>(from.view().exact_row_stride / sizeof(E));
       params.k = {.data = from.view().exact_place(page, in_page, true), .token_stride = stride};
       params.v = {.data = from.view().exact_place(page, in_page, false), .token_stride = stride};
       params.out_of_range = to.device.out_of_range();
       to.engine->append(params, to.layers[l].most_commit_jobs(rows), stream,
-                         to.layers[l].heads[head].is_slow(), to.layers[l].flushes(), to.layers[l].own_summaries);
+                        to.layers[l].heads[head].is_slow(), to.layers[l].flushes(),
+                        to.layers[l].own_summaries);
       row = last;
     }
   }

@@ -24,8 +24,11 @@ class HeadDownload {
  public:
   /// @throws std::bad_alloc, DeviceError
   HeadDownload(const HeadStore& store, const StoreContext& context, cudaStream_t stream)
-      : store_{&store}, context_{context}, exact_{copy(store.exact(), stream)},
-        packed_{copy(store.packed(), stream)}, summaries_{copy(store.summaries(), stream)},
+      : store_{&store},
+        context_{context},
+        exact_{copy(store.exact(), stream)},
+        packed_{copy(store.packed(), stream)},
+        summaries_{copy(store.summaries(), stream)},
         survivors_(store.survivors()) {
     if (!survivors_.empty()) {
       fetch(survivors_.data(), store.positions().get(), survivors_.size() * sizeof(long long), stream);
@@ -56,13 +59,14 @@ class HeadDownload {
     const std::size_t first = std::min(store_->settings().window_rule().first_kept(stored), stored);
     positions_.resize(stored);
     for (std::size_t row = 0; row < stored; ++row) {
-      positions_[row] = row < survivors_.size() ? survivors_[row]
-                                                : static_cast<std::int64_t>(row + store_->evicted());
+      positions_[row] =
+          row < survivors_.size() ? survivors_[row] : static_cast<std::int64_t>(row + store_->evicted());
     }
     if (sinks > 0) show(0, sinks, false, false, all);
     unpack_pages();
     const auto keys = std::min(static_cast<std::size_t>(view.keys_end(static_cast<int>(committed))), stored);
-    const auto values = std::min(static_cast<std::size_t>(view.values_end(static_cast<int>(committed))), stored);
+    const auto values =
+        std::min(static_cast<std::size_t>(view.values_end(static_cast<int>(committed))), stored);
     std::size_t from = std::max(first, sinks);
     for (const std::size_t cut : {std::min(keys, values), std::max(keys, values), stored}) {
       if (cut <= from) continue;
@@ -131,7 +135,8 @@ class HeadDownload {
     kvpolicy::Segment rows{
         .keys = coded_keys ? packed_plane(first, last, true) : exact_plane(first, last, true),
         .values = coded_values ? packed_plane(first, last, false) : exact_plane(first, last, false),
-        .rows = last - first, .position = static_cast<std::int64_t>(first + store_->evicted())};
+        .rows = last - first,
+        .position = static_cast<std::int64_t>(first + store_->evicted())};
     if (store_->settings().compresses) rows.positions = positions_.data() + first;
     all.rows.push_back(rows);
   }
@@ -157,10 +162,10 @@ class HeadDownload {
     const std::size_t side = context_.page_rows * context_.head_dim * sizeof(E);
     const std::size_t vectors = rule.summary_vectors;
     for (std::size_t v = 0; v < vectors; ++v) {
-      all.summaries.push_back(plane_of({.encoding = encoding_of<E>}, 0, rule.chunk_rule().closed(stored), 0,
-                                       [&](std::size_t row) {
-                                         return summaries_.data() + (row / context_.page_rows * vectors + v) * side;
-                                       }));
+      all.summaries.push_back(plane_of(
+          {.encoding = encoding_of<E>}, 0, rule.chunk_rule().closed(stored), 0, [&](std::size_t row) {
+            return summaries_.data() + (row / context_.page_rows * vectors + v) * side;
+          }));
     }
   }
 

@@ -22,7 +22,7 @@ struct StoreContext {
   std::size_t tail_rows = 1;  ///< rows that may be taken back or wait for their `attend`
   std::size_t selection_slots = 2;
   MemoryResource* memory = nullptr;
-  PagePool* pool = nullptr;  ///< or null: pages are asked of `memory` and `slow_memory`
+  PagePool* pool = nullptr;      ///< or null: pages are asked of `memory` and `slow_memory`
   bool has_slow_memory = false;  ///< else all rows are on the device
   MemoryResource* slow_memory = nullptr;
   std::size_t latest_rows = 0;
@@ -39,8 +39,7 @@ class HeadGeometry {
   [[nodiscard]] bool packs() const { return settings_.is_quantized() && !quantization_deferred_; }
   /// Whether the rows are in slow memory: where every row is kept.
   [[nodiscard]] bool is_slow() const {
-    return context_.has_slow_memory && settings_.recent == 0 && settings_.sinks == 0 &&
-           !settings_.compresses;
+    return context_.has_slow_memory && settings_.recent == 0 && settings_.sinks == 0 && !settings_.compresses;
   }
   [[nodiscard]] std::size_t exact_origin() const { return up(settings_.sinks); }
   /// Slots of the ring of exact rows; 0 where they lie in a line.
@@ -82,10 +81,9 @@ class HeadGeometry {
   }
   [[nodiscard]] std::size_t packed_page_bytes() const {
     if (!settings_.is_quantized()) return 0;
-    const PackedLayout layout{code_bits(settings_.encoding), static_cast<int>(context_.head_dim),
-                              static_cast<int>(context_.page_rows), settings_.key_per_channel,
-                              static_cast<int>(settings_.key_group),
-                              static_cast<int>(settings_.value_group)};
+    const PackedLayout layout{code_bits(settings_.encoding),         static_cast<int>(context_.head_dim),
+                              static_cast<int>(context_.page_rows),  settings_.key_per_channel,
+                              static_cast<int>(settings_.key_group), static_cast<int>(settings_.value_group)};
     return static_cast<std::size_t>(layout.page_bytes);
   }
   [[nodiscard]] std::size_t summary_page_bytes() const {
@@ -107,8 +105,9 @@ class HeadGeometry {
                       .page_bytes = packs() ? packed_page_bytes() : exact_page_bytes(),
                       .page_rows = context_.page_rows};
     // Rows that may be taken back are never far: what is staged is never written again.
-    slow.latest_pages = up(std::max(context_.latest_rows, context_.tail_rows) + rows_written_twice()) /
-                            context_.page_rows + 1;
+    slow.latest_pages =
+        up(std::max(context_.latest_rows, context_.tail_rows) + rows_written_twice()) / context_.page_rows +
+        1;
     if (settings_.chunk == 0) return slow;
     slow.budget_chunks = settings_.chunk_rule().budget;
     std::size_t rows = slow.budget_chunks * settings_.chunk;

@@ -12,10 +12,10 @@
 #include <utility>
 
 #include <kvpolicy/cuda/head_geometry.hpp>
-#include <kvpolicy/cuda/served_rule.hpp>
 #include <kvpolicy/cuda/kernels/head.cuh>
 #include <kvpolicy/cuda/pages.hpp>
 #include <kvpolicy/cuda/row_sums.hpp>
+#include <kvpolicy/cuda/served_rule.hpp>
 #include <kvpolicy/cuda/slow_store.hpp>
 
 namespace kvpolicy::cuda {
@@ -26,8 +26,7 @@ class HeadStore {
   /// `frequencies`: [head_dim / 2] on the device, for a head with in-cache positions.
   HeadStore(const HeadRule& settings, const StoreContext& context, const float* frequencies,
             DeviceWrites& writes)
-      : HeadStore{settings, context, frequencies, settings.compresses && settings.is_quantized(), 0,
-                  writes} {
+      : HeadStore{settings, context, frequencies, settings.compresses && settings.is_quantized(), 0, writes} {
     if (!slow_) return;
     slow_->begin(0, writes);
     slow_->describe(slow_pages(), writes);
@@ -84,7 +83,8 @@ class HeadStore {
   }
   /// How many rows besides the sinks have codes because of that.
   [[nodiscard]] std::size_t coded_rows() const {
-    return static_cast<std::size_t>(std::max({view_.coded_keys, view_.coded_values, view_.sinks}) - view_.sinks);
+    return static_cast<std::size_t>(std::max({view_.coded_keys, view_.coded_values, view_.sinks}) -
+                                    view_.sinks);
   }
   /// Text positions of the rows that survived the last compression, [survivors]; null before.
   [[nodiscard]] const DeviceBuffer& positions() const { return positions_; }
@@ -103,8 +103,8 @@ class HeadStore {
   /// Page tables, positions, selections and scores: bookkeeping, not in `bytes`.
   [[nodiscard]] std::size_t overhead_bytes() const {
     return exact_.table_bytes() + packed_.table_bytes() + summaries_.table_bytes() +
-           survivors_ * sizeof(long long) + selection_bytes() + scored_chunks_ * sizeof(float) + sums_.bytes() +
-           (slow_ ? slow_->overhead_bytes() : 0);
+           survivors_ * sizeof(long long) + selection_bytes() + scored_chunks_ * sizeof(float) +
+           sums_.bytes() + (slow_ ? slow_->overhead_bytes() : 0);
   }
 
   /// Memory for a longer text, obtained before anything changes.
@@ -200,13 +200,12 @@ class HeadStore {
       // What the choices are, but not where they lie, which the new store has written already.
       writes.flush();
       check(cudaMemcpyAsync(other.selections_.get() + sizeof(Selections),
-                            selections_.get() + sizeof(Selections),
-                            selection_bytes() - sizeof(Selections), cudaMemcpyDeviceToDevice,
-                            writes.stream()),
+                            selections_.get() + sizeof(Selections), selection_bytes() - sizeof(Selections),
+                            cudaMemcpyDeviceToDevice, writes.stream()),
             "cudaMemcpyAsync");
       constexpr std::size_t counters = offsetof(Selections, slots);
-      check(cudaMemcpyAsync(other.selections_.get(), selections_.get(), counters,
-                            cudaMemcpyDeviceToDevice, writes.stream()),
+      check(cudaMemcpyAsync(other.selections_.get(), selections_.get(), counters, cudaMemcpyDeviceToDevice,
+                            writes.stream()),
             "cudaMemcpyAsync");
     }
     other.sums_ = sums_.fork(context_.memory, writes.stream());
@@ -215,8 +214,7 @@ class HeadStore {
       other.scored_chunks_ = scored_chunks_;
     }
     if (slow_) {
-      const std::size_t entered =
-          entered_pages({static_cast<int>(reached), static_cast<int>(committed)});
+      const std::size_t entered = entered_pages({static_cast<int>(reached), static_cast<int>(committed)});
       other.slow_->copy_latest(*slow_, entered, writes.stream());
       other.slow_->set_stage_place(slow_->stage_place());
       other.slow_->begin(entered, writes);
@@ -229,8 +227,8 @@ class HeadStore {
 
   /// An empty store for the `survivors` rows of a text of `tokens`, with room for `capacity` tokens;
   /// compact.cuh fills rows and `positions`.
-  [[nodiscard]] HeadStore compacted(std::size_t survivors, std::size_t tokens,
-                                    std::size_t capacity, DeviceWrites& writes) const {
+  [[nodiscard]] HeadStore compacted(std::size_t survivors, std::size_t tokens, std::size_t capacity,
+                                    DeviceWrites& writes) const {
     HeadStore other{settings_, context_, view_.inverse_frequencies, false, tokens - survivors, writes};
     other.survivors_ = survivors;
     other.told_to_compress_ = told_to_compress_;
@@ -245,8 +243,12 @@ class HeadStore {
  private:
   HeadStore(const HeadRule& settings, const StoreContext& context, const float* frequencies,
             bool quantization_deferred, std::size_t evicted, DeviceWrites& writes)
-      : settings_{settings}, context_{context}, quantization_deferred_{quantization_deferred}, evicted_alone_{evicted},
-        exact_{pages_of(PageKind::exact)}, packed_{pages_of(PageKind::packed)},
+      : settings_{settings},
+        context_{context},
+        quantization_deferred_{quantization_deferred},
+        evicted_alone_{evicted},
+        exact_{pages_of(PageKind::exact)},
+        packed_{pages_of(PageKind::packed)},
         summaries_{pages_of(PageKind::summary)} {
     const HeadGeometry geometry{settings, context, quantization_deferred};
     const auto number = [](std::size_t n) { return static_cast<int>(std::min<std::size_t>(n, INT_MAX)); };
@@ -298,8 +300,8 @@ class HeadStore {
   }
   // Slow pages that a text which came so far has entered (as kernels/slow_rows.cuh counts them).
   [[nodiscard]] std::size_t entered_pages(const LayerState& furthest) const {
-    return static_cast<std::size_t>(pages_come_to(view_, slow_->geometry().packed,
-                                                  static_cast<int>(context_.page_rows), furthest));
+    return static_cast<std::size_t>(
+        pages_come_to(view_, slow_->geometry().packed, static_cast<int>(context_.page_rows), furthest));
   }
 
   [[nodiscard]] std::size_t selection_bytes() const {
@@ -314,8 +316,12 @@ class HeadStore {
     auto* numbers = reinterpret_cast<int*>(selections_.get() + sizeof(Selections));
     const auto slots = static_cast<int>(context_.selection_slots);
     auto* place = reinterpret_cast<Selections*>(selections_.get());
-    writes.write(place, Selections{.latest = 0, .valid = 0, .slots = slots, .tokens = numbers,
-                                   .ends = numbers + slots, .counts = numbers + 2 * slots,
+    writes.write(place, Selections{.latest = 0,
+                                   .valid = 0,
+                                   .slots = slots,
+                                   .tokens = numbers,
+                                   .ends = numbers + slots,
+                                   .counts = numbers + 2 * slots,
                                    .chunks = numbers + 3 * slots});
     view_.selections = place;
   }

@@ -43,7 +43,8 @@ class HeadUpload {
         for (std::size_t i = 0; i < rows.rows; ++i) positions_.push_back(rows.position_of(i));
       }
       const auto evicted = static_cast<long long>(evicted_);
-      while (!positions_.empty() && positions_.back() == static_cast<long long>(positions_.size() - 1) + evicted) {
+      while (!positions_.empty() &&
+             positions_.back() == static_cast<long long>(positions_.size() - 1) + evicted) {
         positions_.pop_back();  // its position follows from its number
       }
       HeadStore other = store.compacted(positions_.size(), evicted_ + positions_.size(), tokens_, writes);
@@ -83,8 +84,8 @@ class HeadUpload {
     const std::size_t packed = std::min(sinks + blocks, std::max(packed_end, sinks));
     // So many rows were committed when those blocks had been quantised and no other.
     const std::size_t committed = packed >= packed_end ? contents_->committed
-                                  : packed == sinks   ? evicted_
-                                                      : evicted_ + packed + store.settings().residual;
+                                  : packed == sinks    ? evicted_
+                                                       : evicted_ + packed + store.settings().residual;
     const std::size_t rows = tokens_ - evicted_;
     append(store, engine, view, state, std::min(std::max(first, packed), rows), rows, committed, stream);
     send_summaries(store, stream);
@@ -170,27 +171,34 @@ class HeadUpload {
     for_each_row(first, last, [&](const kvpolicy::Segment& segment, std::size_t i, std::size_t number) {
       for (const bool key : {true, false}) {
         load_row(key ? segment.keys : segment.values, i, row);
-        std::ranges::transform(row, numbers.begin() + static_cast<std::ptrdiff_t>(
-                                        ((key ? 0 : rows) + number - first) * head_dim),
-                               [](float x) { return E{x}; });
+        std::ranges::transform(
+            row,
+            numbers.begin() + static_cast<std::ptrdiff_t>(((key ? 0 : rows) + number - first) * head_dim),
+            [](float x) { return E{x}; });
       }
     });
-    const DeviceBuffer& block =
-        blocks_.emplace_back(allocate(context_.memory, std::max<std::size_t>(numbers.size(), 8) * sizeof(E), stream));
+    const DeviceBuffer& block = blocks_.emplace_back(
+        allocate(context_.memory, std::max<std::size_t>(numbers.size(), 8) * sizeof(E), stream));
     send(block.get(), numbers, stream);
     DeviceWrites writes{stream};
     const std::size_t before = first + evicted_;
-    writes.write(state, LayerState{static_cast<int>(before), static_cast<int>(std::min(committed, before + rows))});
+    writes.write(state,
+                 LayerState{static_cast<int>(before), static_cast<int>(std::min(committed, before + rows))});
     writes.flush();
     const std::size_t after = before + rows;
-    AppendParams params{.heads = view, .states = state, .sequences = 1, .kv_heads = 1,
-                        .page_rows = static_cast<int>(context_.page_rows), .rows = static_cast<int>(rows),
+    AppendParams params{.heads = view,
+                        .states = state,
+                        .sequences = 1,
+                        .kv_heads = 1,
+                        .page_rows = static_cast<int>(context_.page_rows),
+                        .rows = static_cast<int>(rows),
                         .commit_rows = static_cast<int>(rows),
                         .max_rollback = static_cast<int>(after - std::min(after, contents_->committed))};
     params.k = {.data = block.get(), .token_stride = static_cast<long long>(head_dim)};
-    params.v = {.data = block.get() + rows * head_dim * sizeof(E), .token_stride = static_cast<long long>(head_dim)};
-    engine.append(params, store.settings().is_quantized() || store.settings().chunk > 0 ? rows / 8 + 1 : 0, stream,
-                  store.is_slow(), store.settings().kivi_flush);
+    params.v = {.data = block.get() + rows * head_dim * sizeof(E),
+                .token_stride = static_cast<long long>(head_dim)};
+    engine.append(params, store.settings().is_quantized() || store.settings().chunk > 0 ? rows / 8 + 1 : 0,
+                  stream, store.is_slow(), store.settings().kivi_flush);
   }
 
   // The codes of the rows from `first` on, as far as they have any, in the pages of the device.
@@ -211,8 +219,8 @@ class HeadUpload {
     for (std::size_t i = 0; i < store.packed().count(); ++i) {
       for (std::byte* place : {store.packed().page(i), store.near_packed_page(i, contents_->committed)}) {
         if (place == nullptr) continue;
-        check(cudaMemcpyAsync(place, images.data() + i * pages.page_bytes(), pages.page_bytes(), cudaMemcpyDefault,
-                              stream),
+        check(cudaMemcpyAsync(place, images.data() + i * pages.page_bytes(), pages.page_bytes(),
+                              cudaMemcpyDefault, stream),
               "cudaMemcpyAsync");
       }
     }

@@ -35,9 +35,12 @@ class HostPages {
     // A window is a ring on the device. Here it may begin and end within a page.
     const std::size_t pages = bytes / page_bytes + 2 * heads;
     memory_ = std::make_unique_for_overwrite<std::byte[]>(pages * page_bytes);
-    pool_.emplace(EnginePages{.arenas = {{memory_.get(), pages * page_bytes}}, .blocks = pages,
-                              .block_stride = page_bytes, .page_rows = rows.page_rows,
-                              .row_stride = rows.row_bytes, .row_bytes = rows.row_bytes,
+    pool_.emplace(EnginePages{.arenas = {{memory_.get(), pages * page_bytes}},
+                              .blocks = pages,
+                              .block_stride = page_bytes,
+                              .page_rows = rows.page_rows,
+                              .row_stride = rows.row_bytes,
+                              .row_bytes = rows.row_bytes,
                               .values_offset = page_bytes / 2});
   }
   [[nodiscard]] PagePool* pool() { return pool_ ? &*pool_ : nullptr; }
@@ -77,7 +80,8 @@ class HostCopies {
     return own;
   }
 
-  [[nodiscard]] static Host to_host(const Device& device, const char* call, cudaStream_t stream, PagePool* pool) {
+  [[nodiscard]] static Host to_host(const Device& device, const char* call, cudaStream_t stream,
+                                    PagePool* pool) {
     const CachedLayers<E>& from = device.cache_;
     refuse_capture(stream, call);
     check_between_steps<Layer>(call, held(from.layers), device.tokens());
@@ -101,7 +105,8 @@ class HostCopies {
  private:
   static void wait(cudaStream_t stream) { check(cudaStreamSynchronize(stream), "cudaStreamSynchronize"); }
 
-  static void download(const CachedLayers<E>& cache, const Layer& from, CacheLayer<E>& to, cudaStream_t stream) {
+  static void download(const CachedLayers<E>& cache, const Layer& from, CacheLayer<E>& to,
+                       cudaStream_t stream) {
     const StoreContext context = cache.store_context();
     std::vector<HeadDownload<E>> heads;
     heads.reserve(from.heads.size());
@@ -164,7 +169,8 @@ class HostCopies {
     }
     writes.flush();
     // The block that is not full may have codes, and then needs its page.
-    const bool coded = std::ranges::any_of(to.heads, [](const HeadStore& head) { return head.coded_rows() > 0; });
+    const bool coded =
+        std::ranges::any_of(to.heads, [](const HeadStore& head) { return head.coded_rows() > 0; });
     cache.grow(l, 1, from.tokens + (coded ? static_cast<std::size_t>(quantized_together) : 0), stream);
     for (std::size_t head = 0; head < count; ++head) {
       uploads[head].run(to.heads[head], *cache.engine, cache.device.heads(l) + head, cache.device.counters(l),
@@ -202,8 +208,9 @@ template <Element E>
 /// @throws ConfigError for a plan or options that a device cache refuses, CapacityError if the text does not fit
 /// the options, RollbackError inside a step or while a tree is pending; std::bad_alloc, DeviceError
 template <Element E, class HostEngine>
-[[nodiscard]] KvCache<E> to_device(const kvpolicy::KvCache<E, HostEngine>& cache, const CacheOptions& options = {},
-                                   cudaStream_t stream = nullptr, std::shared_ptr<Engine<E>> engine = nullptr) {
+[[nodiscard]] KvCache<E> to_device(const kvpolicy::KvCache<E, HostEngine>& cache,
+                                   const CacheOptions& options = {}, cudaStream_t stream = nullptr,
+                                   std::shared_ptr<Engine<E>> engine = nullptr) {
   KvCache<E> device{cache.plan(), options, stream, std::move(engine)};
   require<CapacityError>(options.max_tokens == 0 || cache.tokens() <= options.max_tokens, "to_device: holds ",
                          cache.tokens(), " tokens, max_tokens is ", options.max_tokens);

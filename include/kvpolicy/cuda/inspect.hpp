@@ -23,17 +23,17 @@ struct CachedRows {
   /// Of each row in the text, ascending; then the nodes of a pending tree, where each stands.
   std::vector<std::int64_t> positions;
   std::vector<bool> quantized;  ///< of each row, whether its key is
-  std::vector<float> keys;    ///< [rows, head_dim], dequantised where they must be
-  std::vector<float> values;  ///< [rows, head_dim]
-  std::size_t nodes = 0;      ///< how many of the rows, the last ones, are nodes of a tree
+  std::vector<float> keys;      ///< [rows, head_dim], dequantised where they must be
+  std::vector<float> values;    ///< [rows, head_dim]
+  std::size_t nodes = 0;        ///< how many of the rows, the last ones, are nodes of a tree
 };
 
 /// One row of a page of quantised rows as numbers: the host's way through the fragment order.
-inline void load_packed_row(const std::byte* page, const HeadView& head, int head_dim, int page_rows,
-                            int row, bool key, float* out) {
+inline void load_packed_row(const std::byte* page, const HeadView& head, int head_dim, int page_rows, int row,
+                            bool key, float* out) {
   const int bits = code_bits(head.encoding);
-  const PackedLayout layout{bits, head_dim, page_rows, head.key_per_channel, head.key_group,
-                            head.value_group};
+  const PackedLayout layout{bits,           head_dim,        page_rows, head.key_per_channel,
+                            head.key_group, head.value_group};
   const std::byte* tile = page + (key ? 0 : layout.values_offset) + row / tile_rows * layout.tile_bytes;
   const auto param = [&](int offset, int index) {
     half number;
@@ -42,11 +42,10 @@ inline void load_packed_row(const std::byte* page, const HeadView& head, int hea
   };
   for (int channel = 0; channel < head_dim; ++channel) {
     const TileOffset at = key ? offset_of_key(row % tile_rows, channel, head_dim)
-                             : offset_of_value(row % tile_rows, channel, head_dim);
+                              : offset_of_value(row % tile_rows, channel, head_dim);
     const int bit = bit_of_code(at, bits, head_dim);
     const auto code = (static_cast<unsigned>(tile[bit / 8]) >> (bit % 8)) & ((1U << bits) - 1U);
-    const int index = key ? key_param(row, channel, head_dim, page_rows, head.key_per_channel,
-                                      head.key_group)
+    const int index = key ? key_param(row, channel, head_dim, page_rows, head.key_per_channel, head.key_group)
                           : value_param(row, channel, page_rows, head.value_group);
     const float scale = param(key ? layout.key_scales_offset : layout.value_scales_offset, index);
     const float zero = param(key ? layout.key_zeros_offset : layout.value_zeros_offset, index);
@@ -58,8 +57,8 @@ inline void load_packed_row(const std::byte* page, const HeadView& head, int hea
 /// nodes' queries, or, with own rows, one right after the text.
 template <Element E>
 [[nodiscard]] CachedRows download_rows(const HeadStore& store, const LayerState& state, Request request,
-                                       const TokenTree& tree, std::size_t head_dim,
-                                       std::size_t page_rows, cudaStream_t stream) {
+                                       const TokenTree& tree, std::size_t head_dim, std::size_t page_rows,
+                                       cudaStream_t stream) {
   std::vector<int> depths;
   for (std::size_t node = 0; node < tree.size(); ++node) {
     depths.push_back(static_cast<int>(tree.depth(node)));
@@ -124,9 +123,8 @@ template <Element E>
       const int number = segment.row(i);
       rows.positions.push_back(
           segment.node >= 0 ? segment.position + depths[static_cast<std::size_t>(segment.node + i)]
-          : static_cast<std::size_t>(number) < survivors.size()
-              ? survivors[static_cast<std::size_t>(number)]
-              : number + view.evicted);
+          : static_cast<std::size_t>(number) < survivors.size() ? survivors[static_cast<std::size_t>(number)]
+                                                                : number + view.evicted);
       // A key or value may have codes though its row is read from its exact slot, where the number that they
       // stand for is rounded.
       const auto has_codes = [&](bool key) {
@@ -138,13 +136,12 @@ template <Element E>
         const bool coded = has_codes(key);
         const int slot = coded ? view.packed_slot(number) : view.exact_slot(number);
         const auto index = static_cast<std::size_t>(slot / rows_of_page);
-        const std::byte* start = coded ? page(store.packed(), index)
-                                       : page(store.exact(), index);
+        const std::byte* start = coded ? page(store.packed(), index) : page(store.exact(), index);
         if (coded) {
           load_packed_row(start, view, dim, rows_of_page, slot % rows_of_page, key, row.data());
         } else {
-          const auto* numbers16 = reinterpret_cast<const E*>(start) +
-                                  ((key ? 0 : rows_of_page) + slot % rows_of_page) * dim;
+          const auto* numbers16 =
+              reinterpret_cast<const E*>(start) + ((key ? 0 : rows_of_page) + slot % rows_of_page) * dim;
           for (std::size_t c = 0; c < head_dim; ++c) row[c] = static_cast<float>(numbers16[c]);
         }
         auto& side = key ? rows.keys : rows.values;

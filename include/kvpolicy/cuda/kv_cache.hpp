@@ -114,8 +114,8 @@ class KvCache {
   /// @throws CapacityError beyond max_tokens, std::bad_alloc
   void reserve(std::size_t tokens, cudaStream_t stream = nullptr) {
     require<CapacityError>(options().max_tokens == 0 || tokens <= options().max_tokens,
-                           "cuda::KvCache::reserve: ", tokens, " tokens, must be at most max_tokens = ",
-                           options().max_tokens);
+                           "cuda::KvCache::reserve: ", tokens,
+                           " tokens, must be at most max_tokens = ", options().max_tokens);
     refuse_capture(stream, "reserve");
     static_cast<void>(held(cache_.layers));
     cache_.latest = stream;
@@ -137,9 +137,9 @@ class KvCache {
   /// @throws ShapeError, CapacityError, std::bad_alloc, DeviceError; RollbackError if a tree is pending
   /// that `options` does not name
   template <class Q, class K, class V>
-  void step(std::size_t layer, const TensorView<Q>& q, const TensorView<K>& k,
-            const TensorView<V>& v, const TensorView<element_type>& out,
-            const AttendOptions& options = {}, cudaStream_t stream = nullptr) {
+  void step(std::size_t layer, const TensorView<Q>& q, const TensorView<K>& k, const TensorView<V>& v,
+            const TensorView<element_type>& out, const AttendOptions& options = {},
+            cudaStream_t stream = nullptr) {
     LayerCall<E>{cache_, layer, options, stream}.step(q, k, v, out);
   }
 
@@ -148,8 +148,8 @@ class KvCache {
   /// options `append` heeds `tree` alone; `attend` wants the same tree.
   /// @throws as `step`
   template <class K, class V>
-  void append(std::size_t layer, const TensorView<K>& k, const TensorView<V>& v,
-              const AttendOptions& options, cudaStream_t stream = nullptr) {
+  void append(std::size_t layer, const TensorView<K>& k, const TensorView<V>& v, const AttendOptions& options,
+              cudaStream_t stream = nullptr) {
     LayerCall<E>{cache_, layer, options, stream}.append(k, v);
   }
   template <class K, class V>
@@ -170,8 +170,7 @@ class KvCache {
   /// `refreshes`: it chose chunks, because it was told to or because a head never had. A compression
   /// takes scale, soft cap and sink logits from the latest call that was not captured.
   /// @throws CapacityError if the text would pass what is reserved, RollbackError if a tree is pending
-  void replayed(std::size_t times = 1, std::size_t tokens = 1, bool refreshes = false,
-                bool apart = false) {
+  void replayed(std::size_t times = 1, std::size_t tokens = 1, bool refreshes = false, bool apart = false) {
     cache_.refuse_tree("replayed");
     constexpr std::size_t most = std::size_t{1} << 31;
     const std::size_t more = std::min(times, most) * std::min(tokens, most);
@@ -320,7 +319,8 @@ class KvCache {
             shape.kv_heads);
     const Layer& own = cache_.layers[cache_.checked(layer)];
     const Request request{.queries = static_cast<int>(std::max<std::size_t>(appended, 1)),
-                          .own_rows = appended == 0, .selected = read == Read::selected};
+                          .own_rows = appended == 0,
+                          .selected = read == Read::selected};
     return download_rows<element_type>(own.heads[head], own.state(), request, own.tree.nodes(),
                                        shape.head_dim, options().page_rows, stream);
   }
@@ -357,7 +357,8 @@ class KvCache {
   /// on page r / page_rows. Valid until the next call that changes the cache.
   [[nodiscard]] std::span<const PageId> page_ids(std::size_t layer, std::size_t head) const {
     const std::size_t kv_heads = cache_.plan.shape().kv_heads;
-    require<ShapeError>(head < kv_heads, "cuda::KvCache: there is no KV head ", head, ", the shape has ", kv_heads);
+    require<ShapeError>(head < kv_heads, "cuda::KvCache: there is no KV head ", head, ", the shape has ",
+                        kv_heads);
     return cache_.layers[cache_.checked(layer)].heads[head].exact().ids();
   }
 
@@ -399,13 +400,15 @@ class KvCache {
                  cudaStream_t stream) const {
     while (first < path.size()) {
       const std::size_t count = std::min<std::size_t>(path.size() - first, PathPart::most);
-      PathPart part{.root = static_cast<int>(root), .first = static_cast<int>(first),
-                    .count = static_cast<int>(count), .node = {}};
+      PathPart part{.root = static_cast<int>(root),
+                    .first = static_cast<int>(first),
+                    .count = static_cast<int>(count),
+                    .node = {}};
       for (std::size_t i = 0; i < count; ++i) {
         part.node[i] = static_cast<std::uint16_t>(path[first + i]);
       }
-      cache_.engine->accept_rows(cache_.device.heads(0), plan().shape().kv_head_count(),
-                                 options().page_rows, part, stream);
+      cache_.engine->accept_rows(cache_.device.heads(0), plan().shape().kv_head_count(), options().page_rows,
+                                 part, stream);
       for (const Layer& layer : cache_.layers) layer.queries.accept(part, stream);
       first += count;
     }
@@ -416,8 +419,8 @@ class KvCache {
 
 /// `cuda::KvCache cache{plan}`, of any plan.
 template <class... T>
-KvCache(const HeadPlan<T...>&, const CacheOptions& = {}, cudaStream_t = nullptr)
-    -> KvCache<typename HeadPlan<T...>::element_type>;
+KvCache(const HeadPlan<T...>&, const CacheOptions& = {},
+        cudaStream_t = nullptr) -> KvCache<typename HeadPlan<T...>::element_type>;
 template <class... T>
 KvCache(const HeadPlan<T...>&, const CacheOptions&, cudaStream_t,
         std::shared_ptr<Engine<typename HeadPlan<T...>::element_type>>)

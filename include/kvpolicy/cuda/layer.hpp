@@ -52,9 +52,10 @@ class Layer : public TextProgress<std::size_t> {
   };
 
   Layer(const Shape& shape, std::size_t observed_queries, cudaStream_t stream)
-      : queries{observed_queries, shape.options.tail_rows(), shape.model.q_heads,
-                shape.model.head_dim, shape.options.memory, stream},
-        q_heads_{shape.model.q_heads}, memory_{shape.options.memory} {
+      : queries{observed_queries,     shape.options.tail_rows(), shape.model.q_heads,
+                shape.model.head_dim, shape.options.memory,      stream},
+        q_heads_{shape.model.q_heads},
+        memory_{shape.options.memory} {
     heads.reserve(shape.model.kv_heads);
     if (queries.is_kept()) sink_logits_ = allocate(memory_, sink_bytes(), stream);
   }
@@ -62,9 +63,9 @@ class Layer : public TextProgress<std::size_t> {
   std::vector<HeadStore> heads;
   QueryRing queries;
   std::vector<std::string_view> own_summaries = {};  ///< of heads whose summaries are of the caller's own
-  std::size_t reached = 0;  ///< the most tokens that it ever had
+  std::size_t reached = 0;                           ///< the most tokens that it ever had
   std::size_t reserved = 0;
-  PendingTree tree = {};  ///< what the latest rows are, where they are guesses that branch
+  PendingTree tree = {};            ///< what the latest rows are, where they are guesses that branch
   std::optional<float> scale = {};  ///< of the latest call, for a compression
   float softcap = 0.0F;
 
@@ -74,9 +75,7 @@ class Layer : public TextProgress<std::size_t> {
     return std::min<std::size_t>(max_rollback, 254) + 2;
   }
 
-  [[nodiscard]] LayerState state() const {
-    return {static_cast<int>(tokens), static_cast<int>(committed)};
-  }
+  [[nodiscard]] LayerState state() const { return {static_cast<int>(tokens), static_cast<int>(committed)}; }
   void advance(std::size_t rows, std::size_t commit_rows, std::size_t max_rollback) {
     TextProgress::operator=(after(rows, commit_rows, max_rollback));
     reached = std::max(reached, tokens);
@@ -150,9 +149,8 @@ class Layer : public TextProgress<std::size_t> {
   }
   /// Whether a selected read finds rows of a head where they were gathered.
   [[nodiscard]] bool gathers() const {
-    return std::ranges::any_of(heads, [](const HeadStore& head) {
-      return head.is_slow() && head.settings().chunk > 0;
-    });
+    return std::ranges::any_of(
+        heads, [](const HeadStore& head) { return head.is_slow() && head.settings().chunk > 0; });
   }
   [[nodiscard]] LayerState furthest() const {
     return {static_cast<int>(reached), static_cast<int>(committed)};
@@ -182,8 +180,7 @@ class Layer : public TextProgress<std::size_t> {
     StagedLayer layer{.id = stage_id_, .heads = {}};
     for (const HeadStore& head : heads) {
       if (!head.is_slow()) continue;
-      layer.heads.push_back({&head.slow_pages(),
-                             is_staged(head, selected) ? head.far_pages(furthest()) : 0,
+      layer.heads.push_back({&head.slow_pages(), is_staged(head, selected) ? head.far_pages(furthest()) : 0,
                              head.stage_place().bytes});
     }
     return layer;
@@ -296,12 +293,10 @@ class Layer : public TextProgress<std::size_t> {
   }
   /// Whether a head adds up the attention of every call.
   [[nodiscard]] bool accumulates() const {
-    return std::ranges::any_of(
-        heads, [](const HeadStore& h) { return cuda::accumulates(h.settings()); });
+    return std::ranges::any_of(heads, [](const HeadStore& h) { return cuda::accumulates(h.settings()); });
   }
   [[nodiscard]] bool compresses_by_itself() const {
-    return std::ranges::any_of(heads,
-                               [](const HeadStore& h) { return h.settings().compress_every > 0; });
+    return std::ranges::any_of(heads, [](const HeadStore& h) { return h.settings().compress_every > 0; });
   }
   [[nodiscard]] bool wants_compress() const {
     for (std::size_t head = 0; head < heads.size(); ++head) {
@@ -312,8 +307,8 @@ class Layer : public TextProgress<std::size_t> {
   /// @throws ShapeError if a head that would drop rows lacks queries to choose by.
   void check_queries(std::string_view call) const {
     for (std::size_t head = 0; head < heads.size(); ++head) {
-      kvpolicy::check_queries("cuda::KvCache", call, queries, heads[head].settings().observation_window, tokens,
-                              has_rows_to_drop(head));
+      kvpolicy::check_queries("cuda::KvCache", call, queries, heads[head].settings().observation_window,
+                              tokens, has_rows_to_drop(head));
     }
   }
 
@@ -375,8 +370,7 @@ class Layer : public TextProgress<std::size_t> {
   [[nodiscard]] Layer fork(DeviceWrites& writes, Frequencies frequencies) const {
     Layer other{*this, queries.fork(writes.stream())};
     for (const HeadStore& head : heads) {
-      other.heads.push_back(
-          head.fork(tokens, committed, reached, frequencies(head.settings()), writes));
+      other.heads.push_back(head.fork(tokens, committed, reached, frequencies(head.settings()), writes));
     }
     other.reserved = tokens;
     if (sink_logits_ != nullptr) {
@@ -393,11 +387,18 @@ class Layer : public TextProgress<std::size_t> {
  private:
   // Everything but heads and sink logits.
   Layer(const Layer& other, QueryRing own_queries)
-      : TextProgress{other}, queries{std::move(own_queries)}, own_summaries{other.own_summaries}, reached{other.reached},
-        tree{other.tree}, scale{other.scale}, softcap{other.softcap},
+      : TextProgress{other},
+        queries{std::move(own_queries)},
+        own_summaries{other.own_summaries},
+        reached{other.reached},
+        tree{other.tree},
+        scale{other.scale},
+        softcap{other.softcap},
         q_heads_{other.q_heads_},
-        memory_{other.memory_}, choices_{other.choices_},
-        has_sink_logits_{other.has_sink_logits_}, staged_tokens_{other.staged_tokens_} {}
+        memory_{other.memory_},
+        choices_{other.choices_},
+        has_sink_logits_{other.has_sink_logits_},
+        staged_tokens_{other.staged_tokens_} {}
 
   // A selected read finds the rows of heads that select without them.
   [[nodiscard]] static bool is_staged(const HeadStore& head, bool selected) {
@@ -434,8 +435,7 @@ class Layer : public TextProgress<std::size_t> {
   }
   [[nodiscard]] bool has_rows_to_drop(std::size_t head) const {
     const HeadRule& settings = heads[head].settings();
-    return settings.compresses &&
-           settings.budget_rule().drops_rows(rows_alone(head), tokens);
+    return settings.compresses && settings.budget_rule().drops_rows(rows_alone(head), tokens);
   }
   [[nodiscard]] bool must_refresh(std::size_t head, bool asked) const {
     const HeadRule& settings = heads[head].settings();

@@ -26,8 +26,12 @@ class LayerCall {
   using Out = TensorView<E>;
 
   LayerCall(CachedLayers<E>& cache, std::size_t layer, const AttendOptions& options, cudaStream_t stream)
-      : cache_{&cache}, l_{cache.checked(layer)}, layer_{&cache.layers[l_]}, options_{&options},
-        stream_{stream}, capturing_{is_capturing(stream)} {}
+      : cache_{&cache},
+        l_{cache.checked(layer)},
+        layer_{&cache.layers[l_]},
+        options_{&options},
+        stream_{stream},
+        capturing_{is_capturing(stream)} {}
 
   void step(const Rows& q, const Rows& k, const Rows& v, const Out& out) {
     const ModelShape& shape = cache_->plan.shape();
@@ -71,10 +75,10 @@ class LayerCall {
     check_rows("q", q, q.tokens, cache_->plan.shape().q_heads, cache_->plan.shape().head_dim);
     check_attending(q, out);
     // While a graph is captured, the `append` before this call was only recorded.
-    require<ShapeError>(capturing_ ? q.tokens <= cache_->options.tail_rows()
-                                   : q.tokens <= layer_->uncommitted(),
-                        "cuda::KvCache::attend: ", q.tokens, " queries, but only the latest ",
-                        layer_->uncommitted(), " rows have not been committed");
+    require<ShapeError>(
+        capturing_ ? q.tokens <= cache_->options.tail_rows() : q.tokens <= layer_->uncommitted(),
+        "cuda::KvCache::attend: ", q.tokens, " queries, but only the latest ", layer_->uncommitted(),
+        " rows have not been committed");
     refuse_staging();
     if (options_->tree == nullptr) {
       layer_->tree.refuse("attend");
@@ -115,7 +119,9 @@ class LayerCall {
                            " compresses by itself, for which it asks for memory: not in a graph");
   }
   [[nodiscard]] Request request(DeviceTree::Next& next, std::size_t queries, bool own_rows) {
-    return {.queries = static_cast<int>(queries), .own_rows = own_rows, .selected = reads_selected(),
+    return {.queries = static_cast<int>(queries),
+            .own_rows = own_rows,
+            .selected = reads_selected(),
             .tree = write_tree(next, queries)};
   }
 
@@ -127,18 +133,20 @@ class LayerCall {
         refresh(first, count, q, request.own_rows ? q.tokens : 0);
       });
     }
-    AttendParams params{.heads = near_heads(request), .states = cache_->device.counters(l_),
+    AttendParams params{.heads = near_heads(request),
+                        .states = cache_->device.counters(l_),
                         .kv_heads = static_cast<int>(layer_->heads.size()),
                         .group = static_cast<int>(cache_->plan.shape().queries_per_kv()),
-                        .page_rows = static_cast<int>(cache_->options.page_rows), .request = request,
-                        .q = tensor_of(q), .out = tensor_of(Rows{out})};
+                        .page_rows = static_cast<int>(cache_->options.page_rows),
+                        .request = request,
+                        .q = tensor_of(q),
+                        .out = tensor_of(Rows{out})};
     if (k != nullptr) params.k = tensor_of(*k);
     if (v != nullptr) params.v = tensor_of(*v);
     params.log_sum_exp = options_->log_sum_exp.empty() ? nullptr : options_->log_sum_exp.data();
     params.attention_sink_bias =
         options_->attention_sink_bias.empty() ? nullptr : options_->attention_sink_bias.data();
-    params.scale_log2 =
-        options_->scale.value_or(1.0F / std::sqrt(static_cast<float>(q.head_dim))) * log2_e;
+    params.scale_log2 = options_->scale.value_or(1.0F / std::sqrt(static_cast<float>(q.head_dim))) * log2_e;
     params.softcap = options_->softcap;
     const std::size_t longest = layer_->longest_read(request);
     if (cache_->options.launches == Launches::joint) {
@@ -162,14 +170,22 @@ class LayerCall {
   // that the call has just read.
   void accumulate(const AttendParams& call) const {
     const auto memory = cache_->engine->accumulation_memory();
-    cache_->engine->add_columns(
-        {.observed = {.heads = call.heads, .state = call.states, .accumulates = true,
-                      .kv_heads = call.kv_heads, .group = call.group, .page_rows = call.page_rows,
-                      .request = call.request, .q = call.q, .k = call.k,
-                      .attention_sink_bias = call.attention_sink_bias, .scale_log2 = call.scale_log2,
-                      .softcap = call.softcap, .partial = memory.partial, .tickets = memory.tickets,
-                      .log_sum_exp = memory.log_sum_exp}},
-        call.request.queries, layer_->packs(), stream_);
+    cache_->engine->add_columns({.observed = {.heads = call.heads,
+                                              .state = call.states,
+                                              .accumulates = true,
+                                              .kv_heads = call.kv_heads,
+                                              .group = call.group,
+                                              .page_rows = call.page_rows,
+                                              .request = call.request,
+                                              .q = call.q,
+                                              .k = call.k,
+                                              .attention_sink_bias = call.attention_sink_bias,
+                                              .scale_log2 = call.scale_log2,
+                                              .softcap = call.softcap,
+                                              .partial = memory.partial,
+                                              .tickets = memory.tickets,
+                                              .log_sum_exp = memory.log_sum_exp}},
+                                call.request.queries, layer_->packs(), stream_);
   }
 
   void finish(const Rows& q) {
@@ -194,7 +210,8 @@ class LayerCall {
     const std::size_t queries = options_->selection_query.value_or(q.tokens - 1) + 1;
     const std::size_t later = q.tokens - queries;  // rows after the query that chooses
     Tensor rows = tensor_of(q);
-    rows.data += static_cast<long long>(first * cache_->plan.shape().queries_per_kv() * q.head_stride * sizeof(E));
+    rows.data +=
+        static_cast<long long>(first * cache_->plan.shape().queries_per_kv() * q.head_stride * sizeof(E));
     cache_->engine->refresh(cache_->device.heads(l_) + first, cache_->device.counters(l_), count, rows,
                             static_cast<int>(queries), static_cast<int>(own_rows) - static_cast<int>(later),
                             cache_->options.page_rows, stream_, layer_->own_summaries);
@@ -205,7 +222,8 @@ class LayerCall {
   // ---- trees
 
   void refuse_captured_tree() const {
-    require<CapacityError>(!capturing_, "cuda::KvCache: a tree of guesses cannot be part of a graph, but "
+    require<CapacityError>(!capturing_,
+                           "cuda::KvCache: a tree of guesses cannot be part of a graph, but "
                            "the stream captures");
   }
   // `tokens` tokens are about to be added. After this check the layer can note the tree without failing.
@@ -235,8 +253,8 @@ class LayerCall {
   // ---- rows in slow memory
 
   void refuse_staging() const {
-    require<CapacityError>(!capturing_ || !layer_->stages(reads_selected()),
-                           "cuda::KvCache: layer ", l_, " has heads in slow memory that read all their "
+    require<CapacityError>(!capturing_ || !layer_->stages(reads_selected()), "cuda::KvCache: layer ", l_,
+                           " has heads in slow memory that read all their "
                            "rows, which are brought page by page as the text grows: not in a graph");
   }
   // Before anything is launched: the layer's rows, if they are not there or on the way, and the next

@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <cstddef>
 
-#include <kvpolicy/cuda/served_rule.hpp>
 #include <kvpolicy/cuda/head_store.hpp>
 #include <kvpolicy/cuda/options.hpp>
+#include <kvpolicy/cuda/served_rule.hpp>
 #include <kvpolicy/plan/head_plan.hpp>
 
 namespace kvpolicy::cuda {
@@ -30,9 +30,12 @@ template <class... T>
                          " tokens, must be fewer than 2^30");
   const ModelShape& shape = plan.shape();
   check_served(shape);
-  const StoreContext context{.head_dim = shape.head_dim, .page_rows = options.page_rows,
-                             .tail_rows = options.tail_rows(), .has_slow_memory = options.has_slow_memory(),
-                             .latest_rows = options.latest_rows, .max_tokens = options.max_tokens};
+  const StoreContext context{.head_dim = shape.head_dim,
+                             .page_rows = options.page_rows,
+                             .tail_rows = options.tail_rows(),
+                             .has_slow_memory = options.has_slow_memory(),
+                             .latest_rows = options.latest_rows,
+                             .max_tokens = options.max_tokens};
   MemoryEstimate estimate;
   for (std::size_t layer = 0; layer < shape.layers; ++layer) {
     for (std::size_t head = 0; head < shape.kv_heads; ++head) {

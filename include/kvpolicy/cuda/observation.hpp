@@ -21,8 +21,8 @@ namespace kvpolicy::cuda {
 /// Describes an observation by a layer's kept queries, whose logits are made as those of its latest call.
 /// The rows are those that the next query would read. Clears the tickets. @throws DeviceError
 template <Element E>
-[[nodiscard]] ObserveParams observe_latest(const Engine<E>& engine, const Layer& layer,
-                                           const HeadView* views, const LayerState* state, int page_rows,
+[[nodiscard]] ObserveParams observe_latest(const Engine<E>& engine, const Layer& layer, const HeadView* views,
+                                           const LayerState* state, int page_rows,
                                            const typename Engine<E>::ObserveMemory& memory,
                                            cudaStream_t stream) {
   const ModelShape& shape = engine.shape();
@@ -30,12 +30,19 @@ template <Element E>
   check(cudaMemsetAsync(memory.tickets, 0, shape.kv_heads * sizeof(std::uint32_t), stream),
         "cudaMemsetAsync");
   const float scale = layer.scale.value_or(1.0F / std::sqrt(static_cast<float>(shape.head_dim)));
-  return {.heads = views, .state = state, .kv_heads = static_cast<int>(shape.kv_heads),
-          .group = static_cast<int>(shape.queries_per_kv()), .page_rows = page_rows,
-          .q = queries.view(), .query_slots = static_cast<int>(queries.slots()),
+  return {.heads = views,
+          .state = state,
+          .kv_heads = static_cast<int>(shape.kv_heads),
+          .group = static_cast<int>(shape.queries_per_kv()),
+          .page_rows = page_rows,
+          .q = queries.view(),
+          .query_slots = static_cast<int>(queries.slots()),
           .first_query = static_cast<int>(queries.end() - queries.size()),
-          .attention_sink_bias = layer.attention_sink_bias(), .scale_log2 = scale * log2_e,
-          .softcap = layer.softcap, .partial = memory.partial, .tickets = memory.tickets,
+          .attention_sink_bias = layer.attention_sink_bias(),
+          .scale_log2 = scale * log2_e,
+          .softcap = layer.softcap,
+          .partial = memory.partial,
+          .tickets = memory.tickets,
           .log_sum_exp = memory.log_sum_exp};
 }
 
@@ -95,9 +102,10 @@ void download_observation(const Engine<E>& engine, const Layer& layer, const Hea
   writes.flush();
   const std::size_t numbers = heads * group * pitch;
   check(cudaMemsetAsync(memory.sums, 0, numbers * sizeof(float), stream), "cudaMemsetAsync");
-  ColumnSumsParams params{.observed = observe_latest(engine, layer, views, state,
-                                                     static_cast<int>(page_rows), memory.observe, stream),
-                          .sums = memory.sums, .pitch = static_cast<long long>(pitch)};
+  ColumnSumsParams params{.observed = observe_latest(engine, layer, views, state, static_cast<int>(page_rows),
+                                                     memory.observe, stream),
+                          .sums = memory.sums,
+                          .pitch = static_cast<long long>(pitch)};
   params.observed.survivors = memory.survivors;
   params.observed.survivor_counts = memory.counts;
   engine.add_columns(params, static_cast<int>(count), layer.packs(), stream);

@@ -36,12 +36,12 @@ class OwnKernels {
   template <GatheringKeyScorer S>
   void add() {
     put(key_scorers_, {S::name, [](const KeyScoresParams& params, const OwnLaunch& how) {
-          dispatch_head_dim(how.head_dim, [&]<int D>() {
-            launch(key_scores_kernel<E, D, typename S::Gather>,
-                   {.grid_x = how.blocks, .grid_y = how.heads, .threads = key_scores_threads}, how.stream, params,
-                   "key_scores_kernel");
-          });
-        }});
+                         dispatch_head_dim(how.head_dim, [&]<int D>() {
+                           launch(key_scores_kernel<E, D, typename S::Gather>,
+                                  {.grid_x = how.blocks, .grid_y = how.heads, .threads = key_scores_threads},
+                                  how.stream, params, "key_scores_kernel");
+                         });
+                       }});
   }
   /// The same of a summary.
   template <class S>
@@ -53,14 +53,16 @@ class OwnKernels {
                      [](const OwnSummaryParams& params, const OwnLaunch& how) {
                        dispatch_head_dim(how.head_dim, [&]<int D>() {
                          launch(own_summary_kernel<E, D, Channel>,
-                                {.grid_x = how.blocks, .grid_y = how.heads, .threads = write_threads}, how.stream,
-                                params, "own_summary_kernel");
+                                {.grid_x = how.blocks, .grid_y = how.heads, .threads = write_threads},
+                                how.stream, params, "own_summary_kernel");
                        });
                      },
                      [](const OwnScoreParams& params, const OwnLaunch& how) {
                        dispatch_head_dim(how.head_dim, [&]<int D>() {
                          launch(own_score_kernel<E, D, Channel>,
-                                {.grid_x = how.blocks, .grid_y = how.heads, .threads = score_threads,
+                                {.grid_x = how.blocks,
+                                 .grid_y = how.heads,
+                                 .threads = score_threads,
                                  .shared_bytes = score_shared_bytes<D>()},
                                 how.stream, params, "own_score_kernel");
                        });
@@ -75,9 +77,10 @@ class OwnKernels {
   /// The number of a key scorer (CompressionSettings::scorer). @throws ConfigError if it has no kernel
   [[nodiscard]] int number_of(std::string_view scorer) const {
     const auto found = std::ranges::find(key_scorers_, scorer, &ScorerKernel::name);
-    require(found != key_scorers_.end(), "cuda: rows are ranked by a function of their keys, ", scorer,
-            ", for which the engine has no kernel; call Engine::serve with the scorer before the cache is made, "
-            "or run the plan on the host");
+    require(
+        found != key_scorers_.end(), "cuda: rows are ranked by a function of their keys, ", scorer,
+        ", for which the engine has no kernel; call Engine::serve with the scorer before the cache is made, "
+        "or run the plan on the host");
     return static_cast<int>(found - key_scorers_.begin());
   }
 
@@ -116,8 +119,10 @@ class OwnKernels {
   }
   [[nodiscard]] const SummaryKernels& summary(std::string_view name) const {
     const auto found = std::ranges::find(summaries_, name, &SummaryKernels::name);
-    require(found != summaries_.end(), "cuda: chunks are summarised by ", name, ", for which the engine has no "
-            "kernels; call Engine::serve with the summary before the cache is made, or run the plan on the host");
+    require(
+        found != summaries_.end(), "cuda: chunks are summarised by ", name,
+        ", for which the engine has no "
+        "kernels; call Engine::serve with the summary before the cache is made, or run the plan on the host");
     return *found;
   }
 

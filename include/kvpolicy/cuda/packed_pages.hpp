@@ -20,9 +20,11 @@ namespace kvpolicy::cuda {
 class PackedPages {
  public:
   PackedPages(const HeadRule& rule, std::size_t head_dim, std::size_t page_rows)
-      : bits_{code_bits(rule.encoding)}, head_dim_{static_cast<int>(head_dim)},
+      : bits_{code_bits(rule.encoding)},
+        head_dim_{static_cast<int>(head_dim)},
         page_rows_{static_cast<int>(page_rows)},
-        per_channel_{rule.key_per_channel}, key_group_{static_cast<int>(rule.key_group)},
+        per_channel_{rule.key_per_channel},
+        key_group_{static_cast<int>(rule.key_group)},
         value_group_{static_cast<int>(rule.value_group)},
         key_format_{rule.encoding, rule.key_per_channel ? Granularity::per_channel : Granularity::per_token,
                     rule.key_group},
@@ -54,7 +56,8 @@ class PackedPages {
     for (int row = 0; row < page_rows_; ++row) {
       std::byte* out = host + static_cast<std::size_t>(row) * to.row_bytes;
       for_each_code(key, row, [&](std::size_t bit, std::size_t byte, int shift) {
-        out[byte] |= static_cast<std::byte>((static_cast<unsigned>(codes[bit / 8]) >> (bit % 8) & mask()) << shift);
+        out[byte] |=
+            static_cast<std::byte>((static_cast<unsigned>(codes[bit / 8]) >> (bit % 8) & mask()) << shift);
       });
     }
     for_each_param(key, [&](std::size_t on_device, std::size_t on_host) {

@@ -21,7 +21,8 @@ class Pages {
  public:
   /// `table_memory`: where the table lies, if the pages lie in memory that is slower to look into.
   Pages(MemoryResource* memory, std::size_t page_bytes, MemoryResource* table_memory = nullptr)
-      : memory_{memory}, table_memory_{table_memory == nullptr ? memory : table_memory},
+      : memory_{memory},
+        table_memory_{table_memory == nullptr ? memory : table_memory},
         page_bytes_{page_bytes} {}
 
   /// Pages of a tier of `pool`; the table lies in `table_memory`.
@@ -45,9 +46,7 @@ class Pages {
     return total;
   }
   [[nodiscard]] std::size_t table_bytes() const { return table_places_ * sizeof(std::byte*); }
-  [[nodiscard]] std::byte* const* table() const {
-    return reinterpret_cast<std::byte* const*>(table_.get());
-  }
+  [[nodiscard]] std::byte* const* table() const { return reinterpret_cast<std::byte* const*>(table_.get()); }
   [[nodiscard]] std::byte* page(std::size_t index) const { return pages_[index]; }
   /// Puts a copy of a page on the stream, in which rows are contiguous. @throws DeviceError
   void copy_page(std::size_t index, std::byte* to, cudaStream_t stream) const {
@@ -131,8 +130,7 @@ class Pages {
   }
   /// The same, where page i is to be copied from `source(i)`.
   template <class Source>
-  [[nodiscard]] Pages fork(std::size_t shared, std::size_t count, DeviceWrites& writes,
-                           Source source) const {
+  [[nodiscard]] Pages fork(std::size_t shared, std::size_t count, DeviceWrites& writes, Source source) const {
     Pages other{memory_, page_bytes_, table_memory_};
     other.of_pool_ = of_pool_.empty();
     count = std::min(count, pages_.size());
@@ -162,8 +160,7 @@ class Pages {
         copy_page_rows(other.pages_[i], engine_rows(), source(i), engine_rows(), writes.stream());
         continue;
       }
-      check(cudaMemcpyAsync(other.pages_[i], source(i), page_bytes_, cudaMemcpyDefault,
-                            writes.stream()),
+      check(cudaMemcpyAsync(other.pages_[i], source(i), page_bytes_, cudaMemcpyDefault, writes.stream()),
             "cudaMemcpyAsync");
     }
     return other;
@@ -190,7 +187,7 @@ class Pages {
   MemoryResource* memory_;
   MemoryResource* table_memory_;
   std::size_t page_bytes_;
-  std::vector<Slab> slabs_;         // in the order of their pages
+  std::vector<Slab> slabs_;          // in the order of their pages
   PoolPages of_pool_ = PoolPages{};  // there are no slabs then
   std::vector<std::byte*> pages_;
   DeviceBuffer table_;

@@ -44,9 +44,8 @@ class PinnedMemory final : public MemoryResource {
     const std::lock_guard lock{mutex_};
     --live_;
     Waiting block{memory, nullptr};
-    const bool noted =
-        cudaEventCreateWithFlags(&block.after, cudaEventDisableTiming) == cudaSuccess &&
-        cudaEventRecord(block.after, stream) == cudaSuccess;
+    const bool noted = cudaEventCreateWithFlags(&block.after, cudaEventDisableTiming) == cudaSuccess &&
+                       cudaEventRecord(block.after, stream) == cudaSuccess;
     if (noted) {
       waiting_.push_back(block);
       return;

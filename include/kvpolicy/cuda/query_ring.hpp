@@ -22,8 +22,11 @@ class QueryRing {
   /// Keeps `window` queries [q_heads, head_dim] even after the latest `tail` were taken back.
   QueryRing(std::size_t window, std::size_t tail, std::size_t q_heads, std::size_t head_dim,
             MemoryResource* memory, cudaStream_t stream)
-      : window_{window}, held_{window == 0 ? 0 : window + tail}, q_heads_{q_heads},
-        head_dim_{head_dim}, memory_{memory} {
+      : window_{window},
+        held_{window == 0 ? 0 : window + tail},
+        q_heads_{q_heads},
+        head_dim_{head_dim},
+        memory_{memory} {
     if (is_kept()) queries_ = allocate(memory, bytes(), stream);
   }
 
@@ -32,7 +35,8 @@ class QueryRing {
   [[nodiscard]] std::size_t slots() const { return held_.slots(); }
   /// [1, slots, q_heads, head_dim]; the query at position p is in slot p % slots.
   [[nodiscard]] Tensor view() const {
-    return {.data = queries_.get(), .token_stride = static_cast<long long>(q_heads_ * head_dim_),
+    return {.data = queries_.get(),
+            .token_stride = static_cast<long long>(q_heads_ * head_dim_),
             .head_stride = static_cast<long long>(head_dim_)};
   }
   /// How many queries are known, at most `window`; they end at text position `end`.
@@ -42,7 +46,9 @@ class QueryRing {
   /// Puts a copy of the call's queries on the stream, in front of whatever moves `state` on.
   void copy(const LayerState* state, const Request& request, const Tensor& q, cudaStream_t stream) const {
     if (!is_kept()) return;
-    const KeepQueriesParams params{.state = state, .request = request, .q = q,
+    const KeepQueriesParams params{.state = state,
+                                   .request = request,
+                                   .q = q,
                                    .q_heads = static_cast<int>(q_heads_),
                                    .head_dim = static_cast<int>(head_dim_),
                                    .slots = static_cast<int>(slots()),
@@ -63,16 +69,15 @@ class QueryRing {
     constexpr int numbers_of_thread = 8;
     const AcceptQueriesParams params{.ring = numbers(),
                                      .slots = static_cast<int>(slots()),
-                                     .numbers = static_cast<int>(q_heads_ * head_dim_), .path = path};
+                                     .numbers = static_cast<int>(q_heads_ * head_dim_),
+                                     .path = path};
     launch(accept_queries_kernel<>,
            {.grid_x = quotient_up(params.numbers, numbers_of_thread * accept_threads),
             .threads = accept_threads},
            stream, params, "accept_queries_kernel");
   }
   /// The nodes of `path`, of a tree after position `root`, are the text from now on.
-  void note_accepted(std::size_t root, std::span<const std::size_t> path) {
-    held_.accept(root, path);
-  }
+  void note_accepted(std::size_t root, std::span<const std::size_t> path) { held_.accept(root, path); }
 
   /// A new ring learns what another one of the same queries knows, as far as it has room.
   void take(const QueryRing& other, cudaStream_t stream) {
@@ -109,9 +114,8 @@ class QueryRing {
     held_.reset(held.end(), held.size());
     const std::size_t skipped = held_.begin() - held.begin();
     for_each_run(held_.begin(), [&](std::size_t slot, std::size_t done, std::size_t count) {
-      check(cudaMemcpyAsync(numbers() + slot * query_numbers(),
-                            queries + (skipped + done) * query_numbers(), count * query_numbers() * 2,
-                            cudaMemcpyHostToDevice, stream),
+      check(cudaMemcpyAsync(numbers() + slot * query_numbers(), queries + (skipped + done) * query_numbers(),
+                            count * query_numbers() * 2, cudaMemcpyHostToDevice, stream),
             "cudaMemcpyAsync");
     });
   }
@@ -120,17 +124,14 @@ class QueryRing {
     QueryRing other = *this;
     if (!is_kept()) return other;
     other.queries_ = allocate(memory_, bytes(), stream);
-    check(cudaMemcpyAsync(other.queries_.get(), queries_.get(), bytes(), cudaMemcpyDeviceToDevice,
-                          stream),
+    check(cudaMemcpyAsync(other.queries_.get(), queries_.get(), bytes(), cudaMemcpyDeviceToDevice, stream),
           "cudaMemcpyAsync");
     return other;
   }
 
  private:
   // [slots, q_heads, head_dim]
-  [[nodiscard]] std::uint16_t* numbers() const {
-    return reinterpret_cast<std::uint16_t*>(queries_.get());
-  }
+  [[nodiscard]] std::uint16_t* numbers() const { return reinterpret_cast<std::uint16_t*>(queries_.get()); }
   // visit(slot, queries before, count) for each run of neighbouring slots of the queries from `at` on.
   template <class Visit>
   void for_each_run(std::size_t at, Visit visit) const {

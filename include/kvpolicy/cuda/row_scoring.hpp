@@ -22,8 +22,7 @@ template <Element E>
 class RowScoring {
  public:
   RowScoring(const Engine<E>& engine, const Layer& layer, std::size_t page_rows)
-      : engine_{&engine}, layer_{&layer}, page_rows_{static_cast<int>(page_rows)},
-        how_(layer.heads.size()) {}
+      : engine_{&engine}, layer_{&layer}, page_rows_{static_cast<int>(page_rows)}, how_(layer.heads.size()) {}
 
   /// A head is compressed to `survivors` rows, if it does not share its budget.
   void add(std::size_t head, std::size_t survivors) {
@@ -52,8 +51,8 @@ class RowScoring {
   /// Scratch memory of one layer's scoring, on the device.
   struct Memory {
     CompressionSettings* how = nullptr;  ///< [kv_heads]
-    float* scores = nullptr;     ///< [kv_heads, pitch]
-    float* unpooled = nullptr;   ///< the same
+    float* scores = nullptr;             ///< [kv_heads, pitch]
+    float* unpooled = nullptr;           ///< the same
     typename Engine<E>::ObserveMemory observe = {};
   };
   [[nodiscard]] Memory take(Places& places) const {
@@ -74,8 +73,13 @@ class RowScoring {
     for (std::size_t head = 0; head < how_.size(); ++head) writes.write(memory.how + head, how_[head]);
     writes.flush();
     for (const int scorer : key_scorers_) {
-      engine_->score_keys({.heads = views, .state = state, .compressions = memory.how, .scorer = scorer,
-                           .page_rows = page_rows_, .scores = memory.scores, .pitch = pitch()},
+      engine_->score_keys({.heads = views,
+                           .state = state,
+                           .compressions = memory.how,
+                           .scorer = scorer,
+                           .page_rows = page_rows_,
+                           .scores = memory.scores,
+                           .pitch = pitch()},
                           stream);
     }
     if (queries_ == 0) return;
@@ -83,9 +87,9 @@ class RowScoring {
         observe_latest(*engine_, *layer_, views, state, page_rows_, memory.observe, stream);
     observed.compressions = memory.how;
     observed.queries = queries_;
-    engine_->score_votes({.observed = observed, .scores = memory.scores, .unpooled = memory.unpooled,
-                          .pitch = pitch()},
-                         packs_, stream);
+    engine_->score_votes(
+        {.observed = observed, .scores = memory.scores, .unpooled = memory.unpooled, .pitch = pitch()},
+        packs_, stream);
   }
 
  private:
@@ -95,9 +99,9 @@ class RowScoring {
   const Layer* layer_;
   int page_rows_;
   std::vector<CompressionSettings> how_;  // of each head
-  std::size_t rows_ = 0;          // rows of a head
-  int queries_ = 0;               // latest queries that a head asks to compare its rows
-  std::set<int> key_scorers_;     // whose functions of the key are asked
+  std::size_t rows_ = 0;                  // rows of a head
+  int queries_ = 0;                       // latest queries that a head asks to compare its rows
+  std::set<int> key_scorers_;             // whose functions of the key are asked
   bool packs_ = false;
 };
 

@@ -62,8 +62,8 @@ struct Device {
       return value;
     };
     const int major = attribute(cudaDevAttrComputeCapabilityMajor);
-    require<DeviceError>(major >= 8, "kvpolicy::cuda: device ", device.id, " has compute capability ",
-                         major, ".", attribute(cudaDevAttrComputeCapabilityMinor),
+    require<DeviceError>(major >= 8, "kvpolicy::cuda: device ", device.id, " has compute capability ", major,
+                         ".", attribute(cudaDevAttrComputeCapabilityMinor),
                          ", the kernels need 8.0 or newer (A100, RTX 30 and later)");
     device.multiprocessors = attribute(cudaDevAttrMultiProcessorCount);
     device.shared_bytes_of_block =
@@ -89,8 +89,8 @@ struct LaunchShape {
 
 /// Launches `kernel(params)` on `stream`. @throws DeviceError if the launch is refused.
 template <class Params>
-void launch(void (*kernel)(const Params), const LaunchShape& shape, cudaStream_t stream,
-            const Params& params, const char* name) {
+void launch(void (*kernel)(const Params), const LaunchShape& shape, cudaStream_t stream, const Params& params,
+            const char* name) {
 #if defined(__CUDACC__)
   constexpr std::size_t without_asking = 48 * 1024;
   const void* function = reinterpret_cast<const void*>(kernel);
@@ -108,9 +108,8 @@ void launch(void (*kernel)(const Params), const LaunchShape& shape, cudaStream_t
   const dim3 block{static_cast<unsigned>(shape.threads)};
   check_launch(cudaLaunchKernel(function, grid, block, arguments, shape.shared_bytes, stream), name);
 #else
-  check_launch(simt::launch(kernel, static_cast<unsigned>(shape.grid_x),
-                            static_cast<unsigned>(shape.grid_y), static_cast<unsigned>(shape.threads),
-                            shape.shared_bytes, stream, params),
+  check_launch(simt::launch(kernel, static_cast<unsigned>(shape.grid_x), static_cast<unsigned>(shape.grid_y),
+                            static_cast<unsigned>(shape.threads), shape.shared_bytes, stream, params),
                name);
 #endif
 }

@@ -40,7 +40,8 @@ void load_from(KvCache<E>& cache, Source& source, std::string_view tag, cudaStre
 /// none may choose chunks, as on the host. Waits for the stream.
 /// @throws as kvpolicy::save; CapacityError inside a capture, std::bad_alloc, DeviceError
 template <Element E>
-void save(const KvCache<E>& cache, std::ostream& out, std::string_view tag = {}, cudaStream_t stream = nullptr) {
+void save(const KvCache<E>& cache, std::ostream& out, std::string_view tag = {},
+          cudaStream_t stream = nullptr) {
   detail::save_to(cache, out, tag, stream);
 }
 /// The same to a file, which is replaced as a whole.

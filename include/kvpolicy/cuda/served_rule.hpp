@@ -32,31 +32,37 @@ namespace kvpolicy::cuda {
 namespace detail {
 
 inline void check_quantized(const HeadRule& rule, std::size_t head_dim) {
-  require(head_dim == 64 || head_dim == 128, "cuda: quantised rows have kernels for head_dim 64 "
-          "and 128, not ", head_dim);
+  require(head_dim == 64 || head_dim == 128,
+          "cuda: quantised rows have kernels for head_dim 64 "
+          "and 128, not ",
+          head_dim);
   const auto fits = [&](std::size_t group) { return group % 8 == 0 && head_dim % group == 0; };
-  require(rule.key_per_channel
-              ? rule.key_group == 16 || rule.key_group == 32 || rule.key_group == 64
-              : fits(rule.key_group),
-          "cuda: key_group is ", rule.key_group, rule.key_per_channel
-              ? ", must be 16, 32 or 64 rows"
-              : ", must be a multiple of 8 channels that divides head_dim");
+  require(rule.key_per_channel ? rule.key_group == 16 || rule.key_group == 32 || rule.key_group == 64
+                               : fits(rule.key_group),
+          "cuda: key_group is ", rule.key_group,
+          rule.key_per_channel ? ", must be 16, 32 or 64 rows"
+                               : ", must be a multiple of 8 channels that divides head_dim");
   require(fits(rule.value_group), "cuda: value_group is ", rule.value_group,
           ", must be a multiple of 8 channels that divides head_dim = ", head_dim);
-  require(!rule.kivi_flush || rule.chunk == 0 || rule.residual % rule.chunk == 0, "cuda: kivi's flush over chunks "
-          "of ", rule.chunk, " rows needs a residual that is a multiple of them, not ", rule.residual);
-  require(rule.chunk == 0 || rule.chunk == 16 || rule.chunk == 32 || rule.chunk == 64,
-          "cuda: chunk is ", rule.chunk, "; over quantised rows it must be 16, 32 or 64");
+  require(!rule.kivi_flush || rule.chunk == 0 || rule.residual % rule.chunk == 0,
+          "cuda: kivi's flush over chunks "
+          "of ",
+          rule.chunk, " rows needs a residual that is a multiple of them, not ", rule.residual);
+  require(rule.chunk == 0 || rule.chunk == 16 || rule.chunk == 32 || rule.chunk == 64, "cuda: chunk is ",
+          rule.chunk, "; over quantised rows it must be 16, 32 or 64");
 }
 
 inline void check_compressing(const HeadRule& rule) {
-  require(rule.ranking != Ranking::none, "cuda: heads whose rows are ranked by ",
-          rule.scorer.empty() ? "a scorer without a name" : rule.scorer, " have no kernel, because the scorer's `describe` states no ranking (core/ranking.hpp); state one, or "
-          "run the plan on the host");
+  require(
+      rule.ranking != Ranking::none, "cuda: heads whose rows are ranked by ",
+      rule.scorer.empty() ? "a scorer without a name" : rule.scorer,
+      " have no kernel, because the scorer's `describe` states no ranking (core/ranking.hpp); state one, or "
+      "run the plan on the host");
   if (rule.ranking == Ranking::attention) {
     const std::size_t most = std::min<std::size_t>(rule.kept_rows + 1, 64);
-    require(rule.observation_window >= 1 && rule.observation_window <= most, "cuda: observation_window is ", rule.observation_window, " queries, must be 1 to ",
-            most, rule.kept_rows < 63 ? ": at most one more than the rows that are always kept" : "");
+    require(rule.observation_window >= 1 && rule.observation_window <= most, "cuda: observation_window is ",
+            rule.observation_window, " queries, must be 1 to ", most,
+            rule.kept_rows < 63 ? ": at most one more than the rows that are always kept" : "");
   } else {
     require(rule.observation_window == 0, "cuda: ", rule.scorer, " asks ", rule.observation_window,
             " queries, but states a ranking that asks none");
@@ -78,8 +84,10 @@ inline void check_served(const ModelShape& shape) {
     own.window = 0;
     require(own == served, "cuda: layer ", l, " has ", own.q_heads, " query heads, ", own.kv_heads,
             " KV heads of ", own.head_dim, " channels and values of ", own.value_dim, ", a soft cap of ",
-            own.softcap, own.reads ? " and reads another layer's cache" : "", "; the kernels serve layers that "
-            "all have ", served.q_heads, " query heads, ", served.kv_heads, " KV heads of ", served.head_dim,
+            own.softcap, own.reads ? " and reads another layer's cache" : "",
+            "; the kernels serve layers that "
+            "all have ",
+            served.q_heads, " query heads, ", served.kv_heads, " KV heads of ", served.head_dim,
             " channels, values of as many, and no soft cap but the call's; run the plan on the host");
   }
 }
@@ -89,12 +97,13 @@ inline void check_served(const ModelShape& shape) {
 inline void check_served(const HeadRule& rule, std::size_t head_dim) {
   if (rule.is_quantized()) detail::check_quantized(rule, head_dim);
   if (rule.compresses) detail::check_compressing(rule);
-  require(rule.chunk == 0 || (!rule.summary.empty() && rule.summary_vectors >= 1 && rule.summary_vectors <= 2),
-          "cuda: chunks are summarised by ", rule.summary.empty() ? "a summary without a name" : rule.summary, " in ",
-          rule.summary_vectors, " vectors; a summary on a device has a name, and 1 or 2 vectors");
+  require(
+      rule.chunk == 0 || (!rule.summary.empty() && rule.summary_vectors >= 1 && rule.summary_vectors <= 2),
+      "cuda: chunks are summarised by ", rule.summary.empty() ? "a summary without a name" : rule.summary,
+      " in ", rule.summary_vectors, " vectors; a summary on a device has a name, and 1 or 2 vectors");
   constexpr std::size_t most = std::size_t{1} << 30;
-  const auto largest = std::max({rule.sinks, rule.recent, rule.residual, rule.budget, rule.kept_rows,
-                                 rule.chunk, rule.chosen_rows});
+  const auto largest = std::max(
+      {rule.sinks, rule.recent, rule.residual, rule.budget, rule.kept_rows, rule.chunk, rule.chosen_rows});
   require(largest <= most, "cuda: a head keeps or reads ", largest, " rows, must be at most 2^30");
 }
 
@@ -105,7 +114,8 @@ inline void check_pages(const HeadRule& rule, const CacheOptions& options, std::
           "cuda::CacheOptions: page_rows is ", options.page_rows,
           ", must be at least 64 where a head quantises, compresses or chooses chunks");
   if (!rule.engine_pages) return;
-  require(options.pool != nullptr, "cuda::CacheOptions: pool is null, but the plan has heads over "
+  require(options.pool != nullptr,
+          "cuda::CacheOptions: pool is null, but the plan has heads over "
           "EnginePageStorage; it must be a pool of the engine's pages");
   check_pool(*options.pool, options.page_rows, row_bytes);
 }

@@ -43,7 +43,8 @@ class SharedBudget {
       const std::size_t rows = layer.tokens - store.evicted();
       const std::size_t ranked = rule.budget_rule().candidates(rows);
       const std::size_t own = rule.budget_rule().chosen(layer.rows_alone(head));
-      shared.push_back({.head = static_cast<int>(head), .candidates = static_cast<int>(ranked),
+      shared.push_back({.head = static_cast<int>(head),
+                        .candidates = static_cast<int>(ranked),
                         .first = static_cast<int>(candidates),
                         .safe = static_cast<int>(std::min(safe_rows(rule.safeguard, rule.budget), own)),
                         .kept_rows = static_cast<int>(rows - ranked),
@@ -52,8 +53,10 @@ class SharedBudget {
       candidates += ranked;
       budget += own;
       kept_rows += rows - ranked;
-      require<CapacityError>(candidates + kept_rows < INT_MAX, "cuda::KvCache: the heads that share a "
-                             "layer's budget hold ", candidates + kept_rows, " rows, must be fewer than 2^31");
+      require<CapacityError>(candidates + kept_rows < INT_MAX,
+                             "cuda::KvCache: the heads that share a "
+                             "layer's budget hold ",
+                             candidates + kept_rows, " rows, must be fewer than 2^31");
     }
     budget = std::min(budget, candidates);
     const std::size_t count = shared.size();
@@ -66,9 +69,9 @@ class SharedBudget {
       typename RowScoring<E>::Memory scoring;
     };
     const auto take = [&](Places& places) {
-      return Memory{places.take<SharedHead>(count), places.take<std::uint64_t>(candidates),
-                    places.take<int>(budget), places.take<int>(count + 1),
-                    places.take<int>(budget + kept_rows), scoring.take(places)};
+      return Memory{
+          places.take<SharedHead>(count), places.take<std::uint64_t>(candidates), places.take<int>(budget),
+          places.take<int>(count + 1),    places.take<int>(budget + kept_rows),   scoring.take(places)};
     };
     Places counted;
     static_cast<void>(take(counted));
@@ -80,10 +83,16 @@ class SharedBudget {
     DeviceWrites writes{stream};
     for (std::size_t i = 0; i < count; ++i) writes.write(memory.shared + i, shared[i]);
     writes.flush();
-    engine.share({.heads = views, .compressions = memory.scoring.how, .scores = scoring.scores(memory.scoring),
-                  .shared = memory.shared, .count = static_cast<int>(count),
-                  .candidates = static_cast<int>(candidates), .budget = static_cast<int>(budget),
-                  .ranks = memory.ranks, .chosen = memory.chosen, .begins = memory.begins,
+    engine.share({.heads = views,
+                  .compressions = memory.scoring.how,
+                  .scores = scoring.scores(memory.scoring),
+                  .shared = memory.shared,
+                  .count = static_cast<int>(count),
+                  .candidates = static_cast<int>(candidates),
+                  .budget = static_cast<int>(budget),
+                  .ranks = memory.ranks,
+                  .chosen = memory.chosen,
+                  .begins = memory.begins,
                   .rows = memory.rows},
                  stream);
     std::vector<int> begins(count + 1);

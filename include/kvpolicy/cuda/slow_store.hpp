@@ -18,11 +18,11 @@ namespace kvpolicy::cuda {
 
 /// How large it all is.
 struct SlowGeometry {
-  bool packed = false;            ///< the packed pages are the slow ones, not the exact ones
+  bool packed = false;  ///< the packed pages are the slow ones, not the exact ones
   std::size_t page_bytes = 0;
   std::size_t latest_pages = 1;
-  std::size_t chosen_pages = 0;   ///< for the rows of a choice
-  std::size_t shift_pages = 0;    ///< by which a selected read numbers its rows higher; at least so many
+  std::size_t chosen_pages = 0;  ///< for the rows of a choice
+  std::size_t shift_pages = 0;   ///< by which a selected read numbers its rows higher; at least so many
   std::size_t page_rows = 64;
   std::size_t budget_chunks = 0;  ///< 0: the head does not select
 
@@ -40,7 +40,8 @@ class SlowStore {
  public:
   /// @throws std::bad_alloc, DeviceError
   SlowStore(const SlowGeometry& geometry, MemoryResource* memory, cudaStream_t stream)
-      : geometry_{geometry}, memory_{memory},
+      : geometry_{geometry},
+        memory_{memory},
         rows_{allocate(memory, geometry.bytes(), stream)},
         notes_{allocate(memory, notes_bytes(), stream)} {}
 
@@ -69,19 +70,27 @@ class SlowStore {
     writes.write(state(), SlowState{.entered = static_cast<int>(entered)});
     if (chosen() == nullptr) return;
     auto* numbers = reinterpret_cast<int*>(chosen() + 1);
-    writes.write(chosen(), Selections{.latest = 0, .valid = 0, .slots = 1, .tokens = numbers,
-                                      .ends = numbers + 1, .counts = numbers + 2, .chunks = numbers + 3});
+    writes.write(chosen(), Selections{.latest = 0,
+                                      .valid = 0,
+                                      .slots = 1,
+                                      .tokens = numbers,
+                                      .ends = numbers + 1,
+                                      .counts = numbers + 2,
+                                      .chunks = numbers + 3});
   }
   /// Tells the kernels where everything is. `home`: the pages in slow memory.
   void describe(const Pages& home, DeviceWrites& writes) const {
-    writes.write(device(), SlowRows{.state = state(), .pages = home.table(), .table = table(),
+    writes.write(device(), SlowRows{.state = state(),
+                                    .pages = home.table(),
+                                    .table = table(),
                                     .latest = rows_.get(),
                                     .page_bytes = static_cast<long long>(geometry_.page_bytes),
                                     .latest_pages = static_cast<int>(geometry_.latest_pages),
                                     .packed = geometry_.packed ? 1 : 0,
                                     .staged_bytes = static_cast<long long>(stage_.bytes),
                                     .staged_pages = static_cast<long long>(stage_.pages),
-                                    .chosen = chosen(), .shift = shift_rows()});
+                                    .chosen = chosen(),
+                                    .shift = shift_rows()});
   }
   [[nodiscard]] long long shift_rows() const {
     return static_cast<long long>(geometry_.shift_pages * geometry_.page_rows);

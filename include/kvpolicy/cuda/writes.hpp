@@ -24,8 +24,7 @@ class DeviceWrites {
   /// `place` is device memory, aligned to 8 bytes.
   template <class T>
   void write(T* place, const T& value) {
-    static_assert(std::is_trivially_copyable_v<T> && sizeof(T) % 8 == 0,
-                  "DeviceWrites: words of 8 bytes");
+    static_assert(std::is_trivially_copyable_v<T> && sizeof(T) % 8 == 0, "DeviceWrites: words of 8 bytes");
     auto* to = reinterpret_cast<unsigned long long*>(place);
     for (std::size_t i = 0; i < sizeof(T) / 8; ++i) {
       if (params_.count == ScatterParams::most) flush();

@@ -83,8 +83,7 @@ struct ByteFormat {
   }
 
  private:
-  [[nodiscard]] std::string digits_of(std::uint64_t count, double number,
-                                      const ByteUnit& in) const {
+  [[nodiscard]] std::string digits_of(std::uint64_t count, double number, const ByteUnit& in) const {
     if (in.size == 1.0) return fmt::format("{}", count);
     std::string shown = fmt::format("{:.{}f}", number / in.size, digits == automatic ? 2 : digits);
     if (unit == automatic && digits == automatic && whole_part(shown) >= 100.0) {
@@ -111,8 +110,7 @@ class BytesSpec {
       std::size_t digits = 0;
       const char* const first = at + 1;
       at = parse_number(first, end, digits, most_digits);
-      if (at == first)
-        format_is_wrong("Bytes: a point must be followed by the number of decimals");
+      if (at == first) format_is_wrong("Bytes: a point must be followed by the number of decimals");
       format_.digits = static_cast<int>(digits);
     }
     const char* const close = std::find(at, end, '}');
@@ -135,9 +133,7 @@ class BytesSpec {
   static constexpr std::size_t most_digits = 18;
 
   // Not constexpr, so that a call during the check of a format string is a compile-time error.
-  [[noreturn]] static void format_is_wrong(const char* what) {
-    throw_error(fmt::format_error{what});
-  }
+  [[noreturn]] static void format_is_wrong(const char* what) { throw_error(fmt::format_error{what}); }
 
   [[nodiscard]] static constexpr bool is_align(char c) { return c == '<' || c == '^' || c == '>'; }
 
@@ -161,8 +157,7 @@ class BytesSpec {
     number = 0;
     for (; at != end && *at >= '0' && *at <= '9'; ++at) {
       number = 10 * number + static_cast<std::size_t>(*at - '0');
-      if (number > most)
-        format_is_wrong("Bytes: a width is at most 10000, and 18 decimals");
+      if (number > most) format_is_wrong("Bytes: a width is at most 10000, and 18 decimals");
     }
     return at;
   }

@@ -128,9 +128,9 @@ struct PlanText {
       text += fmt::format("{}{} {}", &kind == kinds.data() ? "" : ", ", kind.heads, kind.name);
     }
     if (!known) return text;
-    text += growth < 0.5 ? std::string{"; of bounded size"}
-                         : fmt::format("; grows by {} a token",
-                                       Bytes{static_cast<std::uint64_t>(growth + 0.5)});
+    text += growth < 0.5
+                ? std::string{"; of bounded size"}
+                : fmt::format("; grows by {} a token", Bytes{static_cast<std::uint64_t>(growth + 0.5)});
     return text + (compresses ? " once compressed" : "");
   }
 

@@ -34,8 +34,10 @@ struct PolicyText {
   template <PolicyConfig C>
   [[nodiscard]] static std::string text(const C& config) {
     using Traits = policy_traits<typename C::policy_type>;
-    if constexpr (Traits::has_rule) return text(C::policy_type::rule(config, 0));
-    else return std::string{Traits::names().policy};
+    if constexpr (Traits::has_rule)
+      return text(C::policy_type::rule(config, 0));
+    else
+      return std::string{Traits::names().policy};
   }
 
  private:
@@ -45,10 +47,9 @@ struct PolicyText {
   }
 
   [[nodiscard]] static std::string window_text(const HeadRule& rule, const std::string& precision) {
-    std::string text = rule.sinks == 0
-                           ? fmt::format("the latest {} rows", with_commas(rule.recent))
-                           : fmt::format("the first {} rows and the latest {}",
-                                         with_commas(rule.sinks), with_commas(rule.recent));
+    std::string text = rule.sinks == 0 ? fmt::format("the latest {} rows", with_commas(rule.recent))
+                                       : fmt::format("the first {} rows and the latest {}",
+                                                     with_commas(rule.sinks), with_commas(rule.recent));
     text += precision;
     if (rule.rotary_in_cache) text += ", at positions in the cache";
     if (rule.prefill_chunk_mask) text += ", masked by chunk";
@@ -74,9 +75,8 @@ struct PolicyText {
   }
 
   [[nodiscard]] static std::string retrieval_text(const HeadRule& rule, const std::string& precision) {
-    std::string text =
-        fmt::format("every row{}, of which {} are read in chunks of {}", precision,
-                    with_commas(rule.chosen_rows), rule.chunk);
+    std::string text = fmt::format("every row{}, of which {} are read in chunks of {}", precision,
+                                   with_commas(rule.chosen_rows), rule.chunk);
     text += " by ";
     text += rule.summary.empty() ? "nameless" : rule.summary;
     text += " key";

@@ -46,16 +46,13 @@ struct TextFormatter : fmt::formatter<fmt::string_view> {
     return text;
   }
   if (rule.key_group != rule.value_group) {
-    return fmt::format(", groups: {} for keys, {} for values", of(rule.key_group),
-                       of(rule.value_group));
+    return fmt::format(", groups: {} for keys, {} for values", of(rule.key_group), of(rule.value_group));
   }
   return rule.key_group == 0 ? "" : fmt::format(", groups of {}", rule.key_group);
 }
 
 struct StorageText {
-  [[nodiscard]] static std::string text(Encoding encoding) {
-    return std::string{name_of(encoding)};
-  }
+  [[nodiscard]] static std::string text(Encoding encoding) { return std::string{name_of(encoding)}; }
 
   [[nodiscard]] static std::string text(Granularity granularity) {
     return granularity == Granularity::per_token ? "per token" : "per channel";

@@ -54,20 +54,20 @@ template <Element E>
       }
       rows.push_back(std::move(row));
     }
-    choices += message(choices.empty() ? "\n    " : ",\n    ", "{\"setting\": ",
-                       write_setting(choice.settings), ",\n     \"damage\": ", rows.dump(), '}');
+    choices +=
+        message(choices.empty() ? "\n    " : ",\n    ", "{\"setting\": ", write_setting(choice.settings),
+                ",\n     \"damage\": ", rows.dump(), '}');
   }
   return message("{\n  \"format\": \"", damage_format, "\",\n  \"version\": ", damage_version,
-                 ",\n  \"shape\": ", write_shape(table.shape),
-                 ",\n  \"context\": ", table.context, ",\n  \"choices\": [", choices, "\n  ]\n}\n");
+                 ",\n  \"shape\": ", write_shape(table.shape), ",\n  \"context\": ", table.context,
+                 ",\n  \"choices\": [", choices, "\n  ]\n}\n");
 }
 
 /// Reads the text of a damage file. Error messages begin with `origin`.
 /// @throws FormatError
 template <Element E>
-[[nodiscard]] DamageTable<E> parse_damage(
-    std::string_view text, std::string_view origin = "damage",
-    const PolicyRegistry<E>& policies = shipped_policies<E>()) {
+[[nodiscard]] DamageTable<E> parse_damage(std::string_view text, std::string_view origin = "damage",
+                                          const PolicyRegistry<E>& policies = shipped_policies<E>()) {
   const Json json = parse_json(text, origin);
   JsonObject object{json, std::string{origin}};
   require_format(object, damage_format, damage_version);
@@ -80,8 +80,8 @@ template <Element E>
   for (const Json& entry : choices) {
     const std::string where = message(origin, ", choices[", table.choices.size(), ']');
     JsonObject choice{entry, where};
-    const HeadSettings<E> settings = parse_setting(
-        choice.at("setting"), message(where, ", key 'setting'"), table.shape, policies);
+    const HeadSettings<E> settings =
+        parse_setting(choice.at("setting"), message(where, ", key 'setting'"), table.shape, policies);
     const Json& layers = choice.at("damage");
     choice.refuse_others();
     require<FormatError>(layers.is_array() && layers.size() == table.shape.layers, where,
@@ -90,13 +90,12 @@ template <Element E>
     HeadDamage damage{table.shape.layers, heads};
     for (std::size_t layer = 0; layer < table.shape.layers; ++layer) {
       const Json& row = layers[layer];
-      require<FormatError>(row.is_array() && row.size() == heads, where, ": 'damage' of layer ",
-                           layer, " must be an array of ", heads, " KV heads, is ", shown(row));
+      require<FormatError>(row.is_array() && row.size() == heads, where, ": 'damage' of layer ", layer,
+                           " must be an array of ", heads, " KV heads, is ", shown(row));
       for (std::size_t head = 0; head < heads; ++head) {
         const double value = row[head].is_number() ? row[head].get<double>() : std::nan("");
-        require<FormatError>(value >= 0.0 && std::isfinite(value), where, ": the damage of layer ",
-                             layer, ", head ", head, " is ", shown(row[head]),
-                             ", must be 0 or positive");
+        require<FormatError>(value >= 0.0 && std::isfinite(value), where, ": the damage of layer ", layer,
+                             ", head ", head, " is ", shown(row[head]), ", must be 0 or positive");
         damage(layer, head) = value;
       }
     }

@@ -40,9 +40,8 @@ inline constexpr const char* duo_config_file = "config.json";
 [[nodiscard]] inline double parse_number(std::string_view field, std::string_view where) {
   const auto trim = [](std::string_view text) {
     const std::size_t first = text.find_first_not_of(" \r");
-    return first == std::string_view::npos
-               ? std::string_view{}
-               : text.substr(first, text.find_last_not_of(" \r") - first + 1);
+    return first == std::string_view::npos ? std::string_view{}
+                                           : text.substr(first, text.find_last_not_of(" \r") - first + 1);
   };
   std::string_view digits = trim(field);
   require<FormatError>(!digits.empty(), where, ": is empty, must be a number");
@@ -75,8 +74,8 @@ inline constexpr const char* duo_config_file = "config.json";
     for (bool more = true; more; ++fields) {
       const std::size_t tab = line.find('\t');
       more = tab != std::string_view::npos;
-      gates.push_back(parse_number(
-          line.substr(0, tab), message(origin, ": line ", line_number, ", field ", fields + 1)));
+      gates.push_back(
+          parse_number(line.substr(0, tab), message(origin, ": line ", line_number, ", field ", fields + 1)));
       line.remove_prefix(more ? tab + 1 : line.size());
     }
     if (layers == 0) heads = fields;
@@ -84,8 +83,7 @@ inline constexpr const char* duo_config_file = "config.json";
                          " numbers, the lines before have ", heads, ": one for each KV head");
     ++layers;
   }
-  require<FormatError>(layers > 0, origin,
-                       ": has no numbers, must have a line of gates for each layer");
+  require<FormatError>(layers > 0, origin, ": has no numbers, must have a line of gates for each layer");
   return {layers, heads, std::move(gates)};
 }
 
@@ -108,15 +106,13 @@ inline constexpr const char* duo_config_file = "config.json";
   std::error_code error;
   const bool is_folder = std::filesystem::is_directory(path, error);
   require<FormatError>(is_folder || path.extension() == ".tsv", path.string(), ": is not a folder",
-                       error ? " (" + error.message() + ")" : "",
-                       "; a DuoAttention pattern is one, with ", duo_gates_file, " and ",
-                       duo_config_file);
+                       error ? " (" + error.message() + ")" : "", "; a DuoAttention pattern is one, with ",
+                       duo_gates_file, " and ", duo_config_file);
   const auto gates = is_folder ? path / duo_gates_file : path;
   const auto config = gates.parent_path() / duo_config_file;
   DuoPattern pattern;
   pattern.gates = parse_duo_gates(read_text_file(gates), gates.string());
-  std::tie(pattern.sinks, pattern.recent) =
-      parse_duo_config(read_text_file(config), config.string());
+  std::tie(pattern.sinks, pattern.recent) = parse_duo_config(read_text_file(config), config.string());
   return pattern;
 }
 

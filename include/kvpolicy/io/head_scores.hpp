@@ -31,9 +31,8 @@ namespace kvpolicy::io {
     const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
     const bool canonical = digits == "0" || (!digits.empty() && digits.front() != '0');
     require<FormatError>(
-        error == std::errc{} && end == digits.data() + digits.size() && canonical && value <= most,
-        origin, ": the key ", in_quotes(key),
-        " must name a head as layer-head, like '0-0' or '31-7'");
+        error == std::errc{} && end == digits.data() + digits.size() && canonical && value <= most, origin,
+        ": the key ", in_quotes(key), " must name a head as layer-head, like '0-0' or '31-7'");
     return value;
   };
   const std::size_t dash = std::min(key.find('-'), key.size());
@@ -60,8 +59,7 @@ using HeadSamples = HeadTable<std::vector<double>>;
   }
   // Keys are distinct and can be written in one way only, so the count tells whether one is missing.
   require<FormatError>(json.size() == layers * heads, origin, ": has ", json.size(),
-                       " heads, but the largest numbers mean ", layers, " layers x ", heads,
-                       " heads");
+                       " heads, but the largest numbers mean ", layers, " layers x ", heads, " heads");
   HeadSamples samples{layers, heads};
   for (const auto& item : json.items()) {
     const auto [layer, head] = parse_head_key(item.key(), origin);
@@ -115,8 +113,8 @@ using HeadSamples = HeadTable<std::vector<double>>;
       text += message(text.size() > 1 ? ", " : "", '"', layer, '-', head, "\": [");
       for (std::size_t i = 0; i < samples(layer, head).size(); ++i) {
         const double score = samples(layer, head)[i];
-        require(std::isfinite(score), "HeadScores: the score of layer ", layer, ", head ", head,
-                " is ", score, ", must be finite");
+        require(std::isfinite(score), "HeadScores: the score of layer ", layer, ", head ", head, " is ",
+                score, ", must be finite");
         text += (i > 0 ? ", " : "") + Json(score).dump();
       }
       text += "]";

@@ -31,8 +31,7 @@ using Json = nlohmann::json;
   std::size_t line = 1;
   for (const char c : before) line += c == '\n' ? 1 : 0;
   const std::size_t newline = before.rfind('\n');
-  const std::size_t column =
-      newline == std::string_view::npos ? before.size() + 1 : before.size() - newline;
+  const std::size_t column = newline == std::string_view::npos ? before.size() + 1 : before.size() - newline;
   return message("line ", line, ", column ", column);
 }
 
@@ -40,9 +39,7 @@ using Json = nlohmann::json;
 /// or half characters, and with an ellipsis if something was cut off.
 [[nodiscard]] inline std::string shortened(std::string_view text, std::size_t most) {
   std::size_t end = std::min(most, text.size());
-  const auto inside_character = [&] {
-    return (static_cast<unsigned char>(text[end]) & 0xC0U) == 0x80U;
-  };
+  const auto inside_character = [&] { return (static_cast<unsigned char>(text[end]) & 0xC0U) == 0x80U; };
   while (end > 0 && end < text.size() && inside_character()) --end;
   std::string out;
   for (const char c : text.substr(0, end)) {
@@ -109,8 +106,8 @@ namespace detail {
 /// Implements the public `parse_json`. `place_in(text, offset)` describes the position of an offset. It
 /// reads all text before the offset, so it is only called for a text that is refused.
 template <class PlaceIn>
-[[nodiscard]] Json parse_json(std::string_view text, std::string_view origin,
-                              const JsonLimits& limits, PlaceIn place_in) {
+[[nodiscard]] Json parse_json(std::string_view text, std::string_view origin, const JsonLimits& limits,
+                              PlaceIn place_in) {
   require<FormatError>(text.find_first_not_of(" \t\r\n") != std::string_view::npos, origin,
                        ": is empty, must be JSON");
   const char* latest = text.data();
@@ -151,11 +148,11 @@ template <class PlaceIn>
     // user. The message quotes the last token in full, however long it is, so it is shortened.
     const std::string_view what = error.what();
     const std::size_t end = what.find("] ");
-    fail<FormatError>(refusal(
-        shortened(what.substr(end == std::string_view::npos ? 0 : end + 2), 240),
-        origin.ends_with(".tsv")
-            ? "; a .tsv of gates belongs to a DuoAttention pattern: give the folder that it is in"
-            : ""));
+    fail<FormatError>(
+        refusal(shortened(what.substr(end == std::string_view::npos ? 0 : end + 2), 240),
+                origin.ends_with(".tsv")
+                    ? "; a .tsv of gates belongs to a DuoAttention pattern: give the folder that it is in"
+                    : ""));
   }
 }
 
@@ -212,8 +209,7 @@ class JsonObject {
   [[nodiscard]] bool flag_or(const char* key, bool otherwise) {
     const Json* found = find(key);
     if (found == nullptr) return otherwise;
-    require<FormatError>(found->is_boolean(), where(key), ": must be true or false, is ",
-                         shown(*found));
+    require<FormatError>(found->is_boolean(), where(key), ": must be true or false, is ", shown(*found));
     return found->get<bool>();
   }
   [[nodiscard]] const std::string& text(const char* key) {
@@ -225,15 +221,13 @@ class JsonObject {
   /// @throws FormatError if there is a key that was not read.
   void refuse_others() const {
     for (const auto& item : value_->items()) {
-      require<FormatError>(asked_.contains(item.key()), where_, ": unknown key ",
-                           in_quotes(item.key()), "; known here: ", known());
+      require<FormatError>(asked_.contains(item.key()), where_, ": unknown key ", in_quotes(item.key()),
+                           "; known here: ", known());
     }
   }
 
-  [[nodiscard]] static std::size_t as_count(const Json& value, const std::string& where,
-                                            std::size_t most) {
-    require<FormatError>(value.is_number_unsigned(), where, ": must be a whole number, is ",
-                         shown(value));
+  [[nodiscard]] static std::size_t as_count(const Json& value, const std::string& where, std::size_t most) {
+    require<FormatError>(value.is_number_unsigned(), where, ": must be a whole number, is ", shown(value));
     const auto number = value.get<std::uint64_t>();
     require<FormatError>(number <= most, where, ": is ", number, ", must be at most ", most);
     return static_cast<std::size_t>(number);

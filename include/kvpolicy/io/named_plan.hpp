@@ -63,8 +63,8 @@ struct PlanNameParts {
   }
 
   void take_at_most(std::size_t count) const {
-    require(numbers.size() <= count, "plan ", in_quotes(text), ": takes at most ", count,
-            " numbers, has ", numbers.size());
+    require(numbers.size() <= count, "plan ", in_quotes(text), ": takes at most ", count, " numbers, has ",
+            numbers.size());
   }
 
   template <class Number>
@@ -73,8 +73,8 @@ struct PlanNameParts {
     const std::string_view digits = numbers[index];
     Number value{};
     const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
-    require(error == std::errc{} && end == digits.data() + digits.size(), "plan ", in_quotes(text),
-            ": ", in_quotes(digits), " is not a number that fits there");
+    require(error == std::errc{} && end == digits.data() + digits.size(), "plan ", in_quotes(text), ": ",
+            in_quotes(digits), " is not a number that fits there");
     return value;
   }
 
@@ -99,8 +99,7 @@ template <Element E>
   require(!parts.source.empty(), "plan ", in_quotes(parts.text),
           ": needs the folder of a DuoAttention pattern, as in duo@FOLDER:0.5");
   const DuoPattern pattern = load_duo_pattern(std::string{parts.source});
-  const DuoConfig config{
-      .sparsity = parts.number(0, 0.5), .sinks = pattern.sinks, .recent = pattern.recent};
+  const DuoConfig config{.sparsity = parts.number(0, 0.5), .sinks = pattern.sinks, .recent = pattern.recent};
   return parts.storage.empty() ? duo_plan<E>(shape, pattern.gates, config)
                                : quantized_duo_plan<E>(shape, pattern.gates, config, codes);
 }
@@ -116,8 +115,8 @@ template <Element E = float>
   shape.validate();
   if (name.ends_with(".json")) {
     HeadPlan<E> plan = load_plan<E>(std::string{name});
-    require(plan.shape() == shape, name, ": is a plan for ", write_shape(plan.shape()),
-            "; the model has ", write_shape(shape));
+    require(plan.shape() == shape, name, ": is a plan for ", write_shape(plan.shape()), "; the model has ",
+            write_shape(shape));
     return plan;
   }
   const detail::PlanNameParts parts{name};
@@ -138,9 +137,9 @@ template <Element E = float>
   }
   if (plain && parts.name == "sink_recent") {
     parts.take_at_most(2);
-    return HeadPlan<E>{shape, typename SinkRecentCache<DenseStorage<E>>::Config{
-                                  .sinks = parts.number(0, std::size_t{16}),
-                                  .recent = parts.number(1, std::size_t{128})}};
+    return HeadPlan<E>{
+        shape, typename SinkRecentCache<DenseStorage<E>>::Config{
+                   .sinks = parts.number(0, std::size_t{16}), .recent = parts.number(1, std::size_t{128})}};
   }
   if (parts.name == "duo" && (parts.storage.empty() || quantized)) {
     return detail::duo_by_name<E>(parts, shape, codes);

@@ -100,11 +100,10 @@ namespace detail {
   ModelShape shape{.layers = own.count("layers")};
   if (const Json* each = own.find("per_layer")) {
     const std::string where = own.where("per_layer");
-    require<FormatError>(each->is_array() && each->size() == shape.layers, where,
-                         ": must be an array of ", shape.layers, " layers, is ", shown(*each));
+    require<FormatError>(each->is_array() && each->size() == shape.layers, where, ": must be an array of ",
+                         shape.layers, " layers, is ", shown(*each));
     for (const Json& layer : *each) {
-      shape.per_layer.push_back(
-          detail::read_layer(layer, message(where, '[', shape.per_layer.size(), ']')));
+      shape.per_layer.push_back(detail::read_layer(layer, message(where, '[', shape.per_layer.size(), ']')));
     }
   } else {
     shape.q_heads = own.count("q_heads");
@@ -114,9 +113,7 @@ namespace detail {
   }
   own.refuse_others();
   KVPOLICY_TRY { shape.validate(); }
-  KVPOLICY_CATCH_AS(ConfigError, error) {
-    fail<FormatError>(object.where("shape"), ": ", error.what());
-  }
+  KVPOLICY_CATCH_AS(ConfigError, error) { fail<FormatError>(object.where("shape"), ": ", error.what()); }
   require<FormatError>(shape.kv_head_count() <= largest_plan, object.where("shape"), ": has ",
                        shape.kv_head_count(), " KV heads in all, must be at most ", largest_plan);
   return shape;
@@ -126,8 +123,8 @@ namespace detail {
 /// @throws FormatError unless the file says that it is of this format and version.
 inline void require_format(JsonObject& object, std::string_view format, std::size_t version) {
   const std::string& own = object.text("format");
-  require<FormatError>(own == format, object.where("format"), ": is ", in_quotes(own),
-                       ", must be '", format, "'");
+  require<FormatError>(own == format, object.where("format"), ": is ", in_quotes(own), ", must be '", format,
+                       "'");
   const std::size_t written = object.count("version");
   require<FormatError>(written == version, object.where("version"), ": is ", written,
                        ", this program reads version ", version);
@@ -138,8 +135,8 @@ inline void require_format(JsonObject& object, std::string_view format, std::siz
 template <class... T>
 [[nodiscard]] std::string format_plan(const HeadPlan<T...>& plan) {
   const ModelShape& shape = plan.shape();
-  require(shape.kv_head_count() <= largest_plan, "format_plan: the plan has ",
-          shape.kv_head_count(), " heads, must be at most ", largest_plan);
+  require(shape.kv_head_count() <= largest_plan, "format_plan: the plan has ", shape.kv_head_count(),
+          " heads, must be at most ", largest_plan);
   std::vector<typename HeadPlan<T...>::Settings> settings;
   std::string heads;
   for (std::size_t layer = 0; layer < shape.layers; ++layer) {
@@ -165,8 +162,7 @@ template <class... T>
 /// Reads one entry of the table of settings. @throws FormatError
 template <Element E>
 [[nodiscard]] HeadSettings<E> parse_setting(const Json& json, const std::string& where,
-                                            const ModelShape& shape,
-                                            const PolicyRegistry<E>& policies) {
+                                            const ModelShape& shape, const PolicyRegistry<E>& policies) {
   JsonObject setting{json, where};
   const HeadSettings<E> settings = read_setting(setting, policies);
   // Whether the settings fit the channels of a layer is checked when they are set for its heads.
@@ -183,9 +179,8 @@ template <Element E>
 /// Reads a plan whose policies are among `policies`.
 /// @throws FormatError
 template <Element E = float>
-[[nodiscard]] HeadPlan<E> parse_plan(
-    std::string_view text, std::string_view origin = "plan",
-    const PolicyRegistry<E>& policies = shipped_policies<E>()) {
+[[nodiscard]] HeadPlan<E> parse_plan(std::string_view text, std::string_view origin = "plan",
+                                     const PolicyRegistry<E>& policies = shipped_policies<E>()) {
   const Json json = parse_json(text, origin);
   JsonObject object{json, std::string{origin}};
   require_format(object, plan_format, plan_version);
@@ -196,8 +191,8 @@ template <Element E = float>
                        ": must be an array of at least one setting, is ", shown(table));
   std::vector<HeadSettings<E>> settings;
   for (const Json& entry : table) {
-    settings.push_back(parse_setting(
-        entry, message(origin, ", settings[", settings.size(), ']'), shape, policies));
+    settings.push_back(
+        parse_setting(entry, message(origin, ", settings[", settings.size(), ']'), shape, policies));
   }
 
   const Json& layers = object.at("heads");
@@ -209,8 +204,8 @@ template <Element E = float>
     const std::string where = message(origin, ", heads[", layer, ']');
     const Json& row = layers[layer];
     const std::size_t heads = shape.layer(layer).kv_heads;
-    require<FormatError>(row.is_array() && row.size() == heads, where, ": must be an array of ",
-                         heads, " KV heads, is ", shown(row));
+    require<FormatError>(row.is_array() && row.size() == heads, where, ": must be an array of ", heads,
+                         " KV heads, is ", shown(row));
     for (std::size_t head = 0; head < heads; ++head) {
       const std::size_t number = JsonObject::as_count(row[head], where, settings.size() - 1);
       KVPOLICY_TRY { plan.set(layer, head, settings[number]); }

@@ -33,16 +33,13 @@ class JsonFieldWriter final : public FieldVisitor {
   JsonFieldWriter(std::string& text, std::string_view storage) : text_{&text}, storage_{storage} {}
 
   /// Writes a member whose value needs no escapes.
-  void put_text(std::string_view name, std::string_view value) {
-    put(name, message('"', value, '"'));
-  }
+  void put_text(std::string_view name, std::string_view value) { put(name, message('"', value, '"')); }
 
  private:
   void count(std::string_view name, std::size_t& value) override { put(name, message(value)); }
   void number(std::string_view name, double& value) override { put(name, Json(value).dump()); }
   void flag(std::string_view name, bool& value) override { put(name, value ? "true" : "false"); }
-  void choice(std::string_view name, std::size_t& index,
-              std::span<const std::string_view> names) override {
+  void choice(std::string_view name, std::size_t& index, std::span<const std::string_view> names) override {
     put_text(name, names[index]);
   }
   void begin(std::string_view name) override {
@@ -74,17 +71,10 @@ class JsonFieldReader final : public FieldVisitor {
   explicit JsonFieldReader(JsonObject& object) : object_{&object} {}
 
  private:
-  void count(std::string_view name, std::size_t& value) override {
-    value = now().count_or(key(name), value);
-  }
-  void number(std::string_view name, double& value) override {
-    value = now().number_or(key(name), value);
-  }
-  void flag(std::string_view name, bool& value) override {
-    value = now().flag_or(key(name), value);
-  }
-  void choice(std::string_view name, std::size_t& index,
-              std::span<const std::string_view> names) override {
+  void count(std::string_view name, std::size_t& value) override { value = now().count_or(key(name), value); }
+  void number(std::string_view name, double& value) override { value = now().number_or(key(name), value); }
+  void flag(std::string_view name, bool& value) override { value = now().flag_or(key(name), value); }
+  void choice(std::string_view name, std::size_t& index, std::span<const std::string_view> names) override {
     if (now().find(key(name)) == nullptr) return;
     const std::string& text = now().text(key(name));
     std::string list;
@@ -199,8 +189,8 @@ template <Element E>
 /// A policy without a scorer or a summary must not be given one.
 inline void refuse_name(const JsonObject& setting, const char* key, std::string_view given,
                         std::string_view own, std::string_view policy) {
-  require<FormatError>(given.empty() || !own.empty(), setting.where(key), ": is ", in_quotes(given),
-                       ", but ", policy, " has no ", key);
+  require<FormatError>(given.empty() || !own.empty(), setting.where(key), ": is ", in_quotes(given), ", but ",
+                       policy, " has no ", key);
 }
 
 /// Reads the settings of one entry of the table.

@@ -34,14 +34,13 @@ inline constexpr std::size_t largest_text_file = std::size_t{64} << 20;
   const std::uintmax_t bytes = std::filesystem::file_size(path, error);
   require<FormatError>(!error, name, ": cannot be read: ", error.message());
   require<FormatError>(bytes > 0, name, ": is empty");
-  require<FormatError>(bytes <= max_bytes, name, ": has ", bytes, " bytes, must be at most ",
-                       max_bytes);
+  require<FormatError>(bytes <= max_bytes, name, ": has ", bytes, " bytes, must be at most ", max_bytes);
   std::ifstream file{path, std::ios::binary};
   require<FormatError>(file.good(), name, ": cannot be opened");
   std::string text(static_cast<std::size_t>(bytes), '\0');
   file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  require<FormatError>(file.gcount() == static_cast<std::streamsize>(text.size()), name,
-                       ": ended after ", file.gcount(), " of its ", bytes, " bytes");
+  require<FormatError>(file.gcount() == static_cast<std::streamsize>(text.size()), name, ": ended after ",
+                       file.gcount(), " of its ", bytes, " bytes");
   return text;
 }
 

@@ -19,10 +19,12 @@ class Buffer {
   /// Contents are unspecified. `memory` must outlive the buffer.
   /// @throws std::bad_alloc, or what `memory` throws
   Buffer(std::pmr::memory_resource* memory, std::size_t bytes)
-      : memory_{memory}, bytes_{bytes},
+      : memory_{memory},
+        bytes_{bytes},
         start_{static_cast<std::byte*>(memory->allocate(bytes, PageProvider::page_alignment))} {}
   Buffer(Buffer&& other) noexcept
-      : memory_{other.memory_}, bytes_{std::exchange(other.bytes_, 0)},
+      : memory_{other.memory_},
+        bytes_{std::exchange(other.bytes_, 0)},
         start_{std::exchange(other.start_, nullptr)} {}
   Buffer& operator=(Buffer&& other) noexcept {
     std::swap(memory_, other.memory_);

@@ -50,9 +50,8 @@ struct EnginePages {
   /// @throws ConfigError if rows would overlap or lie outside an arena.
   void validate() const {
     require(!arenas.empty(), "EnginePages: there is no arena, must be at least one");
-    for (const auto& [value, name] :
-         {std::pair{blocks, "blocks"}, std::pair{heads, "heads"}, std::pair{page_rows, "page_rows"},
-          std::pair{row_bytes, "row_bytes"}}) {
+    for (const auto& [value, name] : {std::pair{blocks, "blocks"}, std::pair{heads, "heads"},
+                                      std::pair{page_rows, "page_rows"}, std::pair{row_bytes, "row_bytes"}}) {
       require(value > 0, "EnginePages: ", name, " is 0, must be at least 1");
     }
     for (std::size_t i = 0; i < arenas.size(); ++i) {
@@ -68,8 +67,7 @@ struct EnginePages {
       const char* name;
       std::size_t stride, count;
     };
-    std::array axes{Axis{"block_stride", block_stride, blocks},
-                    Axis{"head_stride", head_stride, heads},
+    std::array axes{Axis{"block_stride", block_stride, blocks}, Axis{"head_stride", head_stride, heads},
                     Axis{"row_stride", row_stride, page_rows},
                     Axis{"values_offset", values_offset, values_offset == 0 ? std::size_t{1} : 2}};
     std::ranges::sort(axes, {}, &Axis::stride);
@@ -79,13 +77,12 @@ struct EnginePages {
       if (axis.count == 1) continue;
       require(axis.stride >= reach, "EnginePages: ", axis.name, " is ", axis.stride,
               " bytes, must be at least ", reach, ", or rows overlap");
-      require(reach <= limit && axis.count - 1 <= (limit - reach) / axis.stride,
-              "EnginePages: an arena has ", limit, " bytes, too few for ", axis.count, " times a ",
-              axis.name, " of ", axis.stride, " (give all of the tensor, or fewer blocks)");
+      require(reach <= limit && axis.count - 1 <= (limit - reach) / axis.stride, "EnginePages: an arena has ",
+              limit, " bytes, too few for ", axis.count, " times a ", axis.name, " of ", axis.stride,
+              " (give all of the tensor, or fewer blocks)");
       reach += (axis.count - 1) * axis.stride;
     }
-    require(reach <= limit, "EnginePages: an arena has ", limit, " bytes, must have at least ",
-            reach);
+    require(reach <= limit, "EnginePages: an arena has ", limit, " bytes, must have at least ", reach);
   }
 };
 
@@ -104,8 +101,8 @@ inline void check_tensor_bytes(std::span<const std::byte> tensor, const BlockSha
   const auto [blocks, block_size, kv_heads, row_bytes] = shape;
   const bool positive = blocks > 0 && block_size > 0 && kv_heads > 0 && row_bytes > 0;
   require(positive && tensor.size() / 2 / row_bytes / kv_heads / block_size >= blocks,
-          "EnginePages: a tensor of ", tensor.size(), " bytes cannot be keys and values of ",
-          blocks, " blocks of ", block_size, " tokens, ", kv_heads, " heads and ", row_bytes,
+          "EnginePages: a tensor of ", tensor.size(), " bytes cannot be keys and values of ", blocks,
+          " blocks of ", block_size, " tokens, ", kv_heads, " heads and ", row_bytes,
           " bytes a row; none may be 0");
 }
 
@@ -128,8 +125,7 @@ inline void check_tensor_bytes(std::span<const std::byte> tensor, const BlockSha
 }
 
 /// FlashInfer's NHD: [blocks, 2, block_size, kv_heads, head_dim]. @throws ConfigError
-[[nodiscard]] inline EnginePages flashinfer_nhd(std::span<std::byte> tensor,
-                                                const BlockShape& shape) {
+[[nodiscard]] inline EnginePages flashinfer_nhd(std::span<std::byte> tensor, const BlockShape& shape) {
   EnginePages pages = vllm_nhd(tensor, shape);
   pages.values_offset = pages.block_stride;
   pages.block_stride *= 2;
@@ -137,8 +133,7 @@ inline void check_tensor_bytes(std::span<const std::byte> tensor, const BlockSha
 }
 
 /// FlashInfer's HND: [blocks, 2, kv_heads, block_size, head_dim]. @throws ConfigError
-[[nodiscard]] inline EnginePages flashinfer_hnd(std::span<std::byte> tensor,
-                                                const BlockShape& shape) {
+[[nodiscard]] inline EnginePages flashinfer_hnd(std::span<std::byte> tensor, const BlockShape& shape) {
   EnginePages pages = flashinfer_nhd(tensor, shape);
   pages.head_stride = shape.block_size * shape.row_bytes;
   pages.row_stride = shape.row_bytes;

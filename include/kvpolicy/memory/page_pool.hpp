@@ -121,16 +121,14 @@ class PagePool {
   /// As many pages as `pages` has places: all of them, or none, and `pages` is full of `no_page`.
   void allocate(std::size_t bytes, std::span<PageId> pages, std::size_t tier = 0) {
     std::ranges::fill(pages, no_page);
-    require(tier < tiers_.size(), "PagePool: there is no tier ", tier, ", must be below ",
-            tiers_.size());
+    require(tier < tiers_.size(), "PagePool: there is no tier ", tier, ", must be below ", tiers_.size());
     require(bytes > 0, "PagePool: a page of 0 bytes was asked for, must be at least 1");
     if (bytes > max_page_bytes) throw_error(std::bad_alloc{});
     if (pages.empty()) return;
     const std::lock_guard lock{mutex_};
     const std::uint32_t size_class = find_size(bytes, tier);
     KVPOLICY_TRY {
-      for (std::size_t i = 0; i < pages.size(); ++i)
-        pages[i] = take_page(size_class, pages.size() - i);
+      for (std::size_t i = 0; i < pages.size(); ++i) pages[i] = take_page(size_class, pages.size() - i);
     }
     KVPOLICY_CATCH_ALL {
       for (PageId& page : pages) {
@@ -169,13 +167,9 @@ class PagePool {
   [[nodiscard]] std::size_t bytes(PageId page) const noexcept {
     return table_.size_of(slab_of(page)).page_bytes;
   }
-  [[nodiscard]] std::size_t tier(PageId page) const noexcept {
-    return table_.size_of(slab_of(page)).tier;
-  }
+  [[nodiscard]] std::size_t tier(PageId page) const noexcept { return table_.size_of(slab_of(page)).tier; }
   /// Who fetches and writes pages of a tier; null for the memory of an engine.
-  [[nodiscard]] PageProvider* provider(std::size_t tier) const noexcept {
-    return tiers_[tier].provider;
-  }
+  [[nodiscard]] PageProvider* provider(std::size_t tier) const noexcept { return tiers_[tier].provider; }
 
   // ---- an engine's pages
 
@@ -190,9 +184,8 @@ class PagePool {
   /// @throws ShapeError if there is no such page
   [[nodiscard]] PageId engine_page(std::size_t arena, std::size_t head, std::size_t block) const {
     require<ShapeError>(arena < engine_arenas_ && head < engine_heads_ && block < engine_blocks_,
-                        "PagePool: there is no page for arena ", arena, ", head ", head, ", block ",
-                        block, ", must be below ", engine_arenas_, ", ", engine_heads_, ", ",
-                        engine_blocks_);
+                        "PagePool: there is no page for arena ", arena, ", head ", head, ", block ", block,
+                        ", must be below ", engine_arenas_, ", ", engine_heads_, ", ", engine_blocks_);
     const std::size_t first_slab = (arena * engine_heads_ + head) * slabs_for(engine_blocks_);
     return static_cast<PageId>(first_slab * Slab::max_pages + block);
   }
@@ -200,10 +193,9 @@ class PagePool {
   /// already.
   /// @throws ShapeError if the page is none of the engine's
   [[nodiscard]] bool claim(PageId page) {
-    require<ShapeError>(page >= 0 && static_cast<std::size_t>(page) < engine_ids() &&
-                            slot_of(page) < slab_of(page).pages,
-                        "PagePool: page ", page,
-                        " is none of an engine's, must be an engine_page()");
+    require<ShapeError>(
+        page >= 0 && static_cast<std::size_t>(page) < engine_ids() && slot_of(page) < slab_of(page).pages,
+        "PagePool: page ", page, " is none of an engine's, must be an engine_page()");
     const std::lock_guard lock{mutex_};
     if ((slab_of(page).free_slots >> slot_of(page) & 1U) == 0) return false;
     take(page);
@@ -251,8 +243,7 @@ class PagePool {
   }
   /// Bytes of the pool's own bookkeeping. They follow the largest number of slabs there ever was.
   [[nodiscard]] std::size_t overhead_bytes() const noexcept {
-    return sizeof(PagePool) + tiers_.size() * sizeof(Tier) +
-           overhead_.load(std::memory_order_relaxed);
+    return sizeof(PagePool) + tiers_.size() * sizeof(Tier) + overhead_.load(std::memory_order_relaxed);
   }
 
  private:
@@ -274,9 +265,7 @@ class PagePool {
   [[nodiscard]] static std::size_t slot_of(PageId page) noexcept {
     return static_cast<std::uint32_t>(page) % Slab::max_pages;
   }
-  [[nodiscard]] const Slab& slab_of(PageId page) const noexcept {
-    return table_.slab(index_of(page));
-  }
+  [[nodiscard]] const Slab& slab_of(PageId page) const noexcept { return table_.slab(index_of(page)); }
   [[nodiscard]] std::atomic<std::uint32_t>& owners_of(PageId page) noexcept {
     return table_.slab(index_of(page)).owners[slot_of(page)];
   }
@@ -310,10 +299,10 @@ class PagePool {
   void add_engine_pages(const EnginePages& engine) {
     constexpr std::size_t most = detail::SlabTable::max_slabs;
     const std::size_t slabs = slabs_for(engine.blocks);
-    require(slabs <= most && engine.heads <= most / slabs &&
-                engine.arenas.size() <= most / slabs / engine.heads,
-            "PagePool: ", engine.arenas.size(), " arenas of ", engine.blocks, " blocks of ",
-            engine.heads, " heads are more pages than ids (make a pool for each arena)");
+    require(
+        slabs <= most && engine.heads <= most / slabs && engine.arenas.size() <= most / slabs / engine.heads,
+        "PagePool: ", engine.arenas.size(), " arenas of ", engine.blocks, " blocks of ", engine.heads,
+        " heads are more pages than ids (make a pool for each arena)");
     const std::uint32_t size_class = table_.find_size(engine.page_bytes(), 0);
     for (const std::span<std::byte> arena : engine.arenas) {
       for (std::size_t head = 0; head < engine.heads; ++head) {
@@ -387,16 +376,14 @@ class PagePool {
     const detail::SizeClass& size = table_.size(size_class);
     Tier& tier = tiers_[size.tier];
     if (tier.provider == nullptr) {
-      fail<CapacityError>(
-          "PagePool: all ", live_bytes(size.tier) / size.page_bytes,
-          " pages of the engine's memory are in use (release pages, or give more blocks)");
+      fail<CapacityError>("PagePool: all ", live_bytes(size.tier) / size.page_bytes,
+                          " pages of the engine's memory are in use (release pages, or give more blocks)");
     }
     const std::size_t stride = stride_of(size.page_bytes);
     const std::size_t live = live_bytes(size.tier);
     const std::size_t idle = obtained_bytes(size.tier) - live;
     const std::size_t room = std::max(live / idle_share, idle) - idle;
-    const std::size_t most =
-        std::clamp(options_.max_slab_bytes / stride, std::size_t{1}, Slab::max_pages);
+    const std::size_t most = std::clamp(options_.max_slab_bytes / stride, std::size_t{1}, Slab::max_pages);
     const std::size_t pages = std::min(most, wanted + room / stride);
     const std::size_t bytes = slab_bytes(size.page_bytes, pages);
     static_cast<void>(table_.next_index());

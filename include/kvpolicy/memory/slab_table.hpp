@@ -60,13 +60,9 @@ class SlabTable {
   [[nodiscard]] Slab& slab(std::uint32_t index) noexcept { return slabs_[index]; }
   [[nodiscard]] const Slab& slab(std::uint32_t index) const noexcept { return slabs_[index]; }
   [[nodiscard]] const SizeClass& size(std::uint32_t index) const noexcept { return sizes_[index]; }
-  [[nodiscard]] const SizeClass& size_of(const Slab& slab) const noexcept {
-    return sizes_[slab.size_class];
-  }
+  [[nodiscard]] const SizeClass& size_of(const Slab& slab) const noexcept { return sizes_[slab.size_class]; }
   /// How many slabs there are, unused ones included.
-  [[nodiscard]] std::uint32_t slabs() const noexcept {
-    return static_cast<std::uint32_t>(slabs_.size());
-  }
+  [[nodiscard]] std::uint32_t slabs() const noexcept { return static_cast<std::uint32_t>(slabs_.size()); }
   [[nodiscard]] std::size_t bytes() const noexcept { return slabs_.bytes() + sizes_.bytes(); }
 
   /// The class of a size, new or not. A pool has few sizes at a time: a head's formats, its
@@ -75,8 +71,7 @@ class SlabTable {
   [[nodiscard]] std::uint32_t find_size(std::size_t page_bytes, std::size_t tier) {
     std::size_t found = sizes_.size();
     for (std::size_t i = 0; i < sizes_.size(); ++i) {
-      if (sizes_[i].page_bytes == page_bytes && sizes_[i].tier == tier)
-        return static_cast<std::uint32_t>(i);
+      if (sizes_[i].page_bytes == page_bytes && sizes_[i].tier == tier) return static_cast<std::uint32_t>(i);
       if (sizes_[i].slabs == 0) found = i;
     }
     if (found == sizes_.size()) {
@@ -98,8 +93,7 @@ class SlabTable {
     return slabs();
   }
   /// Adds a slab of free pages. The caller has called `next_index`.
-  void add(std::uint32_t size_class, std::byte* start, std::size_t page_stride,
-           std::size_t pages) noexcept {
+  void add(std::uint32_t size_class, std::byte* start, std::size_t page_stride, std::size_t pages) noexcept {
     const std::uint32_t index = unused_ != Slab::none ? unused_ : slabs();
     if (index == unused_) {
       unused_ = slabs_[index].next;

@@ -39,8 +39,7 @@ class SlowMemory : public std::pmr::memory_resource, public PageProvider {
 
 /// Adds the parts of `memory` that `rows` rows of a plane lie in, from plane row `first` on.
 inline void list_ranges(const PageProvider& memory, const Plane& plane, std::size_t head_dim,
-                        std::size_t first, std::size_t rows,
-                        std::vector<PageProvider::Range>& out) {
+                        std::size_t first, std::size_t rows, std::vector<PageProvider::Range>& out) {
   if (plane.pages == nullptr) return;
   const PageLayout layout{plane.format, head_dim, plane.page_rows};
   for (std::size_t done = 0; done < rows;) {

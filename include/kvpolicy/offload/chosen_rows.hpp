@@ -106,9 +106,8 @@ class ChosenRows {
   }
   /// Of them, bytes that a fork holds too.
   [[nodiscard]] std::size_t shared_bytes() const {
-    return sum([](const Choice& choice) {
-      return choice.copies.use_count() > 1 ? choice.copies->bytes() : 0;
-    });
+    return sum(
+        [](const Choice& choice) { return choice.copies.use_count() > 1 ? choice.copies->bytes() : 0; });
   }
   /// Bookkeeping besides the object itself.
   [[nodiscard]] std::size_t overhead_bytes() const {
@@ -122,7 +121,9 @@ class ChosenRows {
     std::vector<std::int64_t> positions;
 
     [[nodiscard]] Segment segment() const {
-      return {.keys = keys.plane(0), .values = values.plane(0), .rows = positions.size(),
+      return {.keys = keys.plane(0),
+              .values = values.plane(0),
+              .rows = positions.size(),
               .positions = positions.data()};
     }
     [[nodiscard]] std::size_t bytes() const { return keys.bytes() + values.bytes(); }
@@ -132,8 +133,8 @@ class ChosenRows {
     }
   };
   struct Choice {
-    std::size_t end;     // of the rows before this one, those that are read are in `copies`
-    std::size_t tokens;  // of the text with the query that chose
+    std::size_t end;                       // of the rows before this one, those that are read are in `copies`
+    std::size_t tokens;                    // of the text with the query that chose
     std::shared_ptr<const Copies> copies;  // null if there are none
 
     // Whether the rows before `end` that are shown are the copied ones.
@@ -149,8 +150,7 @@ class ChosenRows {
           const std::size_t count = std::min(from + run.rows, std::max(from, end)) - from;
           if (count == 0) return;
           // Copied positions ascend, so a run is copied if its two ends are.
-          same = same && next + count <= copied.size() &&
-                 copied[next] == static_cast<std::int64_t>(from) &&
+          same = same && next + count <= copied.size() && copied[next] == static_cast<std::int64_t>(from) &&
                  copied[next + count - 1] == static_cast<std::int64_t>(from + count - 1);
           next += count;
         });

@@ -55,8 +55,7 @@ class FetchingEngine {
   static constexpr std::size_t most_layers = 4096;
 
   // Fetches keys of `head_dim` channels and values of `value_dim` channels; 0: no values.
-  void fetch(std::span<const std::span<const Segment>> heads, std::size_t head_dim,
-             std::size_t value_dim) {
+  void fetch(std::span<const std::span<const Segment>> heads, std::size_t head_dim, std::size_t value_dim) {
     ranges_.clear();
     for (const auto segments : heads) {
       for (const Segment& segment : segments) {

@@ -84,9 +84,9 @@ class FileCalls {
   }
   /// Waits until what was written to this part of the file is on the disk.
   virtual int sync(int file, std::size_t offset, std::size_t bytes) {
-    const int done = ::sync_file_range(
-        file, static_cast<off_t>(offset), static_cast<off_t>(bytes),
-        SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
+    const int done =
+        ::sync_file_range(file, static_cast<off_t>(offset), static_cast<off_t>(bytes),
+                          SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
     if (done == 0) return 0;
     // A file system that cannot sync a part of a file has to sync the whole file.
     if (errno == EINVAL || errno == ENOSYS || errno == ESPIPE) return ::fdatasync(file) == 0 ? 0 : errno;

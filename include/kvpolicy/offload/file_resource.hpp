@@ -31,9 +31,9 @@
 #include <vector>
 
 #include <kvpolicy/core/error.hpp>
+#include <kvpolicy/memory/slow_memory.hpp>
 #include <kvpolicy/offload/file_calls.hpp>
 #include <kvpolicy/offload/residency.hpp>
-#include <kvpolicy/memory/slow_memory.hpp>
 
 namespace kvpolicy::offload {
 
@@ -66,7 +66,8 @@ class FileResource final : public SlowMemory {
  public:
   /// @throws ConfigError; StorageError if the folder does not exist or no file can be made in it
   explicit FileResource(const FileOptions& options, FileCalls& calls = FileCalls::of_system())
-      : options_{options}, calls_{calls},
+      : options_{options},
+        calls_{calls},
         page_{static_cast<std::size_t>(::sysconf(_SC_PAGESIZE))},
         piece_{std::max(page_, smallest_piece)},
         residency_{options.resident_bytes == 0 ? unlimited : options.resident_bytes / piece_} {
@@ -210,8 +211,8 @@ class FileResource final : public SlowMemory {
     const std::size_t left = (limit - std::min(limit, file_bytes_)) / piece_ * piece_;
     const std::size_t blocks = std::min(std::max<std::size_t>(options_.slab_bytes / size, 1), left / size);
     if (blocks == 0) {
-      kvpolicy::fail<StorageError>("FileResource: no room for ", size, " more bytes after ",
-                                   file_bytes_, " in ", options_.folder, ", the file may have ", limit,
+      kvpolicy::fail<StorageError>("FileResource: no room for ", size, " more bytes after ", file_bytes_,
+                                   " in ", options_.folder, ", the file may have ", limit,
                                    " (raise max_bytes, or the process's limit of file sizes)");
     }
     const std::size_t bytes = round_up(blocks * size, piece_);
@@ -330,7 +331,7 @@ class FileResource final : public SlowMemory {
   std::size_t piece_;  // size of the pieces that Residency counts, in bytes
   int file_ = -1;
   std::byte* start_ = nullptr;
-  mutable std::mutex mutex_;  // guards all members below
+  mutable std::mutex mutex_;                  // guards all members below
   std::map<std::size_t, SizeClass> classes_;  // by the size of their allocations
   std::size_t file_bytes_ = 0;
   std::size_t live_bytes_ = 0;

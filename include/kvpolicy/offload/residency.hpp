@@ -93,9 +93,7 @@ class Residency {
     std::size_t live = 0;             // how many were not used again
   };
 
-  [[nodiscard]] bool is_safe(std::uint64_t time) const {
-    return time == fetched_ || time == ahead_;
-  }
+  [[nodiscard]] bool is_safe(std::uint64_t time) const { return time == fetched_ || time == ahead_; }
   // Removes a piece from its previous use.
   void forget(std::size_t piece) {
     if (used_[piece] == never) return;
@@ -109,7 +107,7 @@ class Residency {
   std::uint64_t now_ = 0;
   std::uint64_t fetched_ = 0;
   std::uint64_t ahead_ = 0;
-  std::vector<std::uint64_t> used_;         // time of each piece's latest use; never: not in memory
+  std::vector<std::uint64_t> used_;  // time of each piece's latest use; never: not in memory
   std::map<std::uint64_t, Pieces> uses_;
 };
 

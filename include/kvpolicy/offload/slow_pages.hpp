@@ -34,15 +34,13 @@ class SlowPages {
   /// How many pages of the table, from the first one on, lie in the tier.
   [[nodiscard]] std::size_t moved(const PageTable& table) const noexcept {
     const auto pages = table.pages();
-    const auto fast = std::ranges::partition_point(
-        pages, [&](PageId page) { return pool_->tier(page) == tier_; });
+    const auto fast =
+        std::ranges::partition_point(pages, [&](PageId page) { return pool_->tier(page) == tier_; });
     return static_cast<std::size_t>(fast - pages.begin());
   }
   [[nodiscard]] std::size_t reserved() const noexcept { return reserved_.size(); }
   /// Bytes besides the object itself.
-  [[nodiscard]] std::size_t overhead_bytes() const noexcept {
-    return reserved_.capacity() * sizeof(PageId);
-  }
+  [[nodiscard]] std::size_t overhead_bytes() const noexcept { return reserved_.capacity() * sizeof(PageId); }
 
   /// Obtains slow pages until `count` are reserved.
   /// @throws std::bad_alloc, or what the tier's provider throws
@@ -50,9 +48,7 @@ class SlowPages {
     const std::size_t had = reserved_.size();
     if (count <= had) return;
     reserved_.resize(count, no_page);
-    KVPOLICY_TRY {
-      pool_->allocate(page_bytes, std::span{reserved_}.subspan(had), tier_);
-    }
+    KVPOLICY_TRY { pool_->allocate(page_bytes, std::span{reserved_}.subspan(had), tier_); }
     KVPOLICY_CATCH_ALL {
       reserved_.resize(had);
       KVPOLICY_RETHROW;

@@ -32,7 +32,8 @@ class SlowRows {
 
   /// `chunks`: how the head chooses, if it does.
   SlowRows(PagePool& pool, std::size_t tier, const ChunkRule<std::size_t>& chunks)
-      : pages_{SlowPages{pool, tier}, SlowPages{pool, tier}}, provider_{pool.provider(tier)},
+      : pages_{SlowPages{pool, tier}, SlowPages{pool, tier}},
+        provider_{pool.provider(tier)},
         chunks_{chunks} {}
 
   // ---- pages
@@ -60,11 +61,9 @@ class SlowRows {
       SlowPages& pages = pages_[side];
       PlaneStore& plane = *planes[side];
       KVPOLICY_TRY {
-        pages.move(plane.pages(), std::min(pages.reserved(), movable(side, plane, rows)),
-                   plane.page_bytes());
+        pages.move(plane.pages(), std::min(pages.reserved(), movable(side, plane, rows)), plane.page_bytes());
       }
-      KVPOLICY_CATCH_ALL {
-      }
+      KVPOLICY_CATCH_ALL {}
       pages.release_reserved();
     }
   }
@@ -123,8 +122,7 @@ class SlowRows {
   }
   /// Bookkeeping, with the object itself.
   [[nodiscard]] std::size_t overhead_bytes() const {
-    return sizeof(*this) + pages_[0].overhead_bytes() + pages_[1].overhead_bytes() +
-           chosen_.overhead_bytes();
+    return sizeof(*this) + pages_[0].overhead_bytes() + pages_[1].overhead_bytes() + chosen_.overhead_bytes();
   }
 
  private:
@@ -144,12 +142,10 @@ class SlowRows {
     return std::max(std::min(row, chosen_.first_uncopied()) / page_rows, gone) - gone;
   }
   [[nodiscard]] std::size_t reserved_bytes(const Planes& planes) const {
-    return pages_[0].reserved() * planes[0]->page_bytes() +
-           pages_[1].reserved() * planes[1]->page_bytes();
+    return pages_[0].reserved() * planes[0]->page_bytes() + pages_[1].reserved() * planes[1]->page_bytes();
   }
   // Adds the rows [first, first + count) that lie below row `end`.
-  static void add_run(std::vector<RowRun>& runs, std::size_t first, std::size_t count,
-                      std::size_t end) {
+  static void add_run(std::vector<RowRun>& runs, std::size_t first, std::size_t count, std::size_t end) {
     const std::size_t last = std::min(first + count, end);
     if (first >= last) return;
     if (!runs.empty() && runs.back().first + runs.back().rows == first) {

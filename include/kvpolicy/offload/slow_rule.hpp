@@ -17,13 +17,14 @@ namespace kvpolicy::offload {
 /// Whether rows of a policy can lie in slow memory: it states its rule, and has its rows in one storage
 /// that says which of them are final.
 template <class P>
-concept OffloadablePolicy =
-    FinalRowsStorage<typename P::storage_type> &&
-    requires(P& policy, const typename P::Config& config, std::size_t head_dim) {
-      { policy.storage() } -> std::same_as<typename P::storage_type&>;
-      { config.storage } -> std::convertible_to<const typename P::storage_type::Config&>;
-      { P::rule(config, head_dim) } -> std::same_as<HeadRule>;
-    };
+concept OffloadablePolicy = FinalRowsStorage<typename P::storage_type> &&
+                            requires(P& policy, const typename P::Config& config, std::size_t head_dim) {
+                              { policy.storage() } -> std::same_as<typename P::storage_type&>;
+                              {
+                                config.storage
+                              } -> std::convertible_to<const typename P::storage_type::Config&>;
+                              { P::rule(config, head_dim) } -> std::same_as<HeadRule>;
+                            };
 
 /// Which rows of a head lie in slow memory, and how many bytes that takes. Counts from the settings.
 template <class P>

@@ -66,12 +66,10 @@ struct CacheOptions {
   /// @throws ConfigError
   void validate() const {
     constexpr std::size_t most = std::size_t{1} << 20;
-    require(max_rollback <= most, "CacheOptions: max_rollback is ", max_rollback,
-            ", must be at most ", most);
+    require(max_rollback <= most, "CacheOptions: max_rollback is ", max_rollback, ", must be at most ", most);
     require(max_append >= 1 && max_append <= most, "CacheOptions: max_append is ", max_append,
             ", must be 1 to ", most);
-    require(kept_queries <= most, "CacheOptions: kept_queries is ", kept_queries,
-            ", must be at most ", most);
+    require(kept_queries <= most, "CacheOptions: kept_queries is ", kept_queries, ", must be at most ", most);
     require(std::has_single_bit(page_rows) && page_rows >= 16 && page_rows <= 4096,
             "CacheOptions: page_rows is ", page_rows, ", must be a power of two from 16 to 4096");
     require(memory != nullptr, "CacheOptions: memory is null, must be a memory resource");

@@ -58,8 +58,8 @@ inline void check_gates(const HeadGates& gates) {
   require(!gates.values().empty(), "HeadGates: there are none");
   for (std::size_t layer = 0; layer < gates.layers(); ++layer) {
     for (std::size_t head = 0; head < gates.heads(); ++head) {
-      require(std::isfinite(gates(layer, head)), "HeadGates: the gate of layer ", layer, ", head ",
-              head, " is ", gates(layer, head), ", must be a number");
+      require(std::isfinite(gates(layer, head)), "HeadGates: the gate of layer ", layer, ", head ", head,
+              " is ", gates(layer, head), ", must be a number");
     }
   }
 }
@@ -112,8 +112,7 @@ inline void check_gates(const HeadGates& gates) {
   if (cut == GateCut::threshold) {
     const double threshold = gate_threshold(gates, sparsity);
     for (std::size_t i = 0; i < gates.values().size(); ++i) {
-      if (std::clamp(gates.values()[i], 0.0, 1.0) >= threshold)
-        kinds.values()[i] = HeadKind::retrieval;
+      if (std::clamp(gates.values()[i], 0.0, 1.0) >= threshold) kinds.values()[i] = HeadKind::retrieval;
     }
     return kinds;
   }

@@ -130,8 +130,8 @@ class HeadPlan<E> {
   /// @throws ConfigError for a window of 0 or a layer that does not exist.
   void limit_window(std::size_t layer, std::size_t window) {
     require(window >= 1, "HeadPlan::limit_window: window is 0, must be at least 1");
-    require(layer < shape_.layers, "HeadPlan::limit_window: there is no layer ", layer,
-            ", the shape has ", shape_.layers);
+    require(layer < shape_.layers, "HeadPlan::limit_window: there is no layer ", layer, ", the shape has ",
+            shape_.layers);
     LayerShape own = shape_.layer(layer);
     own.window = window;
     for (std::size_t head = 0; head < own.kv_heads; ++head) {
@@ -143,8 +143,7 @@ class HeadPlan<E> {
 
  private:
   [[nodiscard]] const std::vector<Settings>& described() const {
-    require(!heads_.empty(),
-            "HeadPlan: this plan was moved from, it can only be assigned to or destroyed");
+    require(!heads_.empty(), "HeadPlan: this plan was moved from, it can only be assigned to or destroyed");
     return heads_;
   }
 
@@ -153,15 +152,15 @@ class HeadPlan<E> {
     require(layer < shape_.layers, "HeadPlan: there is no KV head ", head, " in layer ", layer,
             ", the shape has ", shape_.layers, " layers");
     const std::size_t heads = first_[layer + 1] - first_[layer];
-    require(head < heads, "HeadPlan: there is no KV head ", head, " in layer ", layer,
-            ", which has ", heads, heads == 0 ? ", for it has no cache of its own" : "");
+    require(head < heads, "HeadPlan: there is no KV head ", head, " in layer ", layer, ", which has ", heads,
+            heads == 0 ? ", for it has no cache of its own" : "");
     return first_[layer] + head;
   }
 
   static void validate(const LayerShape& layer, const Settings& settings) {
     // Checks with the largest pages there are; whether the real pages fit is known when a cache is made.
-    settings.validate(StorageContext{
-        .head_dim = layer.head_dim, .page_rows = 4096, .value_dim = layer.value_dim});
+    settings.validate(
+        StorageContext{.head_dim = layer.head_dim, .page_rows = 4096, .value_dim = layer.value_dim});
   }
 
   // `settings`, limited to the window of this layer.
@@ -197,18 +196,17 @@ class HeadPlan<First, Others...> : public HeadPlan<typename First::element_type>
 
 /// `HeadPlan plan{shape, config}` is a plan over the element type of the config's policy.
 template <PolicyConfig Config>
-HeadPlan(const ModelShape&, const Config&)
-    -> HeadPlan<typename Config::policy_type::element_type>;
+HeadPlan(const ModelShape&, const Config&) -> HeadPlan<typename Config::policy_type::element_type>;
 template <Element E>
 HeadPlan(const ModelShape&, const HeadSettings<E>&) -> HeadPlan<E>;
 
 /// A plan with the same policy and settings for every head:
 /// `uniform_plan<FullCache<DenseStorage<float>>>(shape)`.
 template <KvPolicy P>
-[[nodiscard]] HeadPlan<typename P::element_type> uniform_plan(
-    const ModelShape& shape, const typename P::Config& config = {}) {
-  return HeadPlan<typename P::element_type>{
-      shape, HeadSettings<typename P::element_type>::template of<P>(config)};
+[[nodiscard]] HeadPlan<typename P::element_type> uniform_plan(const ModelShape& shape,
+                                                              const typename P::Config& config = {}) {
+  return HeadPlan<typename P::element_type>{shape,
+                                            HeadSettings<typename P::element_type>::template of<P>(config)};
 }
 
 }  // namespace kvpolicy

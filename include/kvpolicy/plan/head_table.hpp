@@ -27,8 +27,8 @@ class HeadTable {
   /// @throws ShapeError unless there are layers x heads values
   HeadTable(std::size_t layers, std::size_t heads, std::vector<T> values)
       : layers_{layers}, heads_{heads}, values_{std::move(values)} {
-    require<ShapeError>(values_.size() == layers * heads, "HeadTable: ", values_.size(),
-                        " values, must be ", layers, " layers x ", heads, " heads");
+    require<ShapeError>(values_.size() == layers * heads, "HeadTable: ", values_.size(), " values, must be ",
+                        layers, " layers x ", heads, " heads");
   }
 
   /// A list in braces names each value, also where there is one.

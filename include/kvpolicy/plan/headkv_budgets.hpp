@@ -31,10 +31,10 @@ using HeadBudgets = HeadTable<std::size_t>;  ///< rows besides the observation w
 
 /// Settings of `headkv_budgets`: how many rows there are, and how they are divided among heads.
 struct HeadKvBudgetConfig {
-  std::size_t capacity = 128;  ///< Average rows per head, observation window included.
-  std::size_t observation_window = 8;      ///< Latest rows that every head keeps; at most `capacity`.
-  double beta = 1.005;         ///< b / beta rows go by score; 1: all rows, infinity: none.
-  double score_power = 1.0;    ///< Scores are raised to this power first; 0 makes all heads equal.
+  std::size_t capacity = 128;          ///< Average rows per head, observation window included.
+  std::size_t observation_window = 8;  ///< Latest rows that every head keeps; at most `capacity`.
+  double beta = 1.005;                 ///< b / beta rows go by score; 1: all rows, infinity: none.
+  double score_power = 1.0;            ///< Scores are raised to this power first; 0 makes all heads equal.
 
   void validate() const {
     constexpr std::size_t most = std::size_t{1} << 40;
@@ -44,8 +44,8 @@ struct HeadKvBudgetConfig {
             ", must be at most capacity = ", capacity);
     // Written so that NaN fails.
     require(beta >= 1.0, "HeadKvBudgetConfig: beta is ", beta, ", must be at least 1");
-    require(score_power >= 0.0 && std::isfinite(score_power),
-            "HeadKvBudgetConfig: score_power is ", score_power, ", must be 0 or positive");
+    require(score_power >= 0.0 && std::isfinite(score_power), "HeadKvBudgetConfig: score_power is ",
+            score_power, ", must be 0 or positive");
   }
 };
 
@@ -56,8 +56,8 @@ inline void check_scores(const HeadScores& scores) {
   for (std::size_t layer = 0; layer < scores.layers(); ++layer) {
     for (std::size_t head = 0; head < scores.heads(); ++head) {
       const double score = scores(layer, head);
-      require(score >= 0.0 && std::isfinite(score), "HeadScores: the score of layer ", layer,
-              ", head ", head, " is ", score, ", must be 0 or positive and finite");
+      require(score >= 0.0 && std::isfinite(score), "HeadScores: the score of layer ", layer, ", head ", head,
+              " is ", score, ", must be 0 or positive and finite");
     }
   }
 }
@@ -99,12 +99,11 @@ namespace detail {
 
 /// Returns `scores` if they are [layers, q_heads] of the model.
 /// @throws ConfigError
-[[nodiscard]] inline const HeadScores& checked_scores(const HeadScores& scores,
-                                                      const ModelShape& shape) {
+[[nodiscard]] inline const HeadScores& checked_scores(const HeadScores& scores, const ModelShape& shape) {
   const std::size_t q_heads = same_heads(shape, "HeadScores").q_heads;
   require(scores.layers() == shape.layers && scores.heads() == q_heads, "HeadScores: scores for ",
-          scores.layers(), " layers x ", scores.heads(), " query heads do not fit a model of ",
-          shape.layers, " layers x ", q_heads, " query heads");
+          scores.layers(), " layers x ", scores.heads(), " query heads do not fit a model of ", shape.layers,
+          " layers x ", q_heads, " query heads");
   return scores;
 }
 
@@ -125,9 +124,8 @@ namespace detail {
   const double per_head = std::round((rows - remainder) / config.beta);
   const double pool = per_head * static_cast<double>(shares.values().size());
   HeadBudgets budgets{scores.layers(), scores.heads()};
-  std::ranges::transform(shares.values(), budgets.values().begin(), [&](double share) {
-    return round_half_even(share * pool + (rows - per_head));
-  });
+  std::ranges::transform(shares.values(), budgets.values().begin(),
+                         [&](double share) { return round_half_even(share * pool + (rows - per_head)); });
   return budgets;
 }
 

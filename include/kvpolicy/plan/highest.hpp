@@ -16,8 +16,8 @@ namespace kvpolicy {
 /// The highest of some numbers, and the tie at the cut, if there is one.
 struct Highest {
   std::vector<std::size_t> indices;  ///< indices of the highest numbers, ascending
-  std::size_t tied = 0;     ///< Size of a tie of which only some entries are taken; 0: no tie.
-  std::size_t tied_in = 0;  ///< How many entries of the tie are taken.
+  std::size_t tied = 0;              ///< Size of a tie of which only some entries are taken; 0: no tie.
+  std::size_t tied_in = 0;           ///< How many entries of the tie are taken.
 };
 
 /// The `count` highest of `numbers`, none of which is NaN. If the cut falls into a tie, every n-th entry of
@@ -31,8 +31,8 @@ struct Highest {
   std::ranges::nth_element(sorted, last, std::ranges::greater{});
   const double cut = *last;
   const auto equal = static_cast<std::size_t>(std::ranges::count(numbers, cut));
-  const auto above = static_cast<std::size_t>(
-      std::ranges::count_if(numbers, [&](double number) { return number > cut; }));
+  const auto above =
+      static_cast<std::size_t>(std::ranges::count_if(numbers, [&](double number) { return number > cut; }));
   const std::size_t room = count - above;
   if (room < equal) found = {{}, equal, room};
   // How many of the first i entries of the tie are taken, rounded to the nearest.

@@ -36,8 +36,7 @@ template <Element E>
 class PlanMemory {
  public:
   /// @throws ConfigError if the options do not work, alone or with a head's settings
-  PlanMemory(const ModelShape& shape, std::span<const HeadSettings<E>> heads,
-             const CacheOptions& options)
+  PlanMemory(const ModelShape& shape, std::span<const HeadSettings<E>> heads, const CacheOptions& options)
       : shape_{shape}, heads_{heads}, options_{options} {
     options.validate();
     std::size_t number = 0;
@@ -55,9 +54,8 @@ class PlanMemory {
       return compressed ? kind.settings->bytes_compressed(kind.context, committed)
                         : kind.settings->bytes_of_tokens(kind.context, committed);
     });
-    estimate.slow = sum([&](const Kind& kind) {
-      return kind.settings->slow_bytes_of_tokens(kind.context, committed);
-    });
+    estimate.slow =
+        sum([&](const Kind& kind) { return kind.settings->slow_bytes_of_tokens(kind.context, committed); });
     require<CapacityError>(estimate.total() < too_many_bytes, "HeadPlan::memory: ", tokens,
                            " tokens take more bytes than a std::size_t holds");
     return estimate;
@@ -71,9 +69,8 @@ class PlanMemory {
     // it goes down as well as up.
     const auto bound = [&](std::size_t tokens) {
       const std::size_t committed = tokens - std::min(tokens, options_.max_rollback);
-      return saturating_sum(constant, sum([&](const Kind& kind) {
-                              return kind.settings->max_bytes(kind.context, committed);
-                            }));
+      return saturating_sum(
+          constant, sum([&](const Kind& kind) { return kind.settings->max_bytes(kind.context, committed); }));
     };
     if (bound(most) <= bytes) return most;
     std::size_t low = 0;
@@ -99,8 +96,8 @@ class PlanMemory {
 
   void add(const LayerShape& layer, const HeadSettings<E>& settings) {
     const auto same = std::ranges::find_if(kinds_, [&](const Kind& known) {
-      return known.context.head_dim == layer.head_dim &&
-             known.context.value_dim == layer.value_dim && *known.settings == settings;
+      return known.context.head_dim == layer.head_dim && known.context.value_dim == layer.value_dim &&
+             *known.settings == settings;
     });
     of_head_.push_back(static_cast<std::size_t>(same - kinds_.begin()));
     if (same != kinds_.end()) return;
@@ -124,8 +121,7 @@ class PlanMemory {
       if (kept == 0) continue;
       estimate.queries = saturating_sum(
           estimate.queries,
-          saturating_product((kept + options_.tail_rows()) * layer.head_dim * sizeof(E),
-                             layer.q_heads));
+          saturating_product((kept + options_.tail_rows()) * layer.head_dim * sizeof(E), layer.q_heads));
     }
     return estimate;
   }
@@ -139,10 +135,8 @@ class PlanMemory {
     const std::size_t before = after - (tokens > options_.max_rollback ? 1 : 0);
     std::vector<Held> held;
     for (const auto& [settings, context] : kinds_) {
-      Held one{settings->bytes_compressed(context, before), 0,
-               settings->bytes_compressed(context, after)};
-      one.during = after > before ? settings->bytes_of_step(context, after)
-                                  : std::max(one.before, one.after);
+      Held one{settings->bytes_compressed(context, before), 0, settings->bytes_compressed(context, after)};
+      one.during = after > before ? settings->bytes_of_step(context, after) : std::max(one.before, one.after);
       held.push_back(one);
     }
     std::size_t now = 0;  // layers before the current one have the token, those after it do not

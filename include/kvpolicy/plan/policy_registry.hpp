@@ -42,8 +42,7 @@ class PolicyRegistry {
   /// The settings of the policy with these names, filled in by `fill`; nothing if no policy has these
   /// names.
   /// @throws what `fill` throws
-  [[nodiscard]] std::optional<HeadSettings<E>> read(const PolicyNames& names,
-                                                    FieldVisitor& fill) const {
+  [[nodiscard]] std::optional<HeadSettings<E>> read(const PolicyNames& names, FieldVisitor& fill) const {
     for (const Entry& entry : entries_) {
       if (entry.names == names) return entry.read(fill);
     }

@@ -26,9 +26,9 @@ namespace kvpolicy {
 /// Settings of `pyramid_budgets`: how many rows there are, and how steeply budgets fall from layer to
 /// layer.
 struct PyramidBudgetConfig {
-  std::size_t capacity = 128;  ///< Rows per head on average, observation window included.
-  std::size_t observation_window = 8;      ///< Latest rows that every head keeps; at most `capacity`.
-  double beta = 20.0;          ///< The last layer keeps b / beta rows: 1 makes all layers equal.
+  std::size_t capacity = 128;          ///< Rows per head on average, observation window included.
+  std::size_t observation_window = 8;  ///< Latest rows that every head keeps; at most `capacity`.
+  double beta = 20.0;                  ///< The last layer keeps b / beta rows: 1 makes all layers equal.
   /// Tokens of the prompt; 0: unknown. A short prompt has fewer rows than the first layer's budget. As in
   /// the published code, the line is then flatter and begins at the length of the prompt.
   std::size_t tokens = 0;

@@ -32,8 +32,8 @@ namespace detail {
 inline void check_order(const HeadOrder& order) {
   std::vector<bool> met(order.size(), false);
   for (const std::size_t head : order) {
-    require(head < order.size(), "HeadOrder: has head ", head, ", must have 0 to ",
-            order.size() - 1, ", each once");
+    require(head < order.size(), "HeadOrder: has head ", head, ", must have 0 to ", order.size() - 1,
+            ", each once");
     require(!met[head], "HeadOrder: has head ", head, " twice, must have 0 to ", order.size() - 1,
             ", each once");
     met[head] = true;
@@ -79,13 +79,12 @@ inline void check_order(const HeadOrder& order) {
 /// @throws ConfigError for an order that is no permutation, ShapeError for a weight of another
 /// size.
 template <class T>
-void reorder_rows(std::span<T> weight, const HeadOrder& order, std::size_t head_dim,
-                  std::size_t columns) {
+void reorder_rows(std::span<T> weight, const HeadOrder& order, std::size_t head_dim, std::size_t columns) {
   detail::check_order(order);
   const std::size_t block = head_dim * columns;
-  require<ShapeError>(weight.size() == order.size() * block, "reorder_rows: the weight has ",
-                      weight.size(), " numbers, must have ", order.size(), " heads x ", head_dim,
-                      " rows x ", columns, " columns");
+  require<ShapeError>(weight.size() == order.size() * block, "reorder_rows: the weight has ", weight.size(),
+                      " numbers, must have ", order.size(), " heads x ", head_dim, " rows x ", columns,
+                      " columns");
   const std::vector<T> old(weight.begin(), weight.end());
   for (std::size_t place = 0; place < order.size(); ++place) {
     std::ranges::copy(std::span{old}.subspan(order[place] * block, block),
@@ -98,13 +97,12 @@ void reorder_rows(std::span<T> weight, const HeadOrder& order, std::size_t head_
 /// @throws ConfigError for an order that is no permutation, ShapeError for a weight of another
 /// size.
 template <class T>
-void reorder_columns(std::span<T> weight, const HeadOrder& order, std::size_t head_dim,
-                     std::size_t rows) {
+void reorder_columns(std::span<T> weight, const HeadOrder& order, std::size_t head_dim, std::size_t rows) {
   detail::check_order(order);
   const std::size_t columns = order.size() * head_dim;
-  require<ShapeError>(weight.size() == rows * columns, "reorder_columns: the weight has ",
-                      weight.size(), " numbers, must have ", rows, " rows x ", order.size(),
-                      " heads x ", head_dim, " columns");
+  require<ShapeError>(weight.size() == rows * columns, "reorder_columns: the weight has ", weight.size(),
+                      " numbers, must have ", rows, " rows x ", order.size(), " heads x ", head_dim,
+                      " columns");
   // Each row is moved like a weight of one column.
   for (std::size_t row = 0; row < rows; ++row) {
     reorder_rows(weight.subspan(row * columns, columns), order, head_dim, 1);
@@ -116,8 +114,8 @@ void reorder_columns(std::span<T> weight, const HeadOrder& order, std::size_t he
 template <class... T>
 [[nodiscard]] auto reordered(const HeadPlan<T...>& plan, const std::vector<HeadOrder>& orders) {
   const ModelShape& shape = plan.shape();
-  require(orders.size() == shape.layers, "reordered: ", orders.size(), " orders, the plan has ",
-          shape.layers, " layers");
+  require(orders.size() == shape.layers, "reordered: ", orders.size(), " orders, the plan has ", shape.layers,
+          " layers");
   HeadPlan<typename HeadPlan<T...>::element_type> moved = plan;
   for (std::size_t layer = 0; layer < shape.layers; ++layer) {
     const std::size_t heads = shape.layer(layer).kv_heads;

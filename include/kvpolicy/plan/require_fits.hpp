@@ -17,10 +17,9 @@ namespace kvpolicy {
   const LayerShape first = shape.layer(0);
   for (std::size_t l = 1; l < shape.per_layer.size(); ++l) {
     const LayerShape own = shape.layer(l);
-    require(own.q_heads == first.q_heads && own.kv_heads == first.kv_heads, what, ": layer ", l,
-            " has ", own.q_heads, " query heads and ", own.kv_heads, " KV heads, layer 0 has ",
-            first.q_heads, " and ", first.kv_heads,
-            "; a model whose layers differ in that has no table of heads, set each head");
+    require(own.q_heads == first.q_heads && own.kv_heads == first.kv_heads, what, ": layer ", l, " has ",
+            own.q_heads, " query heads and ", own.kv_heads, " KV heads, layer 0 has ", first.q_heads, " and ",
+            first.kv_heads, "; a model whose layers differ in that has no table of heads, set each head");
   }
   return first;
 }
@@ -32,9 +31,9 @@ namespace detail {
 template <class T>
 void require_fits(const HeadTable<T>& table, const ModelShape& shape, const char* what) {
   const std::size_t kv_heads = same_heads(shape, what).kv_heads;
-  require(table.layers() == shape.layers && table.heads() == kv_heads, what, ": a table of ",
-          table.layers(), " layers x ", table.heads(), " heads does not fit a model of ",
-          shape.layers, " layers x ", kv_heads, " KV heads");
+  require(table.layers() == shape.layers && table.heads() == kv_heads, what, ": a table of ", table.layers(),
+          " layers x ", table.heads(), " heads does not fit a model of ", shape.layers, " layers x ",
+          kv_heads, " KV heads");
 }
 
 }  // namespace detail

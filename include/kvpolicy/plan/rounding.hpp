@@ -26,8 +26,7 @@ namespace kvpolicy {
 /// Whole numbers near `parts` that sum to exactly `total`. Each part is rounded down, then those with the
 /// largest remainders are rounded up; a tie is spread evenly (plan/highest.hpp). The parts sum to about
 /// `total` and, but for rounding errors, are not negative.
-[[nodiscard]] inline std::vector<std::size_t> round_to_sum(std::span<const double> parts,
-                                                           std::size_t total) {
+[[nodiscard]] inline std::vector<std::size_t> round_to_sum(std::span<const double> parts, std::size_t total) {
   std::vector<std::size_t> whole(parts.size());
   if (parts.empty()) return whole;
   std::vector<double> remainders(parts.size());

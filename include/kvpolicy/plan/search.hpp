@@ -78,9 +78,8 @@ struct Offer {
 /// One head's offers in ascending bytes, without those that another offer beats in both bytes and damage.
 [[nodiscard]] inline std::vector<Offer> worthwhile(std::vector<Offer> offers) {
   // If two are equal in both, the first choice stays.
-  std::ranges::sort(offers, {}, [](const Offer& offer) {
-    return std::tuple{offer.bytes, offer.damage, offer.choice};
-  });
+  std::ranges::sort(offers, {},
+                    [](const Offer& offer) { return std::tuple{offer.bytes, offer.damage, offer.choice}; });
   std::vector<Offer> kept;
   for (const Offer& offer : offers) {
     if (kept.empty() || offer.damage < kept.back().damage) kept.push_back(offer);
@@ -172,9 +171,8 @@ struct Offer {
 /// the shape, a config does not work, or `bytes` are fewer than the smallest plan takes; CapacityError for
 /// a context beyond `max_text_tokens`
 template <Element E>
-[[nodiscard]] FoundPlan<E> search_plan(const ModelShape& shape,
-                                          std::span<const HeadChoice<E>> choices,
-                                          const SearchConfig& config) {
+[[nodiscard]] FoundPlan<E> search_plan(const ModelShape& shape, std::span<const HeadChoice<E>> choices,
+                                       const SearchConfig& config) {
   const std::size_t bytes = config.bytes, context = config.context;
   const CacheOptions& options = config.options;
   require(!choices.empty(), "search_plan: there are no choices");
@@ -192,8 +190,8 @@ template <Element E>
   for (const HeadChoice<E>& choice : choices) {
     detail::require_fits(choice.damage, shape, "search_plan");
     for (const double damage : choice.damage.values()) {
-      require(damage >= 0.0 && std::isfinite(damage), "search_plan: a damage of choice ", size.size(),
-              " is ", damage, ", must be 0 or positive and finite");
+      require(damage >= 0.0 && std::isfinite(damage), "search_plan: a damage of choice ", size.size(), " is ",
+              damage, ", must be 0 or positive and finite");
     }
     size.push_back(HeadPlan<E>{one_head, choice.settings}.memory(context, options, true).heads);
   }
@@ -202,8 +200,7 @@ template <Element E>
                            const std::vector<std::size_t>& indices) {
     HeadPlan<E> plan{shape, choices.front().settings};
     for (std::size_t i = 0; i < indices.size(); ++i) {
-      plan.set(i / layer.kv_heads, i % layer.kv_heads,
-               choices[heads[i][indices[i]].choice].settings);
+      plan.set(i / layer.kv_heads, i % layer.kv_heads, choices[heads[i][indices[i]].choice].settings);
     }
     return plan;
   };
@@ -214,8 +211,7 @@ template <Element E>
     MemoryEstimate fixed = HeadPlan<E>{shape, choices.front().settings}.memory(0, options, true);
     std::size_t queries = 0;
     for (std::size_t c = 0; c < choices.size(); ++c) {
-      const std::size_t own =
-          HeadPlan<E>{shape, choices[c].settings}.memory(0, options, true).queries;
+      const std::size_t own = HeadPlan<E>{shape, choices[c].settings}.memory(0, options, true).queries;
       if (own > 0 && !with_queries) continue;
       queries = std::max(queries, own);
       for (std::size_t i = 0; i < heads.size(); ++i) {
@@ -235,8 +231,7 @@ template <Element E>
   };
 
   std::optional<FoundPlan<E>> best = search(false);
-  if (std::optional<FoundPlan<E>> other = search(true);
-      other && (!best || other->damage < best->damage)) {
+  if (std::optional<FoundPlan<E>> other = search(true); other && (!best || other->damage < best->damage)) {
     best = std::move(other);
   }
   if (!best) {

@@ -34,17 +34,17 @@ namespace kvpolicy {
 
 /// Settings that the choices of a menu have in common.
 struct SearchMenuConfig {
-  std::size_t sinks = 16;      ///< Sinks of every window.
-  std::size_t min_rows = 32;   ///< Rows of the smallest window and budget, always-kept rows included.
-  std::size_t group = 32;      ///< Channels that share a scale; divides head_dim.
-  std::size_t residual = 32;   ///< Exact latest rows of heads that keep every row quantised.
+  std::size_t sinks = 16;     ///< Sinks of every window.
+  std::size_t min_rows = 32;  ///< Rows of the smallest window and budget, always-kept rows included.
+  std::size_t group = 32;     ///< Channels that share a scale; divides head_dim.
+  std::size_t residual = 32;  ///< Exact latest rows of heads that keep every row quantised.
   SnapKvScorer::Config scorer = {};
 
   void validate() const {
     SnapKvScorer::validate(scorer);
     require(min_rows > sinks && min_rows > scorer.observation_window, "SearchMenuConfig: min_rows is ",
-            min_rows, ", must be more than sinks = ", sinks, " and the scorer's window = ",
-            scorer.observation_window);
+            min_rows, ", must be more than sinks = ", sinks,
+            " and the scorer's window = ", scorer.observation_window);
   }
 };
 
@@ -52,8 +52,7 @@ struct SearchMenuConfig {
 /// divided by the largest mean.
 /// @throws ConfigError as `group_scores`, or if all are zero
 [[nodiscard]] inline HeadGates importance_of(const HeadScores& scores, const ModelShape& shape) {
-  HeadGates importance =
-      group_scores(detail::checked_scores(scores, shape), shape.layer(0).kv_heads);
+  HeadGates importance = group_scores(detail::checked_scores(scores, shape), shape.layer(0).kv_heads);
   const double most = std::ranges::max(importance.values());
   require(most > 0.0, "importance_of: all scores are zero");
   for (double& one : importance.values()) one /= most;
@@ -88,8 +87,8 @@ class Menu {
       const std::size_t budget = rows - config_.scorer.observation_window;
       add<SinkRecentCache<Dense>>({.sinks = config_.sinks, .recent = recent}, lost, exact);
       add<HeadBudgetCache<Dense>>({.budget = budget, .scorer = config_.scorer}, lost / 4, exact);
-      add<HeadBudgetCache<Codes>>(
-          {.budget = budget, .scorer = config_.scorer, .storage = codes(4, 0)}, lost / 4, 4);
+      add<HeadBudgetCache<Codes>>({.budget = budget, .scorer = config_.scorer, .storage = codes(4, 0)},
+                                  lost / 4, 4);
     }
     return std::move(choices_);
   }
@@ -99,10 +98,7 @@ class Menu {
   static constexpr std::size_t key_rows = 32;  // rows of a channel that share a scale, as in KIVI
 
   [[nodiscard]] ResidualConfig codes(std::size_t bits, std::size_t residual) const {
-    return {.bits = bits,
-            .key_group = config_.group,
-            .value_group = config_.group,
-            .residual = residual};
+    return {.bits = bits, .key_group = config_.group, .value_group = config_.group, .residual = residual};
   }
 
   template <class P>
@@ -135,9 +131,9 @@ class Menu {
 /// not work; CapacityError for a context beyond `max_text_tokens`
 template <Element E>
 [[nodiscard]] std::vector<HeadChoice<E>> choices_by_importance(const ModelShape& shape,
-                                                          const HeadGates& importance,
-                                                          std::size_t context,
-                                                          const SearchMenuConfig& config = {}) {
+                                                               const HeadGates& importance,
+                                                               std::size_t context,
+                                                               const SearchMenuConfig& config = {}) {
   config.validate();
   check_text_tokens("choices_by_importance", context);
   check_gates(importance);

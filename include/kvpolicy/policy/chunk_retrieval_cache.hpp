@@ -41,8 +41,8 @@ class ChunkRetrievalCache {
   /// How large a chunk is, how much is read, and when that is chosen again.
   struct Config {
     using policy_type = ChunkRetrievalCache;  ///< Whose settings these are.
-    std::size_t chunk = 8;      ///< Rows chosen together; a multiple of a quantised key group.
-    std::size_t budget = 4096;  ///< Rows chosen, chunk 0 included; a multiple of `chunk`.
+    std::size_t chunk = 8;                    ///< Rows chosen together; a multiple of a quantised key group.
+    std::size_t budget = 4096;                ///< Rows chosen, chunk 0 included; a multiple of `chunk`.
     /// A selection is chosen again once this many rows were committed after it; 0: only when asked.
     std::size_t refresh_every = 0;
     typename Storage::Config storage = {};
@@ -68,8 +68,8 @@ class ChunkRetrievalCache {
 
   static void validate(const Config& config, const StorageContext& context) {
     constexpr std::size_t most = std::size_t{1} << 20;
-    require(config.chunk >= 1 && config.chunk <= most, "ChunkRetrievalCache: chunk is ",
-            config.chunk, ", must be 1 to ", most);
+    require(config.chunk >= 1 && config.chunk <= most, "ChunkRetrievalCache: chunk is ", config.chunk,
+            ", must be 1 to ", most);
     require(config.budget >= config.chunk && config.budget % config.chunk == 0,
             "ChunkRetrievalCache: budget is ", config.budget,
             ", must be a positive multiple of chunk = ", config.chunk);
@@ -210,20 +210,18 @@ class ChunkRetrievalCache {
     return storage_.shared_bytes() + summaries_.shared_bytes();
   }
 
-  [[nodiscard]] static std::size_t bytes_of_tokens(const Config& config,
-                                                   const StorageContext& context,
+  [[nodiscard]] static std::size_t bytes_of_tokens(const Config& config, const StorageContext& context,
                                                    std::size_t tokens) {
     return Storage::bytes_of_rows(config.storage, context, 0, tokens) +
            bytes_of_summaries(config, context, tokens);
   }
-  [[nodiscard]] static std::size_t bytes_of_step(const Config& config,
-                                                 const StorageContext& context,
+  [[nodiscard]] static std::size_t bytes_of_step(const Config& config, const StorageContext& context,
                                                  std::size_t tokens) {
     return Storage::bytes_of_step(config.storage, context, unlimited_rows, tokens) +
            bytes_of_summaries(config, context, tokens);
   }
   [[nodiscard]] static std::size_t max_bytes(const Config& config, const StorageContext& context,
-                                              std::size_t tokens) {
+                                             std::size_t tokens) {
     return Storage::max_bytes(config.storage, context, unlimited_rows, tokens) +
            bytes_of_summaries(config, context, tokens);
   }
@@ -231,8 +229,7 @@ class ChunkRetrievalCache {
   template <class Archive>
   void serialize(Archive& archive) {
     archive(storage_, summaries_, choices_);
-    archive.check(storage_.begin() == 0 && storage_.end() == archive.rows(), "all ", archive.rows(),
-                  " rows");
+    archive.check(storage_.begin() == 0 && storage_.end() == archive.rows(), "all ", archive.rows(), " rows");
     const ChunkRule<std::size_t> rule = chunk_rule(*config_);
     summaries_.check(archive, rule.closed(archive.rows()));
     choices_.check(archive, rule, storage_.end());
@@ -245,8 +242,7 @@ class ChunkRetrievalCache {
     return {config.chunk, config.budget / config.chunk, config.refresh_every};
   }
 
-  [[nodiscard]] static std::size_t bytes_of_summaries(const Config& config,
-                                                      const StorageContext& context,
+  [[nodiscard]] static std::size_t bytes_of_summaries(const Config& config, const StorageContext& context,
                                                       std::size_t tokens) {
     return Summaries::bytes_of_chunks(context, chunk_rule(config).closed(tokens));
   }

@@ -24,10 +24,10 @@ namespace kvpolicy::detail {
 
 /// What one query chose.
 struct ChunkSelection {
-  std::vector<RowRun> runs;   // of rows, ascending, not touching
-  std::size_t chunks_end;     // rows from here on are read on top
-  std::size_t rows;           // committed when it was chosen
-  std::size_t tokens;         // the text with the query that chose
+  std::vector<RowRun> runs;  // of rows, ascending, not touching
+  std::size_t chunks_end;    // rows from here on are read on top
+  std::size_t rows;          // committed when it was chosen
+  std::size_t tokens;        // the text with the query that chose
 
   template <class Archive>
   void serialize(Archive& archive) {
@@ -225,7 +225,7 @@ class ChunkChoices {
   struct State {
     std::vector<ChunkSelection> kept;
     std::optional<ChunkSelection> pending;
-    std::vector<RowRun> spare_runs;  // of a choice that is gone, for the next
+    std::vector<RowRun> spare_runs;               // of a choice that is gone, for the next
     std::vector<std::vector<RowRun>> shown_runs;  // what the last `limit` points to
   };
   mutable Boxed<State> state_;  // its `shown_runs` change when rows are shown

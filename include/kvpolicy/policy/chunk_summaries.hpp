@@ -97,12 +97,10 @@ class ChunkSummaries {
   /// Bookkeeping besides the object itself.
   [[nodiscard]] std::size_t overhead_bytes() const {
     const std::size_t open = sizeof(Summary) + Summary::vectors * head_dim() * sizeof(float);
-    return planes_.capacity() * sizeof(PlaneStore) + sum(&PlaneStore::overhead_bytes) +
-           (open_ ? open : 0);
+    return planes_.capacity() * sizeof(PlaneStore) + sum(&PlaneStore::overhead_bytes) + (open_ ? open : 0);
   }
   /// What `bytes()` is for so many full chunks.
-  [[nodiscard]] static std::size_t bytes_of_chunks(const StorageContext& context,
-                                                   std::size_t chunks) {
+  [[nodiscard]] static std::size_t bytes_of_chunks(const StorageContext& context, std::size_t chunks) {
     return Summary::vectors * PlaneStore::bytes_of_rows(format(), context, 0, chunks);
   }
 

@@ -26,14 +26,13 @@ namespace kvpolicy {
 /// vectors whose dot products with the summaries sum to the chunk's score.
 template <class S>
 concept ChunkSummary = std::copyable<S> && requires(S summary, const S& seen, std::size_t n,
-                                                    std::span<const float> in,
-                                                    std::span<float> out) {
+                                                    std::span<const float> in, std::span<float> out) {
   { S::vectors } -> std::convertible_to<std::size_t>;
-  S{n};                              // (head_dim)
-  summary.add(in);                   // one more key [head_dim], rounded as it is kept
-  seen.finish(n, out);               // (which vector, [head_dim])
+  S{n};                 // (head_dim)
+  summary.add(in);      // one more key [head_dim], rounded as it is kept
+  seen.finish(n, out);  // (which vector, [head_dim])
   summary.clear();
-  S::split(n, in, out);              // (which vector, query [head_dim], added to [head_dim])
+  S::split(n, in, out);  // (which vector, query [head_dim], added to [head_dim])
 };
 
 /// TriForce's summary: the mean of a chunk's keys.
@@ -75,7 +74,8 @@ class MinMaxKey {
   static constexpr std::string_view name = "minmax";
   static constexpr std::size_t vectors = 2;  // smallest, largest
 
-  explicit MinMaxKey(std::size_t head_dim) : bounds_{std::vector<float>(head_dim), std::vector<float>(head_dim)} {
+  explicit MinMaxKey(std::size_t head_dim)
+      : bounds_{std::vector<float>(head_dim), std::vector<float>(head_dim)} {
     clear();
   }
 

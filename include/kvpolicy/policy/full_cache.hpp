@@ -31,8 +31,7 @@ class FullCache {
   static constexpr std::string_view name = "full";
 
   /// @throws ConfigError if the storage's config does not fit.
-  FullCache(const Config& config, const StorageContext& context)
-      : storage_{config.storage, context} {}
+  FullCache(const Config& config, const StorageContext& context) : storage_{config.storage, context} {}
 
   static void validate(const Config& config, const StorageContext& context) {
     Storage::validate(config.storage, context);
@@ -70,26 +69,23 @@ class FullCache {
   [[nodiscard]] std::size_t shared_bytes() const { return storage_.shared_bytes(); }
   [[nodiscard]] std::size_t overhead_bytes() const { return overhead_of(storage_); }
 
-  [[nodiscard]] static std::size_t bytes_of_tokens(const Config& config,
-                                                   const StorageContext& context,
+  [[nodiscard]] static std::size_t bytes_of_tokens(const Config& config, const StorageContext& context,
                                                    std::size_t tokens) {
     return Storage::bytes_of_rows(config.storage, context, 0, tokens);
   }
-  [[nodiscard]] static std::size_t bytes_of_step(const Config& config,
-                                                 const StorageContext& context,
+  [[nodiscard]] static std::size_t bytes_of_step(const Config& config, const StorageContext& context,
                                                  std::size_t tokens) {
     return Storage::bytes_of_step(config.storage, context, unlimited_rows, tokens);
   }
   [[nodiscard]] static std::size_t max_bytes(const Config& config, const StorageContext& context,
-                                              std::size_t tokens) {
+                                             std::size_t tokens) {
     return Storage::max_bytes(config.storage, context, unlimited_rows, tokens);
   }
 
   template <class Archive>
   void serialize(Archive& archive) {
     archive(storage_);
-    archive.check(storage_.begin() == 0 && storage_.end() == archive.rows(), "all ", archive.rows(),
-                  " rows");
+    archive.check(storage_.begin() == 0 && storage_.end() == archive.rows(), "all ", archive.rows(), " rows");
   }
 
  private:

@@ -93,8 +93,7 @@ class Head {
   // ---- heads that select (SelectingPolicy)
 
   [[nodiscard]] virtual bool selection_is_stale() const = 0;
-  virtual void prepare_refresh(std::span<const float> queries, ChunkScorer& scorer,
-                               std::size_t tokens) = 0;
+  virtual void prepare_refresh(std::span<const float> queries, ChunkScorer& scorer, std::size_t tokens) = 0;
   virtual void end_refresh(bool keep) noexcept = 0;
   virtual void undo_refresh(std::size_t tokens) noexcept = 0;
   virtual void forget_selection() noexcept = 0;
@@ -104,8 +103,7 @@ class Head {
   [[nodiscard]] virtual std::size_t observed_queries() const = 0;
   [[nodiscard]] virtual bool wants_compress() const = 0;
   [[nodiscard]] virtual bool is_compressible(std::size_t more) const = 0;
-  virtual void prepare_compress(std::span<const float> sums, std::size_t group,
-                                std::size_t queries) = 0;
+  virtual void prepare_compress(std::span<const float> sums, std::size_t group, std::size_t queries) = 0;
   virtual void end_compress(bool keep) noexcept = 0;
   virtual void accumulate(std::span<const float> sums, std::size_t group) noexcept = 0;
   [[nodiscard]] virtual std::span<const double> accumulated() const = 0;

@@ -48,7 +48,7 @@ class HeadBudgetCache {
   /// How many rows survive, and when the others go.
   struct Config {
     using policy_type = HeadBudgetCache;  ///< Whose settings these are.
-    std::size_t budget = 120;  ///< Rows kept by rank, besides those that the scorer always keeps.
+    std::size_t budget = 120;             ///< Rows kept by rank, besides those that the scorer always keeps.
     /// A text of fewer rows stays whole, however small the budget. The published code asks whether
     /// the prompt is shorter than the average capacity of all heads; 0 asks each head for its own
     /// alone.
@@ -86,7 +86,8 @@ class HeadBudgetCache {
   HeadBudgetCache(const Config& config, const StorageContext& context)
       : HeadBudgetCache{SharedConfig{config}, context} {}
   HeadBudgetCache(const SharedConfig<Config>& config, const StorageContext& context)
-      : config_{config}, head_dim_{static_cast<std::uint32_t>(context.head_dim)},
+      : config_{config},
+        head_dim_{static_cast<std::uint32_t>(context.head_dim)},
         storage_{config->storage, context} {
     validate(*config, context);
     defer_quantization(storage_, true);  // survivors first, then bits
@@ -94,12 +95,11 @@ class HeadBudgetCache {
 
   static void validate(const Config& config, const StorageContext& context) {
     constexpr std::size_t most = std::size_t{1} << 40;
-    require(config.budget <= most, "HeadBudgetCache: budget is ", config.budget,
+    require(config.budget <= most, "HeadBudgetCache: budget is ", config.budget, ", must be at most 2^40");
+    require(config.compress_from <= most, "HeadBudgetCache: compress_from is ", config.compress_from,
             ", must be at most 2^40");
-    require(config.compress_from <= most, "HeadBudgetCache: compress_from is ",
-            config.compress_from, ", must be at most 2^40");
-    require(config.compress_every <= most, "HeadBudgetCache: compress_every is ",
-            config.compress_every, ", must be at most 2^40; 0 is never");
+    require(config.compress_every <= most, "HeadBudgetCache: compress_every is ", config.compress_every,
+            ", must be at most 2^40; 0 is never");
     // Written so that NaN fails.
     require(config.safeguard >= 0.0 && config.safeguard <= 1.0, "HeadBudgetCache: safeguard is ",
             config.safeguard, ", must be 0 to 1");
@@ -149,8 +149,7 @@ class HeadBudgetCache {
   }
 
   void segments(const ReadRequest&, SegmentList& out) const {
-    storage_.show(0, storage_.end(),
-                  {.positions = evicted_ ? positions_.data() : nullptr}, out);
+    storage_.show(0, storage_.end(), {.positions = evicted_ ? positions_.data() : nullptr}, out);
   }
 
   /// Latest queries whose attention decides; the cache keeps them. 0: no query is asked.
@@ -160,21 +159,15 @@ class HeadBudgetCache {
   }
   [[nodiscard]] std::size_t observed_queries() const { return observed_queries(*config_); }
   /// Rows that stay when a longer text is compressed, where heads do not share.
-  [[nodiscard]] static std::size_t capacity(const Config& config) {
-    return budget_rule(config).capacity();
-  }
+  [[nodiscard]] static std::size_t capacity(const Config& config) { return budget_rule(config).capacity(); }
   /// Whether compressing would evict anything, once `more` rows were committed; of heads that share
   /// one may lose rows because another one would.
   [[nodiscard]] bool is_compressible(std::size_t more = 0) const {
     return budget_rule(*config_).drops_rows(alone_ + more, tokens(more));
   }
   /// Whether the config asks for a compression now.
-  [[nodiscard]] bool wants_compress() const {
-    return budget_rule(*config_).is_due(alone_, tokens(), told_);
-  }
-  [[nodiscard]] static bool compresses_by_itself(const Config& config) {
-    return config.compress_every > 0;
-  }
+  [[nodiscard]] bool wants_compress() const { return budget_rule(*config_).is_due(alone_, tokens(), told_); }
+  [[nodiscard]] static bool compresses_by_itself(const Config& config) { return config.compress_every > 0; }
   [[nodiscard]] bool is_adaptive_in_layer() const { return config_->adaptive_in_layer; }
 
   /// Adds what the queries of a call paid, once its rows are committed: `sums` [group, rows()], each
@@ -246,7 +239,8 @@ class HeadBudgetCache {
 
   /// What a copy of the head elsewhere has to know besides the rows.
   void add_to(HeadContents& contents) const {
-    if constexpr (requires { storage_.is_quantization_deferred(); }) contents.quantization_deferred = storage_.is_quantization_deferred();
+    if constexpr (requires { storage_.is_quantization_deferred(); })
+      contents.quantization_deferred = storage_.is_quantization_deferred();
     contents.told_to_compress = told_;
     contents.unshared_rows = alone_;
     contents.accumulated = sums_;
@@ -280,19 +274,16 @@ class HeadBudgetCache {
   /// A bound where a text is compressed: the rows that survive, and `compress_every` on top. A head
   /// that compresses only when told to may hold the whole text: that is what this counts then. Heads
   /// that share count as if they did not: as many rows, but for parts of pages.
-  [[nodiscard]] static std::size_t bytes_of_tokens(const Config& config,
-                                                   const StorageContext& context,
+  [[nodiscard]] static std::size_t bytes_of_tokens(const Config& config, const StorageContext& context,
                                                    std::size_t tokens) {
     const std::size_t rows =
         config.compress_every == 0 || config.after_first_compress
             ? tokens
-            : std::min(tokens,
-                       std::max(capacity(config) + config.compress_every, config.compress_from));
+            : std::min(tokens, std::max(capacity(config) + config.compress_every, config.compress_from));
     return exact_bytes(config, context, rows);
   }
   /// Right after a compression of a text of `tokens`.
-  [[nodiscard]] static std::size_t bytes_compressed(const Config& config,
-                                                    const StorageContext& context,
+  [[nodiscard]] static std::size_t bytes_compressed(const Config& config, const StorageContext& context,
                                                     std::size_t tokens) {
     const std::size_t kept = capacity(config);
     if (tokens <= most_whole(config)) return exact_bytes(config, context, tokens);
@@ -309,17 +300,15 @@ class HeadBudgetCache {
   void serialize(Archive& archive) {
     archive(storage_, evicted_, told_, alone_, positions_, sums_);
     const std::size_t rows = storage_.end();
-    archive.check(storage_.begin() == 0 && (evicted_ || rows == archive.rows()), "all ",
-                  archive.rows(), " rows of a head that dropped none");
+    archive.check(storage_.begin() == 0 && (evicted_ || rows == archive.rows()), "all ", archive.rows(),
+                  " rows of a head that dropped none");
     archive.check(alone_ <= archive.rows() && (config_->adaptive_in_layer || alone_ == rows), rows,
                   " rows that count, not ", alone_);
     archive.check(sums_.size() == (accumulates ? rows : 0), "a sum for each row that needs one");
     archive.check(positions_.size() == (evicted_ ? rows : 0) &&
-                      std::ranges::adjacent_find(positions_, std::greater_equal{}) ==
-                          positions_.end() &&
-                      (positions_.empty() ||
-                       (positions_.front() >= 0 &&
-                        positions_.back() < static_cast<std::int64_t>(archive.rows()))),
+                      std::ranges::adjacent_find(positions_, std::greater_equal{}) == positions_.end() &&
+                      (positions_.empty() || (positions_.front() >= 0 &&
+                                              positions_.back() < static_cast<std::int64_t>(archive.rows()))),
                   "a position for each row, ascending and below ", archive.rows());
   }
 
@@ -334,12 +323,11 @@ class HeadBudgetCache {
 
   // The longest text that a compression leaves whole.
   [[nodiscard]] static std::size_t most_whole(const Config& config) {
-    return std::max(capacity(config),
-                    config.compress_from - std::min<std::size_t>(config.compress_from, 1));
+    return std::max(capacity(config), config.compress_from - std::min<std::size_t>(config.compress_from, 1));
   }
   [[nodiscard]] static BudgetRule<std::size_t> budget_rule(const Config& config) {
-    return {config.budget, Scorer::kept_rows(config.scorer), config.compress_from,
-            config.compress_every, config.after_first_compress};
+    return {config.budget, Scorer::kept_rows(config.scorer), config.compress_from, config.compress_every,
+            config.after_first_compress};
   }
   // Tokens of the text, with `more` rows. While no row is gone all are here, and where one is, the
   // text was long enough.
@@ -366,9 +354,7 @@ class HeadBudgetCache {
   }
 
   // Rows that are ranked: all but the latest that the scorer always keeps.
-  [[nodiscard]] std::size_t candidates() const {
-    return budget_rule(*config_).candidates(storage_.end());
-  }
+  [[nodiscard]] std::size_t candidates() const { return budget_rule(*config_).candidates(storage_.end()); }
 
   // Of the candidates; the higher rank survives. Rows that score the same beside a row that was
   // looked at (max pooling makes plateaus) go by the attention that they got themselves.
@@ -411,8 +397,8 @@ class HeadBudgetCache {
 
   SharedConfig<Config> config_;
   std::uint32_t head_dim_;
-  bool evicted_ = false;                 // whether rows are gone, even all of them
-  bool told_ = false;                    // whether it was ever compressed
+  bool evicted_ = false;  // whether rows are gone, even all of them
+  bool told_ = false;     // whether it was ever compressed
   Storage storage_;
   std::vector<std::int64_t> positions_;  // of each row, once rows were evicted
   std::vector<double> sums_;             // of each row, where the scorer adds up

@@ -22,12 +22,12 @@ struct ChosenChunks {
 /// The committed rows of one head and what the head knows of them. Planes point into memory of whoever
 /// filled this in, and stay valid until that changes.
 struct HeadContents {
-  std::size_t committed = 0;           ///< rows that the head was given, kept or not
-  SegmentList rows = {};               ///< rows that it keeps, in the order of the text, as they are stored
-  bool quantization_deferred = false;  ///< rows stay exact until the first compression
-  bool told_to_compress = false;       ///< ever
-  std::size_t unshared_rows = 0;       ///< that it would keep if it shared no budget with other heads
-  std::vector<double> accumulated = {};    ///< attention that each row got so far, where the head adds it up
+  std::size_t committed = 0;             ///< rows that the head was given, kept or not
+  SegmentList rows = {};                 ///< rows that it keeps, in the order of the text, as they are stored
+  bool quantization_deferred = false;    ///< rows stay exact until the first compression
+  bool told_to_compress = false;         ///< ever
+  std::size_t unshared_rows = 0;         ///< that it would keep if it shared no budget with other heads
+  std::vector<double> accumulated = {};  ///< attention that each row got so far, where the head adds it up
   /// Of the full chunks, one plane for each vector of a summary. The chunk that is not full is summarised
   /// again from its keys.
   std::vector<Plane> summaries = {};

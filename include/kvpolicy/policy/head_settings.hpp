@@ -162,7 +162,8 @@ class PolicySettings final : public AnySettings {
     if constexpr (Traits::has_rule) {
       return P::rule(config_, head_dim);
     } else {
-      fail<ConfigError>(Traits::names().policy, " does not state its rule; give it static HeadRule "
+      fail<ConfigError>(Traits::names().policy,
+                        " does not state its rule; give it static HeadRule "
                         "rule(const Config&, std::size_t head_dim)");
     }
   }
@@ -255,8 +256,7 @@ class HeadSettings {
   }
   /// Of `bytes_of_tokens`, bytes in slow memory right after a choice, or without one; of rows that came
   /// since, none are there yet.
-  [[nodiscard]] std::size_t slow_bytes_of_tokens(const StorageContext& context,
-                                                 std::size_t tokens) const {
+  [[nodiscard]] std::size_t slow_bytes_of_tokens(const StorageContext& context, std::size_t tokens) const {
     return own_->bytes(detail::MemoryOf::slow_memory, context, tokens);
   }
   [[nodiscard]] bool predicts_memory() const { return own_->facts().predicts_memory; }

@@ -36,8 +36,7 @@ struct KeyNormScorer {
 
   static void validate(const Config& config) {
     constexpr std::size_t most = std::size_t{1} << 40;
-    require(config.recent <= most, "KeyNormScorer: recent is ", config.recent,
-            ", must be at most 2^40");
+    require(config.recent <= most, "KeyNormScorer: recent is ", config.recent, ", must be at most 2^40");
   }
   [[nodiscard]] static std::size_t kept_rows(const Config& config) { return config.recent; }
 

@@ -46,9 +46,7 @@ class PolicyHead final : public Head {
 
   [[nodiscard]] TypeTag policy_type() const noexcept override { return type_tag_of<P>(); }
   [[nodiscard]] const void* policy() const noexcept override { return &policy_; }
-  [[nodiscard]] std::unique_ptr<Head> fork() const override {
-    return std::make_unique<PolicyHead>(*this);
-  }
+  [[nodiscard]] std::unique_ptr<Head> fork() const override { return std::make_unique<PolicyHead>(*this); }
 
   void begin_call(const HeadCall& call, SegmentList& shown) override {
     if (call.chunk.rows > 0) Traits::check(policy_, call.chunk);
@@ -90,8 +88,7 @@ class PolicyHead final : public Head {
       if (slow_ && request.read == Read::selected) slow_->show(shown, first);
     }
   }
-  void show_uncommitted(const Segment& rows, const ReadRequest& request,
-                        SegmentList& shown) const override {
+  void show_uncommitted(const Segment& rows, const ReadRequest& request, SegmentList& shown) const override {
     Traits::show_uncommitted(policy_, rows, request, shown);
   }
 
@@ -120,16 +117,15 @@ class PolicyHead final : public Head {
     if constexpr (Traits::selects) return policy_.selection_is_stale();
     return false;
   }
-  void prepare_refresh([[maybe_unused]] std::span<const float> queries,
-                       [[maybe_unused]] ChunkScorer& scorer,
+  void prepare_refresh([[maybe_unused]] std::span<const float> queries, [[maybe_unused]] ChunkScorer& scorer,
                        [[maybe_unused]] std::size_t tokens) override {
     if constexpr (Traits::selects) policy_.prepare_refresh(queries, scorer, tokens);
     if constexpr (may_be_slow && Traits::selects) {
       if (!slow_) return;
       KVPOLICY_TRY {
         SegmentList shown;
-        policy_.segments(
-            {.first_position = static_cast<std::int64_t>(tokens) - 1, .read = Read::selected}, shown);
+        policy_.segments({.first_position = static_cast<std::int64_t>(tokens) - 1, .read = Read::selected},
+                         shown);
         slow_->prepare_choice(std::as_const(policy_).storage().final_planes(), shown,
                               final_rows(policy_.rows()), tokens);
       }
@@ -164,8 +160,7 @@ class PolicyHead final : public Head {
     if constexpr (Traits::compresses) return policy_.is_compressible(more);
     return false;
   }
-  void prepare_compress([[maybe_unused]] std::span<const float> sums,
-                        [[maybe_unused]] std::size_t group,
+  void prepare_compress([[maybe_unused]] std::span<const float> sums, [[maybe_unused]] std::size_t group,
                         [[maybe_unused]] std::size_t queries) override {
     if constexpr (Traits::compresses) policy_.prepare_compress(sums, group, queries);
   }
@@ -218,8 +213,7 @@ class PolicyHead final : public Head {
  private:
   static constexpr bool may_be_slow = offload::OffloadablePolicy<P>;
 
-  [[nodiscard]] static P make(const SharedConfig<typename P::Config>& config,
-                              const StorageContext& context) {
+  [[nodiscard]] static P make(const SharedConfig<typename P::Config>& config, const StorageContext& context) {
     if constexpr (std::constructible_from<P, decltype(config), decltype(context)>) {
       return P{config, context};
     } else {

@@ -111,7 +111,8 @@ struct policy_defaults {
       for (const Segment& rows : all.rows) {
         const auto first = static_cast<std::size_t>(rows.position);
         commit(detail::zero_rows(zero, encoding, first - next, next));
-        commit(Segment{.keys = rows.keys, .values = rows.values, .rows = rows.rows, .position = rows.position});
+        commit(
+            Segment{.keys = rows.keys, .values = rows.values, .rows = rows.rows, .position = rows.position});
       }
       commit(detail::zero_rows(zero, encoding, all.committed - next, next));
     }
@@ -121,10 +122,12 @@ struct policy_defaults {
   /// Whether rows of a head read otherwise after a commit than before: its storage quantises them, or
   /// the policy says so itself. Which rows are read as exact then depends on when they are committed.
   static constexpr bool commit_changes_rows = [] {
-    if constexpr (requires { P::commit_changes_rows; }) return bool{P::commit_changes_rows};
+    if constexpr (requires { P::commit_changes_rows; })
+      return bool{P::commit_changes_rows};
     else if constexpr (requires { P::storage_type::commit_changes_rows; })
       return bool{P::storage_type::commit_changes_rows};
-    else return false;
+    else
+      return false;
   }();
 
   [[nodiscard]] static std::size_t overhead_bytes([[maybe_unused]] const P& policy) {
@@ -132,13 +135,11 @@ struct policy_defaults {
     return 0;
   }
 
-  static constexpr bool predicts_memory =
-      requires(const Config& config, const StorageContext& context) {
-        P::bytes_of_tokens(config, context, std::size_t{});
-      };
+  static constexpr bool predicts_memory = requires(const Config& config, const StorageContext& context) {
+    P::bytes_of_tokens(config, context, std::size_t{});
+  };
   /// @throws ConfigError if the policy does not say how much it will hold
-  [[nodiscard]] static std::size_t bytes_of_tokens(const Config& config,
-                                                   const StorageContext& context,
+  [[nodiscard]] static std::size_t bytes_of_tokens(const Config& config, const StorageContext& context,
                                                    std::size_t tokens) {
     if constexpr (predicts_memory) {
       return P::bytes_of_tokens(config, context, tokens);
@@ -147,16 +148,16 @@ struct policy_defaults {
                         " does not say how much memory it takes; give it bytes_of_tokens");
     }
   }
-  static constexpr bool predicts_compressed =
-      requires(const Config& config, const StorageContext& context) {
-        P::bytes_compressed(config, context, std::size_t{});
-      };
+  static constexpr bool predicts_compressed = requires(const Config& config, const StorageContext& context) {
+    P::bytes_compressed(config, context, std::size_t{});
+  };
   /// A head that compresses counts as compressed.
-  [[nodiscard]] static std::size_t bytes_compressed(const Config& config,
-                                                    const StorageContext& context,
+  [[nodiscard]] static std::size_t bytes_compressed(const Config& config, const StorageContext& context,
                                                     std::size_t tokens) {
-    if constexpr (predicts_compressed) return P::bytes_compressed(config, context, tokens);
-    else return policy_traits<P>::bytes_of_tokens(config, context, tokens);
+    if constexpr (predicts_compressed)
+      return P::bytes_compressed(config, context, tokens);
+    else
+      return policy_traits<P>::bytes_of_tokens(config, context, tokens);
   }
   [[nodiscard]] static std::size_t max_bytes(const Config& config, const StorageContext& context,
                                              std::size_t tokens) {
@@ -166,14 +167,14 @@ struct policy_defaults {
       return policy_traits<P>::bytes_compressed(config, context, tokens);
     }
   }
-  [[nodiscard]] static std::size_t bytes_of_step(const Config& config,
-                                                 const StorageContext& context,
+  [[nodiscard]] static std::size_t bytes_of_step(const Config& config, const StorageContext& context,
                                                  std::size_t tokens) {
     if constexpr (requires { P::bytes_of_step(config, context, tokens); }) {
       return P::bytes_of_step(config, context, tokens);
     } else {
-      return std::max(policy_traits<P>::bytes_compressed(config, context, tokens - std::min<std::size_t>(tokens, 1)),
-                      policy_traits<P>::bytes_compressed(config, context, tokens));
+      return std::max(
+          policy_traits<P>::bytes_compressed(config, context, tokens - std::min<std::size_t>(tokens, 1)),
+          policy_traits<P>::bytes_compressed(config, context, tokens));
     }
   }
 
@@ -206,65 +207,76 @@ namespace detail {
 template <class P>
 constexpr void check_roles() {
   if constexpr (requires(const P& seen) { seen.selection_is_stale(); }) {
-    constexpr bool chooses = requires(P& p, std::span<const float> q, ChunkScorer& s) {
-      p.prepare_refresh(q, s, std::size_t{});
-    };
-    static_assert(chooses, "kvpolicy: a policy that selects (it has selection_is_stale) needs void "
-                           "prepare_refresh(std::span<const float>, ChunkScorer&, std::size_t)");
-    static_assert(requires(P& p) { p.finish_refresh(); },
+    constexpr bool chooses =
+        requires(P& p, std::span<const float> q, ChunkScorer& s) { p.prepare_refresh(q, s, std::size_t{}); };
+    static_assert(chooses,
                   "kvpolicy: a policy that selects (it has selection_is_stale) needs void "
-                  "finish_refresh() noexcept");
-    static_assert(requires(P& p) { p.abandon_refresh(); },
-                  "kvpolicy: a policy that selects (it has selection_is_stale) needs void "
-                  "abandon_refresh() noexcept");
-    static_assert(requires(P& p) { p.undo_refresh(std::size_t{}); },
-                  "kvpolicy: a policy that selects (it has selection_is_stale) needs void "
-                  "undo_refresh(std::size_t tokens) noexcept");
-    static_assert(requires(P& p) { p.forget_selection(); },
-                  "kvpolicy: a policy that selects (it has selection_is_stale) needs void "
-                  "forget_selection() noexcept");
+                  "prepare_refresh(std::span<const float>, ChunkScorer&, std::size_t)");
+    static_assert(
+        requires(P& p) { p.finish_refresh(); },
+        "kvpolicy: a policy that selects (it has selection_is_stale) needs void "
+        "finish_refresh() noexcept");
+    static_assert(
+        requires(P& p) { p.abandon_refresh(); },
+        "kvpolicy: a policy that selects (it has selection_is_stale) needs void "
+        "abandon_refresh() noexcept");
+    static_assert(
+        requires(P& p) { p.undo_refresh(std::size_t{}); },
+        "kvpolicy: a policy that selects (it has selection_is_stale) needs void "
+        "undo_refresh(std::size_t tokens) noexcept");
+    static_assert(
+        requires(P& p) { p.forget_selection(); },
+        "kvpolicy: a policy that selects (it has selection_is_stale) needs void "
+        "forget_selection() noexcept");
     static_assert(SelectingPolicy<P>, "kvpolicy: a policy that selects must model SelectingPolicy");
   }
   if constexpr (requires(const P& seen) { seen.observed_queries(); }) {
     using Config = typename P::Config;
-    static_assert(requires(const Config& c) { P::observed_queries(c); },
-                  "kvpolicy: a policy that compresses (it has observed_queries) needs static "
-                  "std::size_t observed_queries(const Config&)");
-    static_assert(requires(const Config& c) { P::compresses_by_itself(c); },
-                  "kvpolicy: a policy that compresses (it has observed_queries) needs static bool "
-                  "compresses_by_itself(const Config&)");
-    static_assert(requires(const P& p) { p.wants_compress(); },
-                  "kvpolicy: a policy that compresses (it has observed_queries) needs bool "
-                  "wants_compress() const");
-    static_assert(requires(const P& p) { p.is_compressible(std::size_t{}); },
-                  "kvpolicy: a policy that compresses (it has observed_queries) needs bool "
-                  "is_compressible(std::size_t more) const");
+    static_assert(
+        requires(const Config& c) { P::observed_queries(c); },
+        "kvpolicy: a policy that compresses (it has observed_queries) needs static "
+        "std::size_t observed_queries(const Config&)");
+    static_assert(
+        requires(const Config& c) { P::compresses_by_itself(c); },
+        "kvpolicy: a policy that compresses (it has observed_queries) needs static bool "
+        "compresses_by_itself(const Config&)");
+    static_assert(
+        requires(const P& p) { p.wants_compress(); },
+        "kvpolicy: a policy that compresses (it has observed_queries) needs bool "
+        "wants_compress() const");
+    static_assert(
+        requires(const P& p) { p.is_compressible(std::size_t{}); },
+        "kvpolicy: a policy that compresses (it has observed_queries) needs bool "
+        "is_compressible(std::size_t more) const");
     constexpr bool prepares = requires(P& p, std::span<const float> sums) {
       p.prepare_compress(sums, std::size_t{}, std::size_t{});
     };
-    static_assert(prepares, "kvpolicy: a policy that compresses (it has observed_queries) needs void "
-                            "prepare_compress(std::span<const float> sums, std::size_t group, "
-                            "std::size_t queries)");
-    static_assert(requires(P& p) { p.finish_compress(); },
+    static_assert(prepares,
                   "kvpolicy: a policy that compresses (it has observed_queries) needs void "
-                  "finish_compress() noexcept");
-    static_assert(requires(P& p) { p.abandon_compress(); },
-                  "kvpolicy: a policy that compresses (it has observed_queries) needs void "
-                  "abandon_compress() noexcept");
-    static_assert(CompressingPolicy<P>,
-                  "kvpolicy: a policy that compresses must model CompressingPolicy");
+                  "prepare_compress(std::span<const float> sums, std::size_t group, "
+                  "std::size_t queries)");
+    static_assert(
+        requires(P& p) { p.finish_compress(); },
+        "kvpolicy: a policy that compresses (it has observed_queries) needs void "
+        "finish_compress() noexcept");
+    static_assert(
+        requires(P& p) { p.abandon_compress(); },
+        "kvpolicy: a policy that compresses (it has observed_queries) needs void "
+        "abandon_compress() noexcept");
+    static_assert(CompressingPolicy<P>, "kvpolicy: a policy that compresses must model CompressingPolicy");
   }
-  constexpr bool adds_up =
-      requires(P& p, std::span<const float> sums) { p.accumulate(sums, std::size_t{}); };
+  constexpr bool adds_up = requires(P& p, std::span<const float> sums) { p.accumulate(sums, std::size_t{}); };
   static_assert(!adds_up || AccumulatingPolicy<P>,
                 "kvpolicy: a policy that adds up attention (it has accumulate) must compress, and needs "
                 "std::span<const double> accumulated() const and void inherit(std::span<const double>)");
   constexpr bool competes = requires(const P& p) { p.is_adaptive_in_layer(); };
-  static_assert(!competes || AdaptiveBudgetPolicy<P>,
-                "kvpolicy: a policy that shares a layer's budget (it has is_adaptive_in_layer) must compress, "
-                "and needs static bool is_adaptive_in_layer(const Config&), static bool may_share(const Config&, const Config&), SharingHead "
-                "compete(std::span<const float>, std::size_t group, std::size_t queries) const and void "
-                "prepare_survivors(std::vector<std::size_t>)");
+  static_assert(
+      !competes || AdaptiveBudgetPolicy<P>,
+      "kvpolicy: a policy that shares a layer's budget (it has is_adaptive_in_layer) must compress, "
+      "and needs static bool is_adaptive_in_layer(const Config&), static bool may_share(const Config&, const "
+      "Config&), SharingHead "
+      "compete(std::span<const float>, std::size_t group, std::size_t queries) const and void "
+      "prepare_survivors(std::vector<std::size_t>)");
 }
 
 }  // namespace detail

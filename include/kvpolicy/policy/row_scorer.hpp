@@ -29,8 +29,8 @@ concept AnyScorer =
 /// queries, `observed_queries` or all there are; its first `out.size()` rows are the candidates.
 template <class S>
 concept ObservingScorer =
-    AnyScorer<S> && requires(const typename S::Config& config, std::span<const float> sums,
-                             std::size_t n, std::span<float> out) {
+    AnyScorer<S> && requires(const typename S::Config& config, std::span<const float> sums, std::size_t n,
+                             std::span<float> out) {
       { S::observed_queries(config) } -> std::convertible_to<std::size_t>;
       S::score(config, sums, n, n, out);  // (config, sums, group, queries, out)
     };
@@ -44,24 +44,22 @@ concept AccumulatingScorer =
 
 /// Looks at a row's key, as it is stored, and at no query.
 template <class S>
-concept KeyScorer =
-    AnyScorer<S> && requires(const typename S::Config& config, std::span<const float> key) {
-      { S::score_key(config, key) } -> std::convertible_to<float>;
-    };
+concept KeyScorer = AnyScorer<S> && requires(const typename S::Config& config, std::span<const float> key) {
+  { S::score_key(config, key) } -> std::convertible_to<float>;
+};
 
 /// A KeyScorer whose function of the key is written once, for the host and for kernels: `Gather` is made from
 /// the settings in the head's rule, sees the key's numbers channel by channel, and then says the score. Its
 /// members are marked KVPOLICY_HOST_DEVICE. A device cache serves such a scorer once its engine was told to
 /// (`cuda::Engine::serve`).
 template <class S>
-concept GatheringKeyScorer =
-    KeyScorer<S> && std::is_trivially_copyable_v<typename S::Gather> &&
-    requires(typename S::Gather gather, const KeyNumbers& numbers, float number) {
-      { S::name };
-      { typename S::Gather{numbers} };
-      { gather.add(number) };
-      { gather.score() } -> std::convertible_to<float>;
-    };
+concept GatheringKeyScorer = KeyScorer<S> && std::is_trivially_copyable_v<typename S::Gather> &&
+                             requires(typename S::Gather gather, const KeyNumbers& numbers, float number) {
+                               { S::name };
+                               { typename S::Gather{numbers} };
+                               { gather.add(number) };
+                               { gather.score() } -> std::convertible_to<float>;
+                             };
 
 /// The score of a key: for the `score_key` of a GatheringKeyScorer.
 template <class Gather>

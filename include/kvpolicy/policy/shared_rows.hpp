@@ -23,14 +23,13 @@ namespace kvpolicy {
 /// What a head brings to the competition.
 struct SharingHead {
   std::vector<std::uint64_t> ranks;  ///< of its candidates (top_rows.hpp)
-  std::size_t rows = 0;       ///< that it would keep alone, at most as many as there are candidates
-  std::size_t safeguard = 0;  ///< of its best rows, that it keeps whatever the others have
+  std::size_t rows = 0;              ///< that it would keep alone, at most as many as there are candidates
+  std::size_t safeguard = 0;         ///< of its best rows, that it keeps whatever the others have
 };
 
 /// Which candidates of each head survive, ascending: as many in all as the heads would keep alone.
 /// Among equal ranks the lower head wins, then the lower row.
-[[nodiscard]] inline std::vector<std::vector<std::size_t>> share_rows(
-    std::span<const SharingHead> heads) {
+[[nodiscard]] inline std::vector<std::vector<std::size_t>> share_rows(std::span<const SharingHead> heads) {
   struct Place {
     std::size_t head, row;
   };

@@ -34,9 +34,7 @@ enum class Mask : std::uint8_t {
 };
 
 /// The names of the enumerators in files.
-[[nodiscard]] constexpr std::array<std::string_view, 2> names_of(Mask) {
-  return {"exact", "chunk"};
-}
+[[nodiscard]] constexpr std::array<std::string_view, 2> names_of(Mask) { return {"exact", "chunk"}; }
 
 /// One head's sinks and latest rows. Sinks are kept in full precision whatever the storage: they
 /// are few and every query reads them. Not synchronised: segments are valid until the next `commit`.
@@ -52,7 +50,7 @@ class SinkRecentCache {
   /// How many rows stay at either end, and how they are seen.
   struct Config {
     using policy_type = SinkRecentCache;  ///< Whose settings these are.
-    std::size_t sinks = 4;      ///< Opening rows that never go; 0 gives a plain sliding window.
+    std::size_t sinks = 4;                ///< Opening rows that never go; 0 gives a plain sliding window.
     std::size_t recent = 1020;  ///< Latest rows kept besides, at least 1; StreamingLLM's 1,024 in all.
     Mask mask = Mask::exact;
     /// The model's own rotary embedding: sinks then seem to stand right before the window.
@@ -84,10 +82,9 @@ class SinkRecentCache {
 
   static void validate(const Config& config, const StorageContext& context) {
     constexpr std::size_t most = std::size_t{1} << 40;  // keeps sums of rows from wrapping
-    require(config.recent >= 1 && config.recent <= most, "SinkRecentCache: recent is ",
-            config.recent, ", must be 1 to 2^40");
-    require(config.sinks <= most, "SinkRecentCache: sinks is ", config.sinks,
-            ", must be at most 2^40");
+    require(config.recent >= 1 && config.recent <= most, "SinkRecentCache: recent is ", config.recent,
+            ", must be 1 to 2^40");
+    require(config.sinks <= most, "SinkRecentCache: sinks is ", config.sinks, ", must be at most 2^40");
     if (config.rotary_in_cache) config.rotary_in_cache->validate();
     Storage::validate(config.storage, context);
   }
@@ -130,8 +127,8 @@ class SinkRecentCache {
   void segments(const ReadRequest& request, SegmentList& out) const {
     sinks_.show(0, sinks_.end(), sink_prototype(), out);
     const std::size_t sinks = config_->sinks;
-    const Rows shown = window_rule(*config_).recent_among(
-        {sinks + recent_.begin(), sinks + recent_.end()}, first_position(request));
+    const Rows shown = window_rule(*config_).recent_among({sinks + recent_.begin(), sinks + recent_.end()},
+                                                          first_position(request));
     recent_.show(shown.begin - sinks, shown.rows(),
                  {.position = static_cast<std::int64_t>(shown.begin), .window = query_window()}, out);
   }
@@ -167,19 +164,12 @@ class SinkRecentCache {
     }
   }
 
-  [[nodiscard]] std::size_t rows() const {
-    return sinks_.end() + recent_.end() - recent_.begin();
-  }
+  [[nodiscard]] std::size_t rows() const { return sinks_.end() + recent_.end() - recent_.begin(); }
   [[nodiscard]] std::size_t bytes() const { return sinks_.bytes() + recent_.bytes(); }
-  [[nodiscard]] std::size_t shared_bytes() const {
-    return sinks_.shared_bytes() + recent_.shared_bytes();
-  }
-  [[nodiscard]] std::size_t overhead_bytes() const {
-    return overhead_of(sinks_) + overhead_of(recent_);
-  }
+  [[nodiscard]] std::size_t shared_bytes() const { return sinks_.shared_bytes() + recent_.shared_bytes(); }
+  [[nodiscard]] std::size_t overhead_bytes() const { return overhead_of(sinks_) + overhead_of(recent_); }
 
-  [[nodiscard]] static std::size_t bytes_of_tokens(const Config& config,
-                                                   const StorageContext& context,
+  [[nodiscard]] static std::size_t bytes_of_tokens(const Config& config, const StorageContext& context,
                                                    std::size_t tokens) {
     const std::size_t sinks = std::min(tokens, config.sinks);
     const std::size_t end = tokens - sinks;
@@ -187,15 +177,14 @@ class SinkRecentCache {
            Storage::bytes_of_rows(config.storage, context, first_recent(config, end), end);
   }
 
-  [[nodiscard]] static std::size_t bytes_of_step(const Config& config,
-                                                 const StorageContext& context,
+  [[nodiscard]] static std::size_t bytes_of_step(const Config& config, const StorageContext& context,
                                                  std::size_t tokens) {
     const std::size_t sinks = std::min(tokens, config.sinks);
     return Sinks::bytes_of_rows({}, context, 0, sinks) +
            Storage::bytes_of_step(config.storage, context, config.recent, tokens - sinks);
   }
   [[nodiscard]] static std::size_t max_bytes(const Config& config, const StorageContext& context,
-                                              std::size_t tokens) {
+                                             std::size_t tokens) {
     const std::size_t sinks = std::min(tokens, config.sinks);
     return Sinks::bytes_of_rows({}, context, 0, sinks) +
            Storage::max_bytes(config.storage, context, config.recent, tokens - sinks);
@@ -223,7 +212,9 @@ class SinkRecentCache {
   [[nodiscard]] static std::size_t first_recent(const Config& config, std::size_t end) {
     return window_rule(config).first_kept(config.sinks + end) - config.sinks;
   }
-  [[nodiscard]] std::int64_t query_window() const { return window_rule(*config_).query_window(unlimited_window); }
+  [[nodiscard]] std::int64_t query_window() const {
+    return window_rule(*config_).query_window(unlimited_window);
+  }
   [[nodiscard]] static std::size_t first_position(const ReadRequest& request) {
     return static_cast<std::size_t>(request.first_position);
   }
@@ -232,8 +223,7 @@ class SinkRecentCache {
   void uncommitted_nodes(const Segment& rows, const ReadRequest& request, SegmentList& out) const {
     enum class Seen { as_sink, in_window, never };
     const auto sinks = static_cast<std::int64_t>(config_->sinks);
-    const auto oldest =
-        static_cast<std::int64_t>(window_rule(*config_).first_read(first_position(request)));
+    const auto oldest = static_cast<std::int64_t>(window_rule(*config_).first_read(first_position(request)));
     const auto seen = [&](std::size_t row) {
       const std::int64_t position = rows.position_of(row);
       return position < sinks ? Seen::as_sink : position < oldest ? Seen::never : Seen::in_window;

@@ -48,17 +48,19 @@ struct SnapKvScorer {
 
   static void validate(const Config& config) {
     constexpr std::size_t most = std::size_t{1} << 20;
-    require(config.observation_window >= 1 && config.observation_window <= most, "SnapKvScorer: observation_window is ", config.observation_window,
-            ", must be 1 to ", most);
-    require(config.kernel % 2 == 1 && config.kernel <= most, "SnapKvScorer: kernel is ",
-            config.kernel, ", must be odd and at most ", most);
+    require(config.observation_window >= 1 && config.observation_window <= most,
+            "SnapKvScorer: observation_window is ", config.observation_window, ", must be 1 to ", most);
+    require(config.kernel % 2 == 1 && config.kernel <= most, "SnapKvScorer: kernel is ", config.kernel,
+            ", must be odd and at most ", most);
   }
 
   [[nodiscard]] static std::size_t kept_rows(const Config& config) { return config.observation_window; }
-  [[nodiscard]] static std::size_t observed_queries(const Config& config) { return config.observation_window; }
+  [[nodiscard]] static std::size_t observed_queries(const Config& config) {
+    return config.observation_window;
+  }
 
-  static void score(const Config& config, std::span<const float> sums, std::size_t group,
-                    std::size_t queries, std::span<float> out) {
+  static void score(const Config& config, std::span<const float> sums, std::size_t group, std::size_t queries,
+                    std::span<float> out) {
     const std::size_t rows = sums.size() / group;
     const std::size_t candidates = out.size();
     const std::size_t half_width = config.kernel / 2;

@@ -45,7 +45,7 @@ void top_ranks(std::span<const Rank> ranks, std::span<std::size_t> places) {
   constexpr int digit_bits = 11;
   constexpr int digits = (std::numeric_limits<Rank>::digits + digit_bits - 1) / digit_bits;
   std::array<std::size_t, std::size_t{1} << digit_bits> numbers;  // of ranks with each digit
-  std::uint64_t lowest = 0;  // the lowest rank that is picked, as far as it is known
+  std::uint64_t lowest = 0;    // the lowest rank that is picked, as far as it is known
   std::size_t equals = count;  // to be picked of those that begin as `lowest` does
   for (int shift = (digits - 1) * digit_bits; shift >= 0; shift -= digit_bits) {
     numbers.fill(0);
@@ -85,8 +85,7 @@ inline void top_rows(std::span<const float> scores, std::span<std::uint32_t> ran
   top_ranks<std::uint32_t>(ranks.first(scores.size()), places);
 }
 /// The same in memory of its own.
-[[nodiscard]] inline std::vector<std::size_t> top_rows(std::span<const float> scores,
-                                                       std::size_t count) {
+[[nodiscard]] inline std::vector<std::size_t> top_rows(std::span<const float> scores, std::size_t count) {
   std::vector<std::uint32_t> ranks(scores.size());
   std::vector<std::size_t> places(std::min(count, scores.size()));
   top_rows(scores, ranks, places);

@@ -34,8 +34,8 @@ struct TovaScorer {
   [[nodiscard]] static std::size_t kept_rows(const Config&) { return 0; }
   [[nodiscard]] static std::size_t observed_queries(const Config&) { return 1; }
 
-  static void score(const Config&, std::span<const float> sums, std::size_t group,
-                    std::size_t /*queries*/, std::span<float> out) {
+  static void score(const Config&, std::span<const float> sums, std::size_t group, std::size_t /*queries*/,
+                    std::span<float> out) {
     const std::size_t rows = sums.size() / group;
     for (std::size_t row = 0; row < out.size(); ++row) {
       out[row] = 0.0F;

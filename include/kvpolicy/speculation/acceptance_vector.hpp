@@ -33,8 +33,8 @@ struct AcceptanceVectorConfig {
   void validate() const {
     detail::check_acceptance(prior);
     require(!prior.empty(), "AcceptanceVectorConfig: prior is empty, needs 1 child or more");
-    require(prior_trials > 0.0 && std::isfinite(prior_trials),
-            "AcceptanceVectorConfig: prior_trials is ", prior_trials, ", must be positive");
+    require(prior_trials > 0.0 && std::isfinite(prior_trials), "AcceptanceVectorConfig: prior_trials is ",
+            prior_trials, ", must be positive");
     require(memory >= 1.0, "AcceptanceVectorConfig: memory is ", memory, ", must be at least 1");
   }
 };
@@ -54,8 +54,8 @@ class AcceptanceVector {
   /// counted.
   /// @throws ConfigError if there is no child `accepted`
   void observe(std::size_t children, std::optional<std::size_t> accepted) {
-    require(!accepted || *accepted < children, "AcceptanceVector: accepted child ",
-            accepted.value_or(0), " of ", children);
+    require(!accepted || *accepted < children, "AcceptanceVector: accepted child ", accepted.value_or(0),
+            " of ", children);
     const std::size_t tried = accepted ? *accepted + 1 : children;
     for (std::size_t child = 0; child < counts_.size() && child < tried; ++child) {
       Count& count = counts_[child];
@@ -77,8 +77,7 @@ class AcceptanceVector {
     double prior_left = 1.0;  // how often all children so far are refused, by the prior
     double left = 1.0;        // the same, by measurement
     for (std::size_t child = 0; child < size(); ++child) {
-      const double prior =
-          prior_left > 0.0 ? std::fmin(config_.prior[child] / prior_left, 1.0) : 0.0;
+      const double prior = prior_left > 0.0 ? std::fmin(config_.prior[child] / prior_left, 1.0) : 0.0;
       const Count& count = counts_[child];
       const double when_tried =
           (count.accepted + prior * config_.prior_trials) / (count.trials + config_.prior_trials);

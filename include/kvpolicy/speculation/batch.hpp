@@ -51,9 +51,7 @@ std::vector<BatchedStep> step_together(Model& model, std::span<Decoder* const> d
       calls.push_back({&decoders[i]->cache(), decoders[i]->call()});
       begun.push_back(i);
     }
-    KVPOLICY_CATCH_ALL {
-      results[i].error = std::current_exception();
-    }
+    KVPOLICY_CATCH_ALL { results[i].error = std::current_exception(); }
   }
   if (begun.empty()) return results;
   std::vector<std::vector<float>> logits;
@@ -63,8 +61,8 @@ std::vector<BatchedStep> step_together(Model& model, std::span<Decoder* const> d
     } else {
       for (const BatchCall<Cache>& call : calls) logits.push_back(model.read(*call.cache, call.call));
     }
-    require<ShapeError>(logits.size() == calls.size(), "LanguageModel: gave logits of ",
-                        logits.size(), " calls, must be those of all ", calls.size());
+    require<ShapeError>(logits.size() == calls.size(), "LanguageModel: gave logits of ", logits.size(),
+                        " calls, must be those of all ", calls.size());
   }
   KVPOLICY_CATCH_ALL {
     for (const std::size_t i : begun) decoders[i]->abandon();
@@ -72,12 +70,8 @@ std::vector<BatchedStep> step_together(Model& model, std::span<Decoder* const> d
   }
   for (std::size_t c = 0; c < begun.size(); ++c) {
     BatchedStep& result = results[begun[c]];
-    KVPOLICY_TRY {
-      result.step = decoders[begun[c]]->conclude(logits[c]);
-    }
-    KVPOLICY_CATCH_ALL {
-      result.error = std::current_exception();
-    }
+    KVPOLICY_TRY { result.step = decoders[begun[c]]->conclude(logits[c]); }
+    KVPOLICY_CATCH_ALL { result.error = std::current_exception(); }
   }
   return results;
 }

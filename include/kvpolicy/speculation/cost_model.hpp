@@ -31,8 +31,7 @@ struct PassCost {
   /// @throws ConfigError unless both are finite and not negative, and one is positive
   void validate() const {
     // Written so that NaN fails.
-    require(base >= 0.0 && per_token >= 0.0 && base + per_token > 0.0 &&
-                std::isfinite(base + per_token),
+    require(base >= 0.0 && per_token >= 0.0 && base + per_token > 0.0 && std::isfinite(base + per_token),
             "PassCost: ", base, " and ", per_token,
             " for each token, must be 0 or more, and one of them more");
   }
@@ -74,8 +73,7 @@ inline void check_acceptance(double acceptance) {
 
 /// The speed-up over plain decoding: tokens per time, divided by those of plain decoding.
 /// @throws ConfigError
-[[nodiscard]] inline double speedup(double acceptance, std::size_t length,
-                                    const DraftCosts& costs) {
+[[nodiscard]] inline double speedup(double acceptance, std::size_t length, const DraftCosts& costs) {
   costs.validate();
   const double seconds = static_cast<double>(length) * costs.draft + costs.verify(length + 1);
   return expected_tokens(acceptance, length) * costs.verify(1) / seconds;
@@ -123,8 +121,7 @@ struct HierarchyLengths {
 /// `outer`.
 /// @throws ConfigError
 [[nodiscard]] inline std::vector<double> standing_costs(double acceptance, std::size_t inner,
-                                                        std::size_t max_outer,
-                                                        const DraftCosts& costs) {
+                                                        std::size_t max_outer, const DraftCosts& costs) {
   detail::check_acceptance(acceptance);
   costs.validate();
   std::vector<double> until(max_outer + 1);
@@ -143,11 +140,11 @@ struct HierarchyLengths {
 
 /// The speed-up of the hierarchy over plain decoding over all rows.
 /// @throws ConfigError
-[[nodiscard]] inline double speedup(const HierarchyAcceptance& acceptance,
-                                    const HierarchyLengths& lengths, const HierarchyCosts& costs) {
+[[nodiscard]] inline double speedup(const HierarchyAcceptance& acceptance, const HierarchyLengths& lengths,
+                                    const HierarchyCosts& costs) {
   costs.all.validate();
-  const std::vector<double> until = standing_costs(acceptance.selected, lengths.inner,
-                                                   lengths.outer, {costs.draft, costs.selected});
+  const std::vector<double> until =
+      standing_costs(acceptance.selected, lengths.inner, lengths.outer, {costs.draft, costs.selected});
   return expected_tokens(acceptance.all, lengths.outer) * costs.all(1) /
          (until.back() + costs.all(lengths.outer + 1));
 }
@@ -161,8 +158,7 @@ struct HierarchyLengths {
   costs.all.validate();
   std::vector<std::vector<double>> until(longest.inner + 1);
   for (std::size_t inner = 0; inner <= longest.inner; ++inner) {
-    until[inner] =
-        standing_costs(acceptance.selected, inner, longest.outer, {costs.draft, costs.selected});
+    until[inner] = standing_costs(acceptance.selected, inner, longest.outer, {costs.draft, costs.selected});
   }
   HierarchyLengths best;
   double highest = 1.0 / costs.all(1);

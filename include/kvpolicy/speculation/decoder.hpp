@@ -32,9 +32,9 @@ namespace kvpolicy {
 /// Decides when ChunkRetrieval heads choose a new selection, in addition to the end of a prompt. Which rows
 /// attract attention changes slowly (TriForce, section 3), so a selection serves many tokens.
 struct RefreshRule {
-  std::size_t every = 0;         ///< after so many tokens; 0: not by count
-  double below_acceptance = 0.5; ///< if a smaller share of the latest draft tokens was accepted; 0: never
-  std::size_t min_tokens = 32;   ///< fewest tokens between two refreshes by acceptance
+  std::size_t every = 0;          ///< after so many tokens; 0: not by count
+  double below_acceptance = 0.5;  ///< if a smaller share of the latest draft tokens was accepted; 0: never
+  std::size_t min_tokens = 32;    ///< fewest tokens between two refreshes by acceptance
 };
 
 /// Options of a SpeculativeDecoder: how tokens are sampled, how many are drafted, and when the text ends.
@@ -77,11 +77,11 @@ struct NewToken {
 
 /// Why a text has ended.
 enum class Ending : std::uint8_t {
-  open,        ///< it has not ended
+  open,  ///< it has not ended
   stop_token,
-  length,      ///< it has as many new tokens as requested
-  capacity,    ///< the target's cache has no room for another token (CacheOptions::max_tokens)
-  cancelled    ///< the callback returned false
+  length,    ///< it has as many new tokens as requested
+  capacity,  ///< the target's cache has no room for another token (CacheOptions::max_tokens)
+  cancelled  ///< the callback returned false
 };
 
 /// The result of one step: what it added to the text.
@@ -100,14 +100,17 @@ class SpeculativeDecoder {
   /// @throws ConfigError for options that do not work together or with the cache, or for a draft with
   /// another vocabulary
   SpeculativeDecoder(Model& model, Cache& cache, DraftType draft, SpeculationOptions options = {})
-      : model_{&model}, cache_{&cache}, draft_{std::move(draft)}, options_{std::move(options)},
-        random_{options_.seed}, length_{length_config(options_)} {
+      : model_{&model},
+        cache_{&cache},
+        draft_{std::move(draft)},
+        options_{std::move(options)},
+        random_{options_.seed},
+        length_{length_config(options_)} {
     options_.sampling.validate();
-    require(options_.prompt_chunk > 0,
-            "SpeculativeDecoder: prompt_chunk is 0, must be at least 1");
+    require(options_.prompt_chunk > 0, "SpeculativeDecoder: prompt_chunk is 0, must be at least 1");
     const double below = options_.refresh_selection.below_acceptance;
-    require(below >= 0.0 && below <= 1.0, "SpeculativeDecoder: refresh_selection.below_acceptance is ",
-            below, ", must be 0 to 1");
+    require(below >= 0.0 && below <= 1.0, "SpeculativeDecoder: refresh_selection.below_acceptance is ", below,
+            ", must be 0 to 1");
     require(draft_.vocabulary() == 0 || draft_.vocabulary() == model.vocabulary(),
             "SpeculativeDecoder: the draft has a vocabulary of ", draft_.vocabulary(),
             ", must have the target's ", model.vocabulary());
@@ -149,8 +152,8 @@ class SpeculativeDecoder {
                            "SpeculativeDecoder: ", tokens.size(), " more tokens after ", text_.size(),
                            " exceed the cache's max_tokens = ", capacity());
     abandon();
-    require(cache_->tokens() <= text_.size(), "SpeculativeDecoder: the cache has read ",
-            cache_->tokens(), " tokens of a text that the decoder does not know; continue_text tells it");
+    require(cache_->tokens() <= text_.size(), "SpeculativeDecoder: the cache has read ", cache_->tokens(),
+            " tokens of a text that the decoder does not know; continue_text tells it");
     text_.insert(text_.end(), tokens.begin(), tokens.end());
     unselected_ = unselected_ || !tokens.empty();
     commit_due_ = true;
@@ -166,9 +169,7 @@ class SpeculativeDecoder {
   DecodedStep step(std::size_t max_tokens = static_cast<std::size_t>(-1)) {
     if (!begin(max_tokens)) return {{}, ending_};
     std::vector<float> logits;
-    KVPOLICY_TRY {
-      logits = model_->read(*cache_, call());
-    }
+    KVPOLICY_TRY { logits = model_->read(*cache_, call()); }
     KVPOLICY_CATCH_ALL {
       abandon();
       KVPOLICY_RETHROW;
@@ -347,8 +348,8 @@ class SpeculativeDecoder {
       const std::size_t done = cache_->tokens();
       const std::size_t count = std::min(options_.prompt_chunk, text_.size() - 1 - done);
       KVPOLICY_TRY {
-        (void)model_->read(*cache_, {.tokens = std::span<const int>{text_}.subspan(done, count),
-                                     .logits = LogitsOf::none});
+        (void)model_->read(
+            *cache_, {.tokens = std::span<const int>{text_}.subspan(done, count), .logits = LogitsOf::none});
       }
       KVPOLICY_CATCH_ALL {
         take_back(done);
@@ -360,11 +361,8 @@ class SpeculativeDecoder {
   // Takes rows back after a call that failed, perhaps between two layers. If that is impossible because
   // rows were committed, the next call throws.
   void take_back(std::size_t tokens) noexcept {
-    KVPOLICY_TRY {
-      cache_->truncate(tokens);
-    }
-    KVPOLICY_CATCH(const Error&) {
-    }
+    KVPOLICY_TRY { cache_->truncate(tokens); }
+    KVPOLICY_CATCH(const Error&) {}
   }
 
   // May run out of memory, so it must be called before the text changes.
@@ -372,8 +370,10 @@ class SpeculativeDecoder {
     verify_seconds_ = seconds_since(verify_start_);
     // The cost model describes chains, not trees.
     if (!is_chain(guesses_)) return;
-    length_.observe({.drafted = guesses_.size(), .accepted = verification.path.size(),
-                     .draft_seconds = draft_seconds_, .verify_seconds = verify_seconds_});
+    length_.observe({.drafted = guesses_.size(),
+                     .accepted = verification.path.size(),
+                     .draft_seconds = draft_seconds_,
+                     .verify_seconds = verify_seconds_});
   }
 
   void note(const Verification& verification, std::size_t tokens) {
@@ -423,7 +423,7 @@ class SpeculativeDecoder {
   Clock::time_point verify_start_ = {};
   bool commit_due_ = false;
   // How the selection is refreshed.
-  bool unselected_ = true;      // there is no selection yet by the latest prompt
+  bool unselected_ = true;    // there is no selection yet by the latest prompt
   bool refresh_due_ = false;  // by RefreshRule
   std::size_t chosen_at_ = 0;
   std::size_t refreshes_ = 0;

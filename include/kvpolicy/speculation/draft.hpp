@@ -40,16 +40,16 @@ using DraftTokens = std::vector<DraftToken>;
 }
 
 /// A type that proposes tokens. Requirements:
-/// 
+///
 ///     std::size_t vocabulary() const;  // 0 if it serves any vocabulary
 ///     void propose(std::span<const int> text, std::size_t max_guesses, const SamplingOptions&,
 ///                  Random&, DraftTokens& guesses);
-/// 
+///
 /// `propose` overwrites `guesses` with 0 to `max_guesses` draft tokens that continue `text`.
 /// `text` is the whole text, prompt included, and never empty; any number of its latest tokens may
 /// differ from the previous call. After an error the draft must be able to serve the next call.
 /// Optional:
-/// 
+///
 ///     void refresh_selection();  // the selection in the target's cache is older than the latest
 ///                                // prompt: the next call must select by the text's last token
 ///                               // prompt: the next call must select by the text's last token

@@ -27,7 +27,7 @@ namespace kvpolicy {
 
 /// The possible lengths, and how fast the choice follows measurements.
 struct DraftLengthConfig {
-  std::size_t max_length = 16;   ///< Longest draft; 0 is plain decoding.
+  std::size_t max_length = 16;  ///< Longest draft; 0 is plain decoding.
   /// If set, the length is always this one, at most `max_length`; times are measured nevertheless.
   std::optional<std::size_t> fixed = {};
   std::size_t first = 4;         ///< Length until times are known, at most `max_length`.
@@ -44,10 +44,9 @@ struct DraftLengthConfig {
     require(fixed.value_or(0) <= max_length, "DraftLengthConfig: fixed is ", fixed.value_or(0),
             ", must be at most max_length = ", max_length);
     // Written so that NaN fails.
-    require(prior >= 0.0 && prior <= 1.0, "DraftLengthConfig: prior is ", prior,
-            ", must be 0 to 1");
-    require(prior_trials > 0.0 && std::isfinite(prior_trials),
-            "DraftLengthConfig: prior_trials is ", prior_trials, ", must be positive");
+    require(prior >= 0.0 && prior <= 1.0, "DraftLengthConfig: prior is ", prior, ", must be 0 to 1");
+    require(prior_trials > 0.0 && std::isfinite(prior_trials), "DraftLengthConfig: prior_trials is ",
+            prior_trials, ", must be positive");
     require(memory >= 1.0, "DraftLengthConfig: memory is ", memory, ", must be at least 1");
   }
 };

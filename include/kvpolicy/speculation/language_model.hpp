@@ -51,12 +51,12 @@ struct ModelCall {
 /// These members are used if the cache has them: `options()` with `max_rollback` and `max_tokens`,
 /// `commit()`, and `commit_changes_rows()`, which says whether a commit can change how rows read.
 template <class C>
-concept TentativeCache = requires(C& cache, const C& seen, std::size_t tokens,
-                                  std::span<const std::size_t> path) {
-  { seen.tokens() } -> std::convertible_to<std::size_t>;
-  cache.truncate(tokens);
-  cache.accept(path);
-};
+concept TentativeCache =
+    requires(C& cache, const C& seen, std::size_t tokens, std::span<const std::size_t> path) {
+      { seen.tokens() } -> std::convertible_to<std::size_t>;
+      cache.truncate(tokens);
+      cache.accept(path);
+    };
 
 /// Reads tokens over a cache and returns logits [0, 1 or tokens, vocabulary]. If speculative decoding must
 /// equal plain decoding bit for bit in the storage's type, all rows must be read as they are stored, those
@@ -71,17 +71,16 @@ namespace detail {
 
 /// Checks the number of logits.
 /// @throws ShapeError unless a model of `vocabulary` tokens gave the logits of `tokens` tokens
-inline void check_logits(std::span<const float> logits, std::size_t tokens,
-                         std::size_t vocabulary) {
+inline void check_logits(std::span<const float> logits, std::size_t tokens, std::size_t vocabulary) {
   require<ShapeError>(logits.size() == tokens * vocabulary, "LanguageModel: gave ", logits.size(),
-                      " logits for ", tokens, " tokens and a vocabulary of ", vocabulary,
-                      ", must give ", tokens * vocabulary);
+                      " logits for ", tokens, " tokens and a vocabulary of ", vocabulary, ", must give ",
+                      tokens * vocabulary);
 }
 
 /// Checks a token. @throws ShapeError for a token outside the vocabulary
 inline void check_token(const char* who, int token, std::size_t vocabulary) {
-  require<ShapeError>(token >= 0 && static_cast<std::size_t>(token) < vocabulary, who, ": token ",
-                      token, " is outside the vocabulary of ", vocabulary);
+  require<ShapeError>(token >= 0 && static_cast<std::size_t>(token) < vocabulary, who, ": token ", token,
+                      " is outside the vocabulary of ", vocabulary);
 }
 
 }  // namespace detail

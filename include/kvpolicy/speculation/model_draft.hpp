@@ -25,8 +25,8 @@ class TextReader {
   TextReader(Model& model, Cache& cache, std::size_t chunk, std::span<const int> read)
       : model_{&model}, cache_{&cache}, chunk_{chunk}, read_{read.begin(), read.end()} {
     require(chunk > 0, "TextReader: chunk is 0, must be at least 1");
-    require(cache.tokens() == read.size(), "TextReader: the cache has read ", cache.tokens(),
-            " tokens, but ", read.size(), " are named: a draft must know which it has read");
+    require(cache.tokens() == read.size(), "TextReader: the cache has read ", cache.tokens(), " tokens, but ",
+            read.size(), " are named: a draft must know which it has read");
   }
 
   [[nodiscard]] Model& model() const { return *model_; }
@@ -67,8 +67,8 @@ class TextReader {
   std::vector<float> read(std::span<const int> tokens, bool wanted) {
     read_.reserve(read_.size() + tokens.size());
     interrupted_ = true;
-    auto logits = model_->read(
-        *cache_, {.tokens = tokens, .logits = wanted ? LogitsOf::last : LogitsOf::none});
+    auto logits =
+        model_->read(*cache_, {.tokens = tokens, .logits = wanted ? LogitsOf::last : LogitsOf::none});
     if (wanted) detail::check_logits(logits, 1, model_->vocabulary());
     interrupted_ = false;
     note(tokens);

@@ -32,10 +32,8 @@ struct NgramDraftConfig {
 
   /// @throws ConfigError
   void validate() const {
-    require(min_ngram >= 1 && min_ngram <= max_ngram && max_ngram <= 64,
-            "NgramDraftConfig: min_ngram is ", min_ngram,
-            " and max_ngram ", max_ngram,
-            ", must be 1 <= min_ngram <= max_ngram <= 64");
+    require(min_ngram >= 1 && min_ngram <= max_ngram && max_ngram <= 64, "NgramDraftConfig: min_ngram is ",
+            min_ngram, " and max_ngram ", max_ngram, ", must be 1 <= min_ngram <= max_ngram <= 64");
   }
 };
 
@@ -92,8 +90,7 @@ class NgramIndex {
     require<CapacityError>(tokens < std::size_t{1} << 31, "NgramIndex: a text of ", tokens,
                            " tokens, must have less than 2^31");
     const bool larger = tokens > capacity_;
-    const std::size_t capacity =
-        larger ? std::bit_ceil(std::max<std::size_t>(tokens, 256)) : capacity_;
+    const std::size_t capacity = larger ? std::bit_ceil(std::max<std::size_t>(tokens, 256)) : capacity_;
     std::vector<std::vector<TokenIndex>> tables(larger ? lengths_.size() : 0);
     for (auto& table : tables) table.resize(2 * capacity, nowhere);
     // Needed even if the tables are large enough, because a copy's vectors have no spare capacity.

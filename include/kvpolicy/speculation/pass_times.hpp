@@ -17,9 +17,7 @@ namespace kvpolicy {
 
 /// Whether `seconds` is a plausible time: positive, and neither too small nor too large to be
 /// summed.
-[[nodiscard]] inline bool plausible_time(double seconds) {
-  return seconds > 1e-30 && seconds < 1e30;
-}
+[[nodiscard]] inline bool plausible_time(double seconds) { return seconds > 1e-30 && seconds < 1e30; }
 
 /// The latest five times of one kind of pass.
 class RecentTimes {
@@ -100,8 +98,7 @@ class PassTimes {
       for (std::size_t tokens = 0; tokens < sizes_.size(); ++tokens) {
         const Size& size = sizes_[tokens];
         if (!fresh(size) || size.times.count() < enough) continue;
-        use(static_cast<double>(size.times.count()), static_cast<double>(tokens),
-            size.times.typical());
+        use(static_cast<double>(size.times.count()), static_cast<double>(tokens), size.times.typical());
       }
     };
     each([&](double weight, double tokens, double seconds) {

@@ -209,8 +209,7 @@ struct SpeculativeSampling {
   /// Whether the token `guess`, drawn from q, is accepted as a token of p. p(guess) and q(guess) are
   /// probabilities.
   /// @throws ShapeError as `check`
-  [[nodiscard]] static bool accepts(const Distribution& p, const Distribution& q, int guess,
-                                    Random& random) {
+  [[nodiscard]] static bool accepts(const Distribution& p, const Distribution& q, int guess, Random& random) {
     check(q, guess);
     return random.uniform() * q(guess) < p(guess);
   }

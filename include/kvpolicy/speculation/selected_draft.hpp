@@ -50,8 +50,8 @@ class SelectedDraft {
   SelectedDraft(Model& model, Cache& cache, Inner inner = {}, const Options& options = {})
       : model_{&model}, cache_{&cache}, inner_{std::move(inner)}, length_{length_config(options)} {
     require(inner_.vocabulary() == 0 || inner_.vocabulary() == model.vocabulary(),
-            "SelectedDraft: the draft has a vocabulary of ", inner_.vocabulary(),
-            ", must have the target's ", model.vocabulary());
+            "SelectedDraft: the draft has a vocabulary of ", inner_.vocabulary(), ", must have the target's ",
+            model.vocabulary());
   }
 
   [[nodiscard]] std::size_t vocabulary() const { return model_->vocabulary(); }
@@ -106,8 +106,8 @@ class SelectedDraft {
     const auto drafted = Clock::now();
     const std::size_t seen = cache_->tokens();
     PendingCall pending{std::span{text_}.subspan(seen), guesses_};
-    const auto logits = model_->read(
-        *cache_, pending.call({.read = Read::selected, .refresh_selection = refresh_due_}));
+    const auto logits =
+        model_->read(*cache_, pending.call({.read = Read::selected, .refresh_selection = refresh_due_}));
     refresh_due_ = false;
     Verification verification =
         verify<Rule>(guesses_, pending.last_rows(logits, vocabulary()), sampling, random);
@@ -125,8 +125,10 @@ class SelectedDraft {
     statistics_.draft_seconds += draft_seconds;
     statistics_.verify_seconds += verify_seconds;
     if (!is_chain(guesses_)) return;  // the cost model describes chains only
-    length_.observe({.drafted = guesses_.size(), .accepted = verification.path.size(),
-                     .draft_seconds = draft_seconds, .verify_seconds = verify_seconds});
+    length_.observe({.drafted = guesses_.size(),
+                     .accepted = verification.path.size(),
+                     .draft_seconds = draft_seconds,
+                     .verify_seconds = verify_seconds});
   }
 
   Model* model_;

@@ -59,8 +59,8 @@ class TreeDraft {
       if (first > 0) logits = read_nodes(parents, guesses);
       const std::size_t vocabulary = logits.size() / parents.size();
       for (std::size_t i = 0; i < parents.size(); ++i) {
-        draw_children(parents[i], std::span<const float>{logits}.subspan(i * vocabulary, vocabulary),
-                      first, last, sampling, random, guesses);
+        draw_children(parents[i], std::span<const float>{logits}.subspan(i * vocabulary, vocabulary), first,
+                      last, sampling, random, guesses);
       }
     }
   }
@@ -81,9 +81,8 @@ class TreeDraft {
 
   // Draws draft tokens for the children of `parent` among the nodes [first, last). A vocabulary may have
   // fewer tokens than a node has children.
-  void draw_children(std::size_t parent, std::span<const float> logits, std::size_t first,
-                     std::size_t last, const SamplingOptions& sampling, Random& random,
-                     DraftTokens& guesses) {
+  void draw_children(std::size_t parent, std::span<const float> logits, std::size_t first, std::size_t last,
+                     const SamplingOptions& sampling, Random& random, DraftTokens& guesses) {
     Distribution from = distribution_of(logits, sampling);
     std::vector<int> taken;
     for (std::size_t node = first; node < last; ++node) {

@@ -55,8 +55,7 @@ inline void check_acceptance(std::span<const double> acceptance) {
 /// the accepted one, given that its parent was accepted. Children are tried in the order of their
 /// numbers; children beyond `acceptance` are never accepted.
 /// @throws ConfigError unless the acceptances are probabilities that sum to at most 1
-[[nodiscard]] inline double expected_accepted(const TokenTree& tree,
-                                              std::span<const double> acceptance) {
+[[nodiscard]] inline double expected_accepted(const TokenTree& tree, std::span<const double> acceptance) {
   detail::check_acceptance(acceptance);
   std::vector<double> reached(tree.size());            // how often the node is accepted
   std::vector<std::size_t> children(tree.size() + 1);  // children so far; the last entry is the text
@@ -75,8 +74,7 @@ inline void check_acceptance(std::span<const double> acceptance) {
 /// How many tokens one verification of `tree` yields on average: the accepted nodes, and the token
 /// that the target adds after them.
 /// @throws ConfigError unless the acceptances are probabilities that sum to at most 1
-[[nodiscard]] inline double expected_tokens(const TokenTree& tree,
-                                            std::span<const double> acceptance) {
+[[nodiscard]] inline double expected_tokens(const TokenTree& tree, std::span<const double> acceptance) {
   return 1.0 + expected_accepted(tree, acceptance);
 }
 
@@ -92,9 +90,8 @@ inline void check_acceptance(std::span<const double> acceptance) {
 /// A tree of `count` independent chains of `length` tokens, level by level.
 /// @throws ConfigError for more than TokenTree::max_nodes nodes
 [[nodiscard]] inline TokenTree independent_sequences(std::size_t count, std::size_t length) {
-  require(count == 0 || length <= TokenTree::max_nodes / count, "independent_sequences: ", count,
-          " of ", length, " tokens are too many, a tree has at most ", TokenTree::max_nodes,
-          " nodes");
+  require(count == 0 || length <= TokenTree::max_nodes / count, "independent_sequences: ", count, " of ",
+          length, " tokens are too many, a tree has at most ", TokenTree::max_nodes, " nodes");
   TokenTree tree;
   for (std::size_t node = 0; node < count * length; ++node) {
     tree.add(node < count ? TokenTree::text : node - count);
@@ -104,9 +101,7 @@ inline void check_acceptance(std::span<const double> acceptance) {
 
 /// A chain of `length` tokens.
 /// @throws ConfigError for more than TokenTree::max_nodes nodes
-[[nodiscard]] inline TokenTree chain(std::size_t length) {
-  return independent_sequences(1, length);
-}
+[[nodiscard]] inline TokenTree chain(std::size_t length) { return independent_sequences(1, length); }
 
 /// `tree` with one more token before it as node 0, so that node i becomes node i + 1. That token is the
 /// text's latest, if its row is not cached yet and the pass over the draft tokens reads it first.
@@ -126,10 +121,10 @@ inline void check_acceptance(std::span<const double> acceptance) {
 /// Let best(n, 0) be how many of n descendants of an accepted node are accepted on average, in the
 /// best arrangement. s of them belong to the node's first child: the child itself, which is accepted
 /// with probability acceptance[0], and s - 1 descendants. The later children share the other n - s:
-/// 
+///
 ///     best(n, child) = max over s of  acceptance[child] (1 + best(s - 1, 0))
 ///                                     + best(n - s, child + 1)
-/// 
+///
 /// If levels are limited, best(s - 1, 0) is taken with one level less.
 /// Work: branches x max_nodes^2, times levels if they are limited.
 class TreeTable {
@@ -144,8 +139,7 @@ class TreeTable {
     detail::check_acceptance(acceptance);
     require(max_nodes >= 1 && max_nodes <= TokenTree::max_nodes, "TreeTable: a tree of ", max_nodes,
             " nodes, must have 1 to ", TokenTree::max_nodes);
-    require(!acceptance.empty(),
-            "TreeTable: there is no acceptance, needs that of 1 child or more");
+    require(!acceptance.empty(), "TreeTable: there is no acceptance, needs that of 1 child or more");
     require(limits.levels >= 1 && limits.branches >= 1, "TreeTable: limits of ", limits.levels,
             " levels and ", limits.branches, " branches, must be 1 or more");
     branches_ = std::min({limits.branches, acceptance.size(), max_nodes});
@@ -235,7 +229,7 @@ class TreeTable {
 
   std::size_t max_nodes_;
   Levels kind_;
-  std::size_t branches_ = 0;                         // most children of a node
+  std::size_t branches_ = 0;                       // most children of a node
   std::vector<std::vector<double>> accepted_;      // [levels - 1][nodes]: best(nodes, 0)
   std::vector<std::vector<std::uint16_t>> taken_;  // [levels - 1][child, nodes]: s
 };
@@ -268,7 +262,7 @@ struct TreeChoice {
 /// max_nodes^2.
 /// @throws ConfigError as `best_tree`; if a cost is not positive and finite
 template <class Seconds>
-requires std::is_invocable_r_v<double, Seconds&, std::size_t, std::size_t>
+  requires std::is_invocable_r_v<double, Seconds&, std::size_t, std::size_t>
 [[nodiscard]] TreeChoice best_tree_for(std::span<const double> acceptance, std::size_t max_nodes,
                                        Seconds&& seconds, TreeLimits limits = {}) {
   const auto cost = [&](std::size_t nodes, std::size_t levels) {

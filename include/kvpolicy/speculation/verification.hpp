@@ -28,7 +28,7 @@ struct Verification {
   /// The model's distribution for each token of the path and for `next`: [path + 1]. The token at a
   /// position has exactly this distribution, whether a draft token was accepted or the token was drawn.
   std::vector<Distribution> distributions;
-  std::size_t positions = 0;      ///< text positions at which draft tokens were tried
+  std::size_t positions = 0;  ///< text positions at which draft tokens were tried
 };
 
 /// Decides which draft tokens are accepted, and draws the token after them. `logits` are [1 + draft tokens,
@@ -37,10 +37,10 @@ struct Verification {
 /// the rule refuses
 template <class Rule = SpeculativeSampling>
 [[nodiscard]] Verification verify(std::span<const DraftToken> guesses, std::span<const float> logits,
-                            const SamplingOptions& sampling, Random& random) {
+                                  const SamplingOptions& sampling, Random& random) {
   const std::size_t rows = guesses.size() + 1;
-  require<ShapeError>(!logits.empty() && logits.size() % rows == 0, "verify: ", logits.size(),
-                      " logits for ", rows, " rows, must be vocabulary numbers for each");
+  require<ShapeError>(!logits.empty() && logits.size() % rows == 0, "verify: ", logits.size(), " logits for ",
+                      rows, " rows, must be vocabulary numbers for each");
   const std::size_t vocabulary = logits.size() / rows;
   // Checks all draft tokens, including those that would not be tried: an error that depended on which are
   // accepted would bias the texts of a caller that continues after it.

@@ -62,9 +62,7 @@ struct SavedPlace {
 /// Collects bytes, so that a checksum can tell whether two objects are equal.
 struct ByteString {
   std::vector<std::byte> bytes;
-  void write(std::span<const std::byte> more) {
-    bytes.insert(bytes.end(), more.begin(), more.end());
-  }
+  void write(std::span<const std::byte> more) { bytes.insert(bytes.end(), more.begin(), more.end()); }
 };
 
 /// Writes members to `Out`, which has write(bytes).
@@ -111,7 +109,7 @@ class SavingArchive {
       }
     } else {
       static_assert(
-          requires(T & seen, SavingArchive & archive) { seen.serialize(archive); },
+          requires(T& seen, SavingArchive& archive) { seen.serialize(archive); },
           "kvpolicy: to be saved, a type needs "
           "`template <class Archive> void serialize(Archive&)` (state/archive.hpp)");
       const_cast<T&>(value).serialize(*this);
@@ -172,7 +170,7 @@ class LoadingArchive {
       get_list(value);
     } else {
       static_assert(
-          requires(LoadingArchive & archive) { value.serialize(archive); },
+          requires(LoadingArchive& archive) { value.serialize(archive); },
           "kvpolicy: to be loaded, a type needs "
           "`template <class Archive> void serialize(Archive&)` (state/archive.hpp)");
       value.serialize(*this);

@@ -16,8 +16,7 @@
 namespace kvpolicy {
 
 /// XXH64 of the bytes.
-[[nodiscard]] inline std::uint64_t checksum(std::span<const std::byte> bytes,
-                                            std::uint64_t seed = 0) {
+[[nodiscard]] inline std::uint64_t checksum(std::span<const std::byte> bytes, std::uint64_t seed = 0) {
   constexpr std::uint64_t prime1 = 0x9E3779B185EBCA87U;
   constexpr std::uint64_t prime2 = 0xC2B2AE3D27D4EB4FU;
   constexpr std::uint64_t prime3 = 0x165667B19E3779F9U;
@@ -42,8 +41,8 @@ namespace kvpolicy {
     while (left >= 32) {
       for (std::uint64_t& lane : lanes) lane = round(lane, take(std::uint64_t{}));
     }
-    hash = std::rotl(lanes[0], 1) + std::rotl(lanes[1], 7) + std::rotl(lanes[2], 12) +
-           std::rotl(lanes[3], 18);
+    hash =
+        std::rotl(lanes[0], 1) + std::rotl(lanes[1], 7) + std::rotl(lanes[2], 12) + std::rotl(lanes[3], 18);
     for (const std::uint64_t lane : lanes) hash = (hash ^ round(0, lane)) * prime1 + prime4;
   }
   hash += bytes.size();

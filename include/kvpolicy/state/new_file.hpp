@@ -76,8 +76,7 @@ class NewFile : public ByteSink {
       bytes = bytes.subspan(static_cast<std::size_t>(done));
     }
 #else
-    file_.write(reinterpret_cast<const char*>(bytes.data()),
-                static_cast<std::streamsize>(bytes.size()));
+    file_.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
     if (!file_.good()) fail(0);
 #endif
   }
@@ -126,8 +125,7 @@ class NewFile : public ByteSink {
       partial_ += ".partial-";
       partial_ += std::to_string(random());
 #if KVPOLICY_STATE_POSIX
-      file_ = ::open(partial_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC,
-                     for_owner_only ? 0600 : 0666);
+      file_ = ::open(partial_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, for_owner_only ? 0600 : 0666);
       if (file_ >= 0) return;
       if (errno == EEXIST && attempt < 100) continue;
       partial_.clear();
@@ -179,9 +177,7 @@ class NewFile : public ByteSink {
   void sync_folder() const noexcept {
 #if KVPOLICY_STATE_POSIX
     std::filesystem::path folder;
-    KVPOLICY_TRY {
-      folder = path_.has_parent_path() ? path_.parent_path() : ".";
-    }
+    KVPOLICY_TRY { folder = path_.has_parent_path() ? path_.parent_path() : "."; }
     KVPOLICY_CATCH_ALL {
       return;  // no memory for the name
     }

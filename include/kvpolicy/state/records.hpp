@@ -44,8 +44,7 @@ class StreamSink : public ByteSink {
  public:
   explicit StreamSink(std::ostream& stream) : stream_{stream} {}
   void write(std::span<const std::byte> bytes) override {
-    stream_.write(reinterpret_cast<const char*>(bytes.data()),
-                  static_cast<std::streamsize>(bytes.size()));
+    stream_.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
     // Flushes at once, so that a stream that cannot take the bytes fails here.
     stream_.flush();
     require<StorageError>(stream_.good(), "saved cache: the stream does not take ", bytes.size(),
@@ -75,8 +74,7 @@ struct RecordHeader {
   std::uint32_t last = 0;
   std::uint64_t checksum = 0;
 
-  [[nodiscard]] std::uint64_t expected(std::uint64_t before,
-                                       std::span<const std::byte> data) const {
+  [[nodiscard]] std::uint64_t expected(std::uint64_t before, std::span<const std::byte> data) const {
     const RecordHeader covered{bytes, last, before};
     const auto seed = kvpolicy::checksum(std::as_bytes(std::span{&covered, 1}));
     return kvpolicy::checksum(data, seed);
@@ -97,8 +95,7 @@ class RecordWriter {
   void write(std::span<const std::byte> bytes) {
     while (!bytes.empty()) {
       const std::size_t count = std::min(bytes.size(), block_bytes - filled());
-      record_.insert(record_.end(), bytes.begin(),
-                    bytes.begin() + static_cast<std::ptrdiff_t>(count));
+      record_.insert(record_.end(), bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(count));
       bytes = bytes.subspan(count);
       if (filled() == block_bytes) send(false);
     }
@@ -107,9 +104,7 @@ class RecordWriter {
   void finish() { send(true); }
 
  private:
-  [[nodiscard]] std::size_t filled() const {
-    return record_.size() - header_at_ - sizeof(RecordHeader);
-  }
+  [[nodiscard]] std::size_t filled() const { return record_.size() - header_at_ - sizeof(RecordHeader); }
 
   void send(bool last) {
     RecordHeader header{static_cast<std::uint32_t>(filled()), last ? 1U : 0U, 0};
@@ -170,8 +165,7 @@ class RecordReader {
   /// @throws as `read`
   void finish(bool alone) {
     if (next_ == record_.size() && !last_) fetch_record();
-    require<FormatError>(next_ == record_.size() && last_, name_,
-                         ": continues where the cache should end");
+    require<FormatError>(next_ == record_.size() && last_, name_, ": continues where the cache should end");
     require<FormatError>(!alone || stream_.peek() == std::istream::traits_type::eof(), name_,
                          ": continues after its last record");
   }
@@ -189,13 +183,11 @@ class RecordReader {
     RecordHeader header;
     const std::size_t count = fetch(std::as_writable_bytes(std::span{&header, 1}));
     require<FormatError>(count == sizeof header, name_, ": is cut off before record ", number_);
-    require<FormatError>(header.bytes <= block_bytes && header.last <= 1, name_, ": record ",
-                         number_, " is damaged: it claims ", header.bytes, " bytes, of at most ",
-                         block_bytes);
+    require<FormatError>(header.bytes <= block_bytes && header.last <= 1, name_, ": record ", number_,
+                         " is damaged: it claims ", header.bytes, " bytes, of at most ", block_bytes);
     record_.resize(header.bytes);
     next_ = 0;
-    require<FormatError>(fetch(record_) == header.bytes, name_, ": is cut off inside record ",
-                         number_);
+    require<FormatError>(fetch(record_) == header.bytes, name_, ": is cut off inside record ", number_);
     const std::uint64_t expected = header.expected(checksum_, record_);
     require<FormatError>(header.checksum == expected, name_, ": record ", number_,
                          " is damaged: its checksum is ", header.checksum, ", must be ", expected);

@@ -29,15 +29,15 @@ inline constexpr std::size_t unlimited_rows = std::numeric_limits<std::size_t>::
 template <class S>
 concept KvStorage =
     std::copyable<S> && Element<typename S::element_type> &&
-    requires(S storage, const S& seen, const typename S::Config& config,
-             const StorageContext& context, const Segment& rows, SegmentList& out, std::size_t n) {
+    requires(S storage, const S& seen, const typename S::Config& config, const StorageContext& context,
+             const Segment& rows, SegmentList& out, std::size_t n) {
       S{config, context};
-      S::validate(config, context);     // throws ConfigError
-      seen.check(rows);                 // throws ShapeError for numbers that it cannot hold
-      storage.reserve(n, n);            // (rows, window): pages for the append that follows
+      S::validate(config, context);  // throws ConfigError
+      seen.check(rows);              // throws ShapeError for numbers that it cannot hold
+      storage.reserve(n, n);         // (rows, window): pages for the append that follows
       storage.release_unused();
-      storage.append(rows, n);          // (rows, window): keeps the latest `window` rows
-      storage.show(n, n, rows, out);    // (first row, count, prototype, out)
+      storage.append(rows, n);        // (rows, window): keeps the latest `window` rows
+      storage.show(n, n, rows, out);  // (first row, count, prototype, out)
       { seen.begin() } -> std::convertible_to<std::size_t>;
       { seen.end() } -> std::convertible_to<std::size_t>;
       { seen.bytes() } -> std::convertible_to<std::size_t>;
@@ -81,10 +81,8 @@ concept TakingStorage = requires(S storage, const Segment& rows, std::size_t n) 
 /// A storage whose settings have names and can say how rows lie (core/head_rule.hpp).
 template <class S>
 concept DescribedStorage =
-    HasFields<typename S::Config> &&
-    requires(const typename S::Config& config, HeadRule& rule, std::size_t head_dim) {
-      config.describe(rule, head_dim);
-    };
+    HasFields<typename S::Config> && requires(const typename S::Config& config, HeadRule& rule,
+                                              std::size_t head_dim) { config.describe(rule, head_dim); };
 
 /// Pages for one `append`, obtained before a row is written, where no `reserve` came before it.
 template <class Storage>
@@ -93,9 +91,7 @@ class ScopedReserve {
   ScopedReserve(Storage& storage, std::size_t rows, std::size_t window)
       : own_{storage.reserved_ ? nullptr : &storage} {
     if (own_ == nullptr) return;
-    KVPOLICY_TRY {
-      storage.reserve(rows, window);
-    }
+    KVPOLICY_TRY { storage.reserve(rows, window); }
     KVPOLICY_CATCH_ALL {
       storage.release_unused();
       KVPOLICY_RETHROW;
@@ -139,9 +135,7 @@ class DenseStorage {
   [[nodiscard]] std::size_t begin() const { return keys_.begin(); }
   [[nodiscard]] std::size_t end() const { return keys_.end(); }
   [[nodiscard]] std::size_t bytes() const { return keys_.bytes() + values_.bytes(); }
-  [[nodiscard]] std::size_t shared_bytes() const {
-    return keys_.shared_bytes() + values_.shared_bytes();
-  }
+  [[nodiscard]] std::size_t shared_bytes() const { return keys_.shared_bytes() + values_.shared_bytes(); }
   /// Page tables and the like: bookkeeping besides the object itself.
   [[nodiscard]] std::size_t overhead_bytes() const {
     return keys_.overhead_bytes() + values_.overhead_bytes();
@@ -151,14 +145,13 @@ class DenseStorage {
     return PlaneStore::bytes_of_rows(format(), context, begin, end) +
            PlaneStore::bytes_of_rows(format(), context.of_values(), begin, end);
   }
-  [[nodiscard]] static std::size_t bytes_of_step(const Config& config,
-                                                 const StorageContext& context, std::size_t window,
-                                                 std::size_t end) {
+  [[nodiscard]] static std::size_t bytes_of_step(const Config& config, const StorageContext& context,
+                                                 std::size_t window, std::size_t end) {
     const std::size_t before = end - std::min<std::size_t>(end, 1);
     return bytes_of_rows(config, context, before - std::min(before, window), end);
   }
-  [[nodiscard]] static std::size_t max_bytes(const Config&, const StorageContext& context,
-                                              std::size_t window, std::size_t end) {
+  [[nodiscard]] static std::size_t max_bytes(const Config&, const StorageContext& context, std::size_t window,
+                                             std::size_t end) {
     const std::size_t rows = end > window ? window + 1 : end;
     return PlaneStore::max_bytes(format(), context, rows) +
            PlaneStore::max_bytes(format(), context.of_values(), rows);
@@ -170,8 +163,7 @@ class DenseStorage {
   [[nodiscard]] std::array<const PlaneStore*, 2> final_planes() const { return {&keys_, &values_}; }
   [[nodiscard]] std::size_t final_rows(std::size_t end) const { return end; }
   [[nodiscard]] static std::size_t final_rows(const Config&, std::size_t end) { return end; }
-  [[nodiscard]] static std::size_t bytes_of_final_rows(const Config& config,
-                                                       const StorageContext& context,
+  [[nodiscard]] static std::size_t bytes_of_final_rows(const Config& config, const StorageContext& context,
                                                        std::size_t rows) {
     return bytes_of_rows(config, context, 0, rows);
   }
@@ -229,8 +221,7 @@ class DenseStorage {
   template <class Archive>
   void serialize(Archive& archive) {
     archive(keys_, values_);
-    archive.check(keys_.begin() == values_.begin() && keys_.end() == values_.end(),
-                  "as many values as keys");
+    archive.check(keys_.begin() == values_.begin() && keys_.end() == values_.end(), "as many values as keys");
   }
 
  private:

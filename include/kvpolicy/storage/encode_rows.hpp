@@ -27,10 +27,13 @@ class RowEncoder {
  public:
   /// Numbers are rounded to `precision` before they are quantised.
   /// @throws std::bad_alloc for scratch memory, unless the thread has called `prepare` for this size
-  RowEncoder(const RowFormat& format, Encoding precision, std::size_t head_dim,
-             std::size_t page_rows)
-      : format_{format}, precision_{precision}, head_dim_{head_dim}, page_rows_{page_rows},
-        layout_{format, head_dim, page_rows}, memory_{&prepare(format, head_dim)},
+  RowEncoder(const RowFormat& format, Encoding precision, std::size_t head_dim, std::size_t page_rows)
+      : format_{format},
+        precision_{precision},
+        head_dim_{head_dim},
+        page_rows_{page_rows},
+        layout_{format, head_dim, page_rows},
+        memory_{&prepare(format, head_dim)},
         numbers_{memory_->numbers.take(head_dim * unit_of(format))} {}
 
   /// Obtains the thread's scratch memory for a format. @throws std::bad_alloc
@@ -66,8 +69,7 @@ class RowEncoder {
       cover_row(scales, zeros);
     }
     for (std::size_t i = 0; i < unit(); ++i) {
-      memory_->grids.encode(row(i), format_.encoding,
-                     {codes + i * layout_.row_bytes, layout_.row_bytes});
+      memory_->grids.encode(row(i), format_.encoding, {codes + i * layout_.row_bytes, layout_.row_bytes});
     }
   }
 
@@ -77,8 +79,7 @@ class RowEncoder {
                    std::size_t at) const {
     const auto place = source.address_of(from);
     const bool strided = source.step(layout_.row_bytes) != layout_.row_bytes;
-    const std::size_t rows =
-        strided ? 1 : std::min({count, place.contiguous_rows, page_rows_ - at});
+    const std::size_t rows = strided ? 1 : std::min({count, place.contiguous_rows, page_rows_ - at});
     std::memcpy(page + at * layout_.row_bytes, place.page + place.row * layout_.row_bytes,
                 rows * layout_.row_bytes);
     if (layout_.params_per_row == 0) return rows;
@@ -86,8 +87,7 @@ class RowEncoder {
     const PageLayout other{source.format, head_dim_, source.page_rows};
     const auto copy_params = [&](std::size_t to_offset, std::size_t from_offset) {
       std::memcpy(page + to_offset + at / unit() * param_bytes,
-                  place.page + from_offset + place.row / unit() * param_bytes,
-                  rows / unit() * param_bytes);
+                  place.page + from_offset + place.row / unit() * param_bytes, rows / unit() * param_bytes);
     };
     copy_params(layout_.scales_offset, other.scales_offset);
     copy_params(layout_.zeros_offset, other.zeros_offset);
@@ -96,8 +96,7 @@ class RowEncoder {
 
  private:
   [[nodiscard]] static std::size_t unit_of(const RowFormat& format) {
-    const bool per_channel =
-        is_quantized(format.encoding) && format.granularity == Granularity::per_channel;
+    const bool per_channel = is_quantized(format.encoding) && format.granularity == Granularity::per_channel;
     return per_channel ? format.group : 1;
   }
 
@@ -105,8 +104,8 @@ class RowEncoder {
   void cover_row(half* scales, half* zeros) const {
     for (std::size_t g = 0; g < layout_.params_per_row; ++g) {
       const std::size_t channel = g * format_.group;
-      const auto grid = memory_->grids.cover(row(0).subspan(channel, format_.group), channel,
-                                      format_.encoding);
+      const auto grid =
+          memory_->grids.cover(row(0).subspan(channel, format_.group), channel, format_.encoding);
       scales[g] = grid.scale;
       zeros[g] = grid.zero;
     }

@@ -73,8 +73,7 @@ class EnginePageStorage {
   }
   void check(const Segment&) const {}
 
-  EnginePageStorage(const EnginePageStorage& other)
-      : rows_{other.rows_}, head_dim_{other.head_dim_} {
+  EnginePageStorage(const EnginePageStorage& other) : rows_{other.rows_}, head_dim_{other.head_dim_} {
     if (!rows_.has_open_page()) return;
     PageTable& table = rows_.table();
     const PageId open = table.pool().allocate(page_bytes());
@@ -89,9 +88,7 @@ class EnginePageStorage {
     table.replace(table.size() - 1, open);
   }
   EnginePageStorage(EnginePageStorage&&) noexcept = default;
-  EnginePageStorage& operator=(const EnginePageStorage& other) {
-    return *this = EnginePageStorage{other};
-  }
+  EnginePageStorage& operator=(const EnginePageStorage& other) { return *this = EnginePageStorage{other}; }
   EnginePageStorage& operator=(EnginePageStorage&&) noexcept = default;
   ~EnginePageStorage() = default;
 
@@ -100,9 +97,7 @@ class EnginePageStorage {
   [[nodiscard]] std::size_t bytes() const {
     return (rows_.table().size() + rows_.table().reserved()) * page_bytes();
   }
-  [[nodiscard]] std::size_t shared_bytes() const {
-    return rows_.table().shared_pages() * page_bytes();
-  }
+  [[nodiscard]] std::size_t shared_bytes() const { return rows_.table().shared_pages() * page_bytes(); }
   [[nodiscard]] std::size_t overhead_bytes() const { return rows_.table().overhead_bytes(); }
   /// The ids of the pages that hold the rows, in order: what an engine's own kernels need.
   [[nodiscard]] std::span<const PageId> pages() const { return rows_.table().pages(); }
@@ -115,8 +110,8 @@ class EnginePageStorage {
                                                  std::size_t window, std::size_t end) {
     return Contiguous::bytes_of_step({}, context, window, end);
   }
-  [[nodiscard]] static std::size_t max_bytes(const Config&, const StorageContext& context,
-                                             std::size_t window, std::size_t end) {
+  [[nodiscard]] static std::size_t max_bytes(const Config&, const StorageContext& context, std::size_t window,
+                                             std::size_t end) {
     return Contiguous::max_bytes({}, context, window, end);
   }
 
@@ -165,8 +160,8 @@ class EnginePageStorage {
     std::size_t first = begin();
     std::size_t last = end();
     archive(first, last);
-    archive.check(first <= last && last <= archive.rows(), "rows from ", first, " to ", last,
-                  ", of at most ", archive.rows());
+    archive.check(first <= last && last <= archive.rows(), "rows from ", first, " to ", last, ", of at most ",
+                  archive.rows());
     if constexpr (Archive::loading) {
       rows_.drop_front(end());
       rows_ = PageSequence{rows_.table().pool(), rows_.page_rows()};
@@ -178,8 +173,7 @@ class EnginePageStorage {
         key = open_row();
         rows_.add_rows(1);
       } else {
-        key = rows_.table().address(rows_.page_of(row)) +
-              row % rows_.page_rows() * layout().row_stride;
+        key = rows_.table().address(rows_.page_of(row)) + row % rows_.page_rows() * layout().row_stride;
       }
       archive.bytes(std::span{key, row_bytes()});
       archive.bytes(std::span{key + layout().values_offset, row_bytes()});
@@ -191,9 +185,7 @@ class EnginePageStorage {
 
   [[nodiscard]] static RowFormat format() { return {.encoding = encoding_of<E>}; }
   [[nodiscard]] std::size_t row_bytes() const { return head_dim_ * sizeof(E); }
-  [[nodiscard]] const PagePool::EngineRows& layout() const {
-    return rows_.table().pool().engine_rows();
-  }
+  [[nodiscard]] const PagePool::EngineRows& layout() const { return rows_.table().pool().engine_rows(); }
   [[nodiscard]] std::size_t page_bytes() const { return 2 * rows_.page_rows() * row_bytes(); }
 
   [[nodiscard]] Plane plane(std::size_t row, std::size_t offset) const {

@@ -29,17 +29,13 @@ class PageSequence {
   [[nodiscard]] std::size_t begin() const noexcept { return begin_; }
   [[nodiscard]] std::size_t end() const noexcept { return end_; }
   /// The number of the first row that the first page has a place for.
-  [[nodiscard]] std::size_t first_place() const noexcept {
-    return begin_ / page_rows_ * page_rows_;
-  }
+  [[nodiscard]] std::size_t first_place() const noexcept { return begin_ / page_rows_ * page_rows_; }
   /// The index in the table of the page that holds a row.
   [[nodiscard]] std::size_t page_of(std::size_t row) const noexcept {
     return row / page_rows_ - begin_ / page_rows_;
   }
   /// Whether the last page has room for more rows.
-  [[nodiscard]] bool has_open_page() const noexcept {
-    return end_ % page_rows_ != 0 && table_.size() > 0;
-  }
+  [[nodiscard]] bool has_open_page() const noexcept { return end_ % page_rows_ != 0 && table_.size() > 0; }
 
   /// Obtains the pages for rows that come in any number of pieces and are numbered [from, to), `from`
   /// at or after `end()`, if no more than `live` of them are held at any time. Until
@@ -47,9 +43,8 @@ class PageSequence {
   /// @throws std::bad_alloc, or what the pool throws
   void reserve(std::size_t from, std::size_t to, std::size_t live, std::size_t page_bytes) {
     if (from >= to) return;
-    const std::size_t first_new = table_.size() == 0
-                                      ? from / page_rows_
-                                      : std::max(from / page_rows_, page_end());
+    const std::size_t first_new =
+        table_.size() == 0 ? from / page_rows_ : std::max(from / page_rows_, page_end());
     const std::size_t last = (to - 1) / page_rows_ + 1;
     std::size_t wanted = last > first_new ? last - first_new : 0;
     // Rows that lie anywhere touch one page more than they fill.

@@ -33,8 +33,7 @@ class PageTable {
     for (const PageId page : other.pages()) pool_->retain(page);
     block_->size = other.block_->size;
   }
-  PageTable(PageTable&& other) noexcept
-      : pool_{other.pool_}, block_{std::exchange(other.block_, nullptr)} {}
+  PageTable(PageTable&& other) noexcept : pool_{other.pool_}, block_{std::exchange(other.block_, nullptr)} {}
   PageTable& operator=(PageTable other) noexcept {
     std::swap(pool_, other.pool_);
     std::swap(block_, other.block_);
@@ -50,21 +49,17 @@ class PageTable {
   /// Pages in use.
   [[nodiscard]] std::size_t size() const noexcept { return block_ == nullptr ? 0 : block_->size; }
   /// Pages that were reserved and not begun.
-  [[nodiscard]] std::size_t reserved() const noexcept {
-    return block_ == nullptr ? 0 : block_->reserved;
-  }
+  [[nodiscard]] std::size_t reserved() const noexcept { return block_ == nullptr ? 0 : block_->reserved; }
   /// The ids of the pages in use.
   [[nodiscard]] std::span<const PageId> pages() const noexcept { return {ids(), size()}; }
   /// Their addresses, valid until the table next changes.
   [[nodiscard]] const std::byte* const* addresses() const noexcept { return starts(); }
   [[nodiscard]] std::byte* address(std::size_t index) const noexcept { return starts()[index]; }
-  [[nodiscard]] bool is_shared(std::size_t index) const noexcept {
-    return pool_->is_shared(ids()[index]);
-  }
+  [[nodiscard]] bool is_shared(std::size_t index) const noexcept { return pool_->is_shared(ids()[index]); }
   /// How many of the pages in use a fork holds too.
   [[nodiscard]] std::size_t shared_pages() const noexcept {
-    return static_cast<std::size_t>(std::ranges::count_if(
-        pages(), [&](PageId page) { return pool_->is_shared(page); }));
+    return static_cast<std::size_t>(
+        std::ranges::count_if(pages(), [&](PageId page) { return pool_->is_shared(page); }));
   }
   /// Bytes besides the object itself.
   [[nodiscard]] std::size_t overhead_bytes() const noexcept {
@@ -145,8 +140,8 @@ class PageTable {
     const std::size_t capacity = std::max(pages, 2 * old);
     if (capacity > std::numeric_limits<std::int32_t>::max()) throw_error(std::bad_alloc{});
     PageTable grown{*pool_};
-    grown.block_ = ::new (::operator new(bytes_of(capacity)))
-        Block{static_cast<std::uint32_t>(capacity), 0, 0};
+    grown.block_ =
+        ::new (::operator new(bytes_of(capacity))) Block{static_cast<std::uint32_t>(capacity), 0, 0};
     const std::size_t held = size() + reserved();
     std::copy_n(starts(), held, grown.starts());
     std::copy_n(ids(), held, grown.ids());

@@ -29,20 +29,25 @@ class PlaneStore {
  public:
   /// Numbers are rounded to `precision` before they are quantised: what becomes of a row must not
   /// depend on whether it was kept in that type for a while. The sizes must be valid ones.
-  PlaneStore(RowFormat format, const StorageContext& context,
-             Encoding precision = Encoding::float32)
+  PlaneStore(RowFormat format, const StorageContext& context, Encoding precision = Encoding::float32)
       : pages_{context.pages(), context.page_rows},
         head_dim_{static_cast<std::uint16_t>(context.head_dim)},
-        group_{static_cast<std::uint16_t>(format.group)}, encoding_{format.encoding},
-        granularity_{format.granularity}, precision_{precision} {
+        group_{static_cast<std::uint16_t>(format.group)},
+        encoding_{format.encoding},
+        granularity_{format.granularity},
+        precision_{precision} {
     require(context.pages().engine_rows().page_rows == 0,
             "PlaneStore: the pool's pages lie in an inference engine's tensor, where only "
             "EnginePageStorage knows how rows lie; give heads of other storages another pool");
   }
 
   PlaneStore(const PlaneStore& other)
-      : pages_{other.pages_}, head_dim_{other.head_dim_}, group_{other.group_},
-        encoding_{other.encoding_}, granularity_{other.granularity_}, precision_{other.precision_} {
+      : pages_{other.pages_},
+        head_dim_{other.head_dim_},
+        group_{other.group_},
+        encoding_{other.encoding_},
+        granularity_{other.granularity_},
+        precision_{other.precision_} {
     if (!pages_.has_open_page()) return;
     PageTable& table = pages_.table();
     const PageId open = table.pool().allocate(layout().page_bytes);
@@ -71,21 +76,18 @@ class PlaneStore {
     return pages_.table().shared_pages() * layout().page_bytes;
   }
   /// The page table and the like: bookkeeping besides the object itself.
-  [[nodiscard]] std::size_t overhead_bytes() const {
-    return pages_.table().overhead_bytes();
-  }
+  [[nodiscard]] std::size_t overhead_bytes() const { return pages_.table().overhead_bytes(); }
   /// What `bytes()` is for the rows [begin, end).
-  [[nodiscard]] static std::size_t bytes_of_rows(const RowFormat& format,
-                                                 const StorageContext& context, std::size_t begin,
-                                                 std::size_t end) {
+  [[nodiscard]] static std::size_t bytes_of_rows(const RowFormat& format, const StorageContext& context,
+                                                 std::size_t begin, std::size_t end) {
     if (begin == end) return 0;
     const std::size_t pages = (end - 1) / context.page_rows - begin / context.page_rows + 1;
     return pages * PageLayout{format, context.head_dim, context.page_rows}.page_bytes;
   }
 
   /// The most that `bytes_of_rows` comes to for so many rows, wherever they begin.
-  [[nodiscard]] static std::size_t max_bytes(const RowFormat& format,
-                                              const StorageContext& context, std::size_t rows) {
+  [[nodiscard]] static std::size_t max_bytes(const RowFormat& format, const StorageContext& context,
+                                             std::size_t rows) {
     if (rows == 0) return 0;
     const std::size_t pages = (rows + context.page_rows - 2) / context.page_rows + 1;
     return pages * PageLayout{format, context.head_dim, context.page_rows}.page_bytes;
@@ -96,8 +98,7 @@ class PlaneStore {
   /// `release_unused`, pages that fall out at the front serve again.
   /// @throws std::bad_alloc, or what the pool throws; pages obtained so far stay
   /// reserved until `release_unused`.
-  void reserve(std::size_t from, std::size_t to,
-               std::size_t live = std::numeric_limits<std::size_t>::max()) {
+  void reserve(std::size_t from, std::size_t to, std::size_t live = std::numeric_limits<std::size_t>::max()) {
     if (from >= to) return;
     detail::RowEncoder::prepare(format(), head_dim_);
     pages_.reserve(from, to, live, layout().page_bytes);
@@ -124,14 +125,10 @@ class PlaneStore {
 
   /// Forgets every row and goes on at number `row`, at or after `end()`: to append there. The open
   /// page stays where `row` still lies in it, as `reserve` counts on.
-  void skip_to(std::size_t row) {
-    pages_.skip_to(row);
-  }
+  void skip_to(std::size_t row) { pages_.skip_to(row); }
 
   /// Gives up the rows before `row`; their pages go back once no row of them is left.
-  void drop_front(std::size_t row) {
-    pages_.drop_front(row);
-  }
+  void drop_front(std::size_t row) { pages_.drop_front(row); }
 
   /// Appends `count` rows of any dense or, for a verbatim copy, equal format. Per-channel formats
   /// take whole groups only. Takes pages that `reserve` obtained; asks for others itself.
@@ -170,9 +167,8 @@ class PlaneStore {
     const detail::RowEncoder rows = encoder();
     const PageLayout& layout = rows.layout();
     const std::size_t unit = rows.unit();  // rows that share parameters
-    archive.check(begin <= end && end <= archive.rows() && begin % unit == 0 && end % unit == 0,
-                  "rows from ", begin, " to ", end, ", of at most ", archive.rows(),
-                  " and in groups of ", unit);
+    archive.check(begin <= end && end <= archive.rows() && begin % unit == 0 && end % unit == 0, "rows from ",
+                  begin, " to ", end, ", of at most ", archive.rows(), " and in groups of ", unit);
     if constexpr (Archive::loading) {
       *this = PlaneStore{format(), context(), precision_};
       skip_to(begin);

@@ -57,9 +57,7 @@ namespace detail {
 
 /// The same number, but 0 for -0: what is stored must not depend on which of two equal numbers came
 /// first.
-[[nodiscard]] inline half without_negative_zero(half value) {
-  return value.bits == 0x8000U ? half{} : value;
-}
+[[nodiscard]] inline half without_negative_zero(half value) { return value.bits == 0x8000U ? half{} : value; }
 
 }  // namespace detail
 

@@ -30,9 +30,7 @@ class ResidualSide {
   [[nodiscard]] std::size_t end() const { return exact_.end(); }
   [[nodiscard]] std::size_t boundary() const { return exact_.begin(); }
   [[nodiscard]] std::size_t bytes() const { return quantized_.bytes() + exact_.bytes(); }
-  [[nodiscard]] std::size_t shared_bytes() const {
-    return quantized_.shared_bytes() + exact_.shared_bytes();
-  }
+  [[nodiscard]] std::size_t shared_bytes() const { return quantized_.shared_bytes() + exact_.shared_bytes(); }
   [[nodiscard]] std::size_t overhead_bytes() const {
     return quantized_.overhead_bytes() + exact_.overhead_bytes();
   }
@@ -47,8 +45,7 @@ class ResidualSide {
   /// Obtains the pages for appending rows up to number `to`, of which those before `new_boundary` are then
   /// quantised, if at most `window` rows and at most `exact_rows` exact ones are held at any time.
   /// @throws std::bad_alloc, or what the pool throws
-  void reserve(std::size_t to, std::size_t new_boundary, std::size_t window,
-               std::size_t exact_rows) {
+  void reserve(std::size_t to, std::size_t new_boundary, std::size_t window, std::size_t exact_rows) {
     quantized_.reserve(boundary(), new_boundary, window);
     exact_.reserve(end(), to, exact_rows);
   }
@@ -73,8 +70,7 @@ class ResidualSide {
       const std::size_t leaving = std::min(new_boundary, std::max(next, old_end)) - next;
       const std::size_t passing = new_boundary - next - leaving;
       quantized_.append(leaving > 0 ? exact_.plane(next) : Plane{}, leaving,
-                        passing > 0 ? rows.from(new_boundary - passing - old_end) : Plane{},
-                        passing);
+                        passing > 0 ? rows.from(new_boundary - passing - old_end) : Plane{}, passing);
     }
     if (quantized_.rows() == 0) quantized_.drop_front(quantized_.end());
     const std::size_t first = std::max({front, new_boundary, exact_.begin()});
@@ -118,9 +114,9 @@ class ResidualSide {
   template <class Archive>
   void serialize(Archive& archive) {
     archive(quantized_, exact_);
-    archive.check(quantized_.rows() == 0 ? quantized_.end() <= exact_.begin()
-                                         : quantized_.end() == exact_.begin(),
-                  "exact rows right after the quantised ones");
+    archive.check(
+        quantized_.rows() == 0 ? quantized_.end() <= exact_.begin() : quantized_.end() == exact_.begin(),
+        "exact rows right after the quantised ones");
     archive.check(exact_.begin() % unit() == 0, "rows quantised in groups of ", unit());
   }
 

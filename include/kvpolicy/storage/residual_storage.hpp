@@ -37,19 +37,17 @@ namespace kvpolicy {
 enum class Flush : std::uint8_t { steady, kivi };
 
 /// The names of the enumerators in files.
-[[nodiscard]] constexpr std::array<std::string_view, 2> names_of(Flush) {
-  return {"steady", "kivi"};
-}
+[[nodiscard]] constexpr std::array<std::string_view, 2> names_of(Flush) { return {"steady", "kivi"}; }
 
 /// How many bits, which numbers share a scale, and how many rows stay exact. A type of its own for each
 /// storage, so that a plan tells them apart; each becomes any other where that is asked for.
 template <class Storage>
 struct ResidualConfigOf {
   using storage_type = Storage;  ///< Whose settings these are; void: any such storage's.
-  std::size_t bits = 4;         ///< 2, 4 or 8.
-  std::size_t key_group = 0;    ///< Channels (per token; 0: the whole row) or rows (per channel; 0: 32).
-  std::size_t value_group = 0;  ///< Channels; 0: the whole row.
-  std::size_t residual = 128;   ///< Latest rows kept exact, at least.
+  std::size_t bits = 4;          ///< 2, 4 or 8.
+  std::size_t key_group = 0;     ///< Channels (per token; 0: the whole row) or rows (per channel; 0: 32).
+  std::size_t value_group = 0;   ///< Channels; 0: the whole row.
+  std::size_t residual = 128;    ///< Latest rows kept exact, at least.
   Flush flush = Flush::steady;
 
   template <class Other>
@@ -96,7 +94,8 @@ class ResidualStorage {
   ResidualStorage(const Config& config, const StorageContext& context)
       : keys_{key_format(config, context), encoding_of<E>, context},
         values_{value_format(config, context), encoding_of<E>, context.of_values()},
-        residual_{config.residual}, flush_{config.flush} {
+        residual_{config.residual},
+        flush_{config.flush} {
     validate(config, context);
   }
 
@@ -111,13 +110,13 @@ class ResidualStorage {
     require(context.value_channels() % values == 0, "ResidualStorage: value_group is ", values,
             ", must divide ", context.value_channels() == context.head_dim ? "head_dim = " : "value_dim = ",
             context.value_channels());
-    require(config.residual < (std::size_t{1} << 40), "ResidualStorage: residual is ",
-            config.residual, ", must be below 2^40");
+    require(config.residual < (std::size_t{1} << 40), "ResidualStorage: residual is ", config.residual,
+            ", must be below 2^40");
     if (config.flush == Flush::kivi) {
       const std::size_t unit = Keys == Granularity::per_token ? 1 : keys;
       require(config.residual > 0 && config.residual % unit == 0,
-              "ResidualStorage: kivi's flush needs a residual that is a positive multiple of ",
-              unit, ", not ", config.residual);
+              "ResidualStorage: kivi's flush needs a residual that is a positive multiple of ", unit,
+              ", not ", config.residual);
     }
   }
 
@@ -126,8 +125,8 @@ class ResidualStorage {
   void check(const Segment& rows) const {
     std::array<float, max_head_dim> memory;
     for (const Plane* side : {&rows.keys, &rows.values}) {
-      const std::span<float> row = std::span{memory}.first(
-          side == &rows.keys ? keys_.context().head_dim : values_.context().head_dim);
+      const std::span<float> row =
+          std::span{memory}.first(side == &rows.keys ? keys_.context().head_dim : values_.context().head_dim);
       for (std::size_t i = 0; i < rows.rows; ++i) {
         load_row(*side, i, row);
         if (side->format.encoding != encoding_of<E>) round_dense(encoding_of<E>, row);
@@ -142,9 +141,7 @@ class ResidualStorage {
   [[nodiscard]] std::size_t begin() const { return keys_.begin(); }
   [[nodiscard]] std::size_t end() const { return keys_.end(); }
   [[nodiscard]] std::size_t bytes() const { return keys_.bytes() + values_.bytes(); }
-  [[nodiscard]] std::size_t shared_bytes() const {
-    return keys_.shared_bytes() + values_.shared_bytes();
-  }
+  [[nodiscard]] std::size_t shared_bytes() const { return keys_.shared_bytes() + values_.shared_bytes(); }
   /// As in DenseStorage.
   [[nodiscard]] std::size_t overhead_bytes() const {
     return keys_.overhead_bytes() + values_.overhead_bytes();
@@ -152,14 +149,12 @@ class ResidualStorage {
   /// How many keys and values, counted from row 0, are quantised once `end` rows came.
   [[nodiscard]] static std::pair<std::size_t, std::size_t> quantized_rows(const Config& config,
                                                                           std::size_t end) {
-    const ResidualRule<std::size_t> keys{config.residual, key_rows(config),
-                                         config.flush == Flush::kivi};
+    const ResidualRule<std::size_t> keys{config.residual, key_rows(config), config.flush == Flush::kivi};
     const ResidualRule<std::size_t> values{config.residual};
     return {keys.quantized(end), values.quantized(end)};
   }
-  [[nodiscard]] static std::size_t bytes_of_rows(const Config& config,
-                                                 const StorageContext& context, std::size_t begin,
-                                                 std::size_t end) {
+  [[nodiscard]] static std::size_t bytes_of_rows(const Config& config, const StorageContext& context,
+                                                 std::size_t begin, std::size_t end) {
     const auto [keys, values] = quantized_rows(config, end);
     const auto side = [&](const RowFormat& format, const StorageContext& own, std::size_t boundary) {
       boundary = std::max(begin, boundary);
@@ -175,9 +170,8 @@ class ResidualStorage {
     if (Keys == Granularity::per_token) return 1;
     return config.key_group == 0 ? 32 : config.key_group;
   }
-  [[nodiscard]] static std::size_t bytes_of_step(const Config& config,
-                                                 const StorageContext& context, std::size_t window,
-                                                 std::size_t end) {
+  [[nodiscard]] static std::size_t bytes_of_step(const Config& config, const StorageContext& context,
+                                                 std::size_t window, std::size_t end) {
     const std::size_t before = end - std::min<std::size_t>(end, 1);
     const std::size_t front = before - std::min(before, window);
     const auto [old_keys, old_values] = quantized_rows(config, before);
@@ -192,7 +186,7 @@ class ResidualStorage {
            side(value_format(config, context), context.of_values(), old_values, values);
   }
   [[nodiscard]] static std::size_t max_bytes(const Config& config, const StorageContext& context,
-                                              std::size_t window, std::size_t end) {
+                                             std::size_t window, std::size_t end) {
     const std::size_t rows = end > window ? window + 1 : end;
     const std::size_t exact = std::min(rows, config.residual + key_rows(config));
     const auto side = [&](const RowFormat& format, const StorageContext& own) {
@@ -215,8 +209,7 @@ class ResidualStorage {
     const auto [keys, values] = quantized_rows(config, end);
     return std::min(keys, values);
   }
-  [[nodiscard]] static std::size_t bytes_of_final_rows(const Config& config,
-                                                       const StorageContext& context,
+  [[nodiscard]] static std::size_t bytes_of_final_rows(const Config& config, const StorageContext& context,
                                                        std::size_t rows) {
     return PlaneStore::bytes_of_rows(key_format(config, context), context, 0, rows) +
            PlaneStore::bytes_of_rows(value_format(config, context), context.of_values(), 0, rows);
@@ -269,8 +262,7 @@ class ResidualStorage {
       segment.values = values_.plane(first);
       segment.rows = to - first;
       segment.position = prototype.position + static_cast<std::int64_t>(first - origin);
-      segment.positions =
-          prototype.positions == nullptr ? nullptr : prototype.positions + (first - origin);
+      segment.positions = prototype.positions == nullptr ? nullptr : prototype.positions + (first - origin);
       out.push_back(segment);
       first = to;
     }
@@ -295,8 +287,7 @@ class ResidualStorage {
     archive(quantization_deferred_, keys_, values_);
     archive.check(may_be_deferred || !quantization_deferred_,
                   "no deferred quantisation, which this policy does not know");
-    archive.check(keys_.begin() == values_.begin() && keys_.end() == values_.end(),
-                  "as many values as keys");
+    archive.check(keys_.begin() == values_.begin() && keys_.end() == values_.end(), "as many values as keys");
   }
 
  private:
@@ -315,9 +306,9 @@ class ResidualStorage {
     std::vector<float> given(kept.size());
     load_row(side, i, given);
     fail<ShapeError>("ResidualStorage: ", &side == &rows.keys ? "key" : "value", " at position ",
-                     rows.position_of(i), ", channel ", channel, " is ", given[channel],
-                     ", kept as ", *first, " in ", name_of(encoding_of<E>),
-                     "; to be quantised it must be finite and at most ", largest_quantizable);
+                     rows.position_of(i), ", channel ", channel, " is ", given[channel], ", kept as ", *first,
+                     " in ", name_of(encoding_of<E>), "; to be quantised it must be finite and at most ",
+                     largest_quantizable);
   }
 
   [[nodiscard]] Step plan(std::size_t rows, std::size_t window) const {
@@ -345,9 +336,7 @@ class ResidualStorage {
   }
   [[nodiscard]] static RowFormat dense_format() { return {.encoding = encoding_of<E>}; }
 
-  [[nodiscard]] StorageContext context() const {
-    return keys_.context().with_values(values_.context());
-  }
+  [[nodiscard]] StorageContext context() const { return keys_.context().with_values(values_.context()); }
   // Its settings, of which the planes keep bits and groups.
   [[nodiscard]] Config config() const {
     const RowFormat keys = keys_.format();

@@ -17,8 +17,7 @@ inline constexpr std::size_t max_head_dim = 4096;
 /// The pool of storages that name none: pages of the global heap, each allocated by itself. It lives
 /// as long as the program.
 [[nodiscard]] inline PagePool& default_pool() {
-  static PagePool& pool =
-      *new PagePool{std::pmr::new_delete_resource(), PoolOptions{.max_slab_bytes = 0}};
+  static PagePool& pool = *new PagePool{std::pmr::new_delete_resource(), PoolOptions{.max_slab_bytes = 0}};
   return pool;
 }
 
@@ -54,8 +53,8 @@ struct StorageContext {
     const auto fits = [](std::size_t channels) {
       return channels > 0 && channels % 8 == 0 && channels <= max_head_dim;
     };
-    require(fits(head_dim), "StorageContext: head_dim is ", head_dim,
-            ", must be a multiple of 8 from 8 to ", max_head_dim);
+    require(fits(head_dim), "StorageContext: head_dim is ", head_dim, ", must be a multiple of 8 from 8 to ",
+            max_head_dim);
     require(fits(value_channels()), "StorageContext: value_dim is ", value_dim,
             ", must be 0 or a multiple of 8 from 8 to ", max_head_dim);
     require(std::has_single_bit(page_rows) && page_rows >= 16 && page_rows <= 4096,

@@ -23,9 +23,8 @@ bool attends(Cache cache, const char* engine) {
   const std::vector<float> k(2 * 64, 0.25F);
   const std::vector<float> v(2 * 64, 3.0F);
   std::vector<float> out(q.size());
-  cache.step(/*layer=*/0, kvpolicy::TensorView{q.data(), 1, 4, 64},
-             kvpolicy::TensorView{k.data(), 1, 2, 64}, kvpolicy::TensorView{v.data(), 1, 2, 64},
-             kvpolicy::TensorView{out.data(), 1, 4, 64});
+  cache.step(/*layer=*/0, kvpolicy::TensorView{q.data(), 1, 4, 64}, kvpolicy::TensorView{k.data(), 1, 2, 64},
+             kvpolicy::TensorView{v.data(), 1, 2, 64}, kvpolicy::TensorView{out.data(), 1, 4, 64});
   // There is only one row, so the output is its value, whatever the weights.
   bool right = cache.tokens() == 1;
   for (const float number : out) right = right && number == 3.0F;

@@ -11,8 +11,8 @@
 namespace kvpolicy::cuda::llama {
 
 struct AnglesParams {
-  const int* position = nullptr;               ///< of the first row
-  const int* offsets = nullptr;  ///< [rows]: distances of the rows' positions from the first one's
+  const int* position = nullptr;  ///< of the first row
+  const int* offsets = nullptr;   ///< [rows]: distances of the rows' positions from the first one's
   const float* inverse_frequencies = nullptr;  ///< [pairs]
   float* cosines = nullptr;                    ///< [rows, pairs]
   float* sines = nullptr;
@@ -59,8 +59,7 @@ embed_kernel(const KVPOLICY_GRID_CONSTANT EmbedParams p) {
   if (token < 0 || token >= p.vocabulary) token = 0;
   const std::uint16_t* from = p.embedding + static_cast<long long>(token) * p.hidden;
   float* to = p.residual + static_cast<long long>(row) * p.hidden;
-  for (int i = thread_index(); i < p.hidden; i += thread_count())
-    to[i] = to_float<bfloat16>(from[i]);
+  for (int i = thread_index(); i < p.hidden; i += thread_count()) to[i] = to_float<bfloat16>(from[i]);
   if (row == 0 && thread_index() == 0) *p.position += p.rows;
 }
 

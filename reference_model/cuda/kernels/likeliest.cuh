@@ -28,9 +28,7 @@ KVPOLICY_DEVICE Candidate likelier(Candidate a, Candidate b) {
   return b.logit > a.logit || (b.logit == a.logit && b.token < a.token) ? b : a;
 }
 
-constexpr std::size_t likeliest_shared_bytes() {
-  return likeliest_threads / warp_lanes * sizeof(Candidate);
-}
+constexpr std::size_t likeliest_shared_bytes() { return likeliest_threads / warp_lanes * sizeof(Candidate); }
 
 /// One block. Ties go to the lower token. A NaN, +infinity, or no logit above -infinity gives
 /// no_token; reference::likeliest throws in these cases.

@@ -31,12 +31,10 @@ template <int Threads = random_threads>
 KVPOLICY_KERNEL(Threads, 1)
 random_kernel(const KVPOLICY_GRID_CONSTANT RandomParams p) {
   const long long stride = static_cast<long long>(grid_x()) * Threads;
-  for (long long i = static_cast<long long>(block_x()) * Threads + thread_index(); i < p.count;
-       i += stride) {
+  for (long long i = static_cast<long long>(block_x()) * Threads + thread_index(); i < p.count; i += stride) {
     const std::uint64_t bits = random_bits(p.seed, i);
     if (p.numbers != nullptr) {
-      const float unit =
-          static_cast<float>(static_cast<std::uint32_t>(bits >> 40)) * 0x1p-23F - 1.0F;
+      const float unit = static_cast<float>(static_cast<std::uint32_t>(bits >> 40)) * 0x1p-23F - 1.0F;
       p.numbers[i] = from_float<bfloat16>(unit * p.amplitude);
     } else {
       const auto code = static_cast<int>((bits >> 40) % 255) - 127;

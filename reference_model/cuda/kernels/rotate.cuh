@@ -30,8 +30,7 @@ rotate_kernel(const KVPOLICY_GRID_CONSTANT RotateParams p) {
   const float* sines = p.sines + row * p.pairs;
   for (int i = thread_index(); i < p.heads * words; i += thread_count()) {
     const int word = i % words;
-    auto* low =
-        reinterpret_cast<std::uint32_t*>(p.rows + row * p.row_width) + i / words * 2 * words + word;
+    auto* low = reinterpret_cast<std::uint32_t*>(p.rows + row * p.row_width) + i / words * 2 * words + word;
     std::uint32_t* high = low + words;
     float a[2];
     float b[2];

@@ -31,8 +31,7 @@ swiglu_kernel(const KVPOLICY_GRID_CONSTANT SwigluParams p) {
   const std::uint32_t* gate = p.gate_up + 2LL * block_x() * p.words;
   std::uint32_t* out = p.out + static_cast<long long>(block_x()) * p.words;
   const int first = block_y() * swiglu_words_of_block;
-  const int last =
-      first + swiglu_words_of_block < p.words ? first + swiglu_words_of_block : p.words;
+  const int last = first + swiglu_words_of_block < p.words ? first + swiglu_words_of_block : p.words;
   for (int i = first + thread_index(); i < last; i += Threads) {
     const std::uint32_t g = gate[i];
     const std::uint32_t u = gate[p.words + i];

@@ -9,7 +9,8 @@
 int main() {
   std::array<float, 64> row;
   row.fill(2.0F);
-  const kvpolicy::Plane rows{.base = reinterpret_cast<const std::byte*>(row.data()), .row_stride = sizeof row};
+  const kvpolicy::Plane rows{.base = reinterpret_cast<const std::byte*>(row.data()),
+                             .row_stride = sizeof row};
   int wrong = 0;
   for (const std::string_view name : kvpolicy::compiled::instruction_sets()) {
     kvpolicy::compiled::Engine engine{kvpolicy::cpu::SerialFor{}, name};

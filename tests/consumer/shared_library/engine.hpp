@@ -18,8 +18,7 @@ struct Attended {
   std::vector<float> out;  // [tokens, q_heads, head_dim]
 };
 
-inline constexpr kvpolicy::ModelShape shape{
-    .layers = 1, .q_heads = 4, .kv_heads = 2, .head_dim = 64};
+inline constexpr kvpolicy::ModelShape shape{.layers = 1, .q_heads = 4, .kv_heads = 2, .head_dim = 64};
 inline constexpr std::size_t tokens = 40;
 
 /// A number in [-1, 1) that only depends on the arguments, in every translation unit.

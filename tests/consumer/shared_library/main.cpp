@@ -17,8 +17,8 @@ bool equal(const std::vector<float>& expected, const own::Attended& attended) {
     close = error <= 1e-5F;  // is false for NaN
     worst = std::fmax(worst, error);
   }
-  std::printf("%s: %s, error up to %g\n", attended.instruction_set.c_str(),
-              close ? "right" : "wrong", static_cast<double>(worst));
+  std::printf("%s: %s, error up to %g\n", attended.instruction_set.c_str(), close ? "right" : "wrong",
+              static_cast<double>(worst));
   return close;
 }
 

@@ -111,9 +111,7 @@ void* operator new(std::size_t bytes, std::align_val_t alignment) {
 void operator delete(void* place) noexcept { memory.give_back(place); }
 void operator delete(void* place, std::size_t) noexcept { memory.give_back(place); }
 void operator delete(void* place, std::align_val_t) noexcept { memory.give_back(place); }
-void operator delete(void* place, std::size_t, std::align_val_t) noexcept {
-  memory.give_back(place);
-}
+void operator delete(void* place, std::size_t, std::align_val_t) noexcept { memory.give_back(place); }
 
 int main(int argc, char** argv) {
   int count = 0;

@@ -37,7 +37,7 @@ struct CallCase {
   bool selected = false;
   float softcap = 0.0F;
   bool attention_sink_bias = false;
-  float loudness = 1.5F;  ///< of the queries
+  float loudness = 1.5F;          ///< of the queries
   kvpolicy::TokenTree tree = {};  ///< whose last nodes the queries are; those before are appended
 };
 
@@ -57,13 +57,12 @@ class DecodeLayer {
     if (!call_.tree.empty()) mask_ = TreeMask{call_.tree, call_.queries};
     const std::size_t sequences = cases_.size() / static_cast<std::size_t>(kv_heads);
     for (int i = 0; i < head_dim / 2; ++i) {
-      frequencies_.push_back(
-          static_cast<float>(std::pow(10000.0, -2.0 * i / static_cast<double>(head_dim))));
+      frequencies_.push_back(static_cast<float>(std::pow(10000.0, -2.0 * i / static_cast<double>(head_dim))));
     }
     for (HeadCase& head : cases_) {
       if (head.turns_sinks) head.view.inverse_frequencies = frequencies_.data();
-      owned_.push_back(std::make_unique<DeviceHead<E>>(
-          head.view, head_dim, page_rows, std::max(1, head.tokens - head.view.evicted)));
+      owned_.push_back(std::make_unique<DeviceHead<E>>(head.view, head_dim, page_rows,
+                                                       std::max(1, head.tokens - head.view.evicted)));
       DeviceHead<E>& device = *owned_.back();
       const int rows = head.tokens - head.view.evicted;
       const auto numbers = static_cast<std::size_t>(rows) * static_cast<std::size_t>(head_dim);
@@ -97,7 +96,8 @@ class DecodeLayer {
     k_ = tensor(k_data_, rows, kv_heads, 16, 1.0F);
     v_ = tensor(v_data_, rows, kv_heads, 0, 1.0F);
     for (int h = 0; h < kv_heads * group; ++h) {
-      sinks_.push_back(h % 5 == 4 ? -std::numeric_limits<float>::infinity() : 0.5F * static_cast<float>(h) - 1.0F);
+      sinks_.push_back(h % 5 == 4 ? -std::numeric_limits<float>::infinity()
+                                  : 0.5F * static_cast<float>(h) - 1.0F);
     }
   }
 
@@ -157,8 +157,7 @@ class DecodeLayer {
     for (float& x : numbers) x = distribution(random_);
     return numbers;
   }
-  cuda::Tensor tensor(std::vector<std::uint16_t>& data, int rows, int heads, int gap,
-                      float loudness) {
+  cuda::Tensor tensor(std::vector<std::uint16_t>& data, int rows, int heads, int gap, float loudness) {
     const long long pitch = static_cast<long long>(heads) * head_dim_ + gap;
     data.assign(static_cast<std::size_t>(rows * pitch), 0xffff);
     std::normal_distribution<float> distribution(0.0F, loudness);

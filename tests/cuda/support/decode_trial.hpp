@@ -50,8 +50,7 @@ Output run(AttendParams p, int grid) {
   std::vector<PartialState> states(slots * 8 * ColumnTiles, PartialState{nan, nan});
   std::vector<std::uint32_t> tickets(heads, 0);
   p.workspace = {values.data(), states.data(), tickets.data()};
-  test::launch(decode_kernel<E, D, ColumnTiles, Packed>, grid, 1,
-               decode_threads<D, ColumnTiles, Packed>,
+  test::launch(decode_kernel<E, D, ColumnTiles, Packed>, grid, 1, decode_threads<D, ColumnTiles, Packed>,
                decode_shared_bytes<E, D, ColumnTiles, Packed>(static_cast<int>(heads)), p);
   for (std::size_t i = 0; i < margin; ++i) {
     REQUIRE(out[i] == guard);
@@ -147,7 +146,10 @@ void check(const test::DecodeLayer<E>& layer, int grid, double lse_bound = exact
 
 inline HeadCase full(int tokens) { return {.view = {}, .tokens = tokens, .committed = tokens}; }
 inline HeadCase window(int tokens, int sinks, int recent, int ring, bool prefill_chunk_mask = false) {
-  return {.view = {.sinks = sinks, .recent = recent, .prefill_chunk_mask = prefill_chunk_mask, .exact_ring = ring},
+  return {.view = {.sinks = sinks,
+                   .recent = recent,
+                   .prefill_chunk_mask = prefill_chunk_mask,
+                   .exact_ring = ring},
           .tokens = tokens,
           .committed = tokens};
 }

@@ -70,8 +70,12 @@ struct TwoDeviceMemories : CountingDeviceMemory {
   kvpolicy::cuda::PinnedMemory pinned;
   CountingDeviceMemory slow{&pinned};
 
-  [[nodiscard]] std::size_t live_bytes() const { return CountingDeviceMemory::live_bytes() + slow.live_bytes(); }
-  [[nodiscard]] std::size_t live_blocks() const { return CountingDeviceMemory::live_blocks() + slow.live_blocks(); }
+  [[nodiscard]] std::size_t live_bytes() const {
+    return CountingDeviceMemory::live_bytes() + slow.live_bytes();
+  }
+  [[nodiscard]] std::size_t live_blocks() const {
+    return CountingDeviceMemory::live_blocks() + slow.live_blocks();
+  }
   [[nodiscard]] std::size_t faults() const { return CountingDeviceMemory::faults() + slow.faults(); }
 };
 
@@ -111,7 +115,8 @@ class WaitingCache : public kvpolicy::cuda::KvCache<E> {
     kvpolicy::cuda::check(cudaMemcpyAsync(block.get(), options.attention_sink_bias.data(), bytes,
                                           cudaMemcpyHostToDevice, nullptr),
                           "cudaMemcpyAsync");
-    options.attention_sink_bias = {reinterpret_cast<const float*>(block.get()), options.attention_sink_bias.size()};
+    options.attention_sink_bias = {reinterpret_cast<const float*>(block.get()),
+                                   options.attention_sink_bias.size()};
     return block;
   }
   static void wait() { kvpolicy::cuda::check(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize"); }
@@ -208,8 +213,20 @@ inline std::vector<HeadSpec> device_heads() {
       {.kind = Kind::budget, .budget = 140, .window = 6, .kernel = 3, .bits = 8, .residual = 7},
       {.kind = Kind::budget, .budget = 40, .window = 6, .bits = 4, .residual = 10},
       {.kind = Kind::budget, .budget = 40, .window = 6, .bits = 4, .residual = 10, .kivi = true},
-      {.kind = Kind::budget, .budget = 21, .window = 3, .compress_from = 50, .bits = 8, .residual = 24, .kivi = true},
-      {.kind = Kind::budget, .budget = 150, .window = 6, .bits = 4, .value_group = 32, .residual = 96, .kivi = true},
+      {.kind = Kind::budget,
+       .budget = 21,
+       .window = 3,
+       .compress_from = 50,
+       .bits = 8,
+       .residual = 24,
+       .kivi = true},
+      {.kind = Kind::budget,
+       .budget = 150,
+       .window = 6,
+       .bits = 4,
+       .value_group = 32,
+       .residual = 96,
+       .kivi = true},
       {.kind = Kind::budget, .rank = Rank::tova, .budget = 33, .window = 0},
       {.kind = Kind::budget, .rank = Rank::tova, .budget = 20, .window = 0, .compress_every = 1},
       {.kind = Kind::budget, .rank = Rank::h2o, .budget = 17, .window = 9},
@@ -219,14 +236,34 @@ inline std::vector<HeadSpec> device_heads() {
       {.kind = Kind::retrieval, .budget = 32, .chunk = 8},
       {.kind = Kind::retrieval, .budget = 15, .chunk = 5, .refresh_every = 1, .min_max = true},
       {.kind = Kind::retrieval, .budget = 64, .chunk = 16, .refresh_every = 20, .bits = 4, .residual = 11},
-      {.kind = Kind::retrieval, .budget = 32, .chunk = 16, .bits = 8, .key_group = 16, .residual = 19, .per_channel = true},
+      {.kind = Kind::retrieval,
+       .budget = 32,
+       .chunk = 16,
+       .bits = 8,
+       .key_group = 16,
+       .residual = 19,
+       .per_channel = true},
       {.kind = Kind::retrieval, .budget = 64, .chunk = 32, .min_max = true, .bits = 2, .residual = 3},
       {.bits = 4, .key_group = 16, .residual = 32, .per_channel = true, .kivi = true},
       {.bits = 2, .key_group = 32, .residual = 128, .per_channel = true, .kivi = true},
       {.bits = 8, .residual = 24, .kivi = true},
-      {.kind = Kind::window, .sinks = 2, .recent = 70, .bits = 4, .value_group = 32, .residual = 16, .kivi = true},
-      {.kind = Kind::retrieval, .budget = 32, .chunk = 16, .refresh_every = 33, .min_max = true, .bits = 4, .key_group = 16,
-       .residual = 48, .per_channel = true, .kivi = true},
+      {.kind = Kind::window,
+       .sinks = 2,
+       .recent = 70,
+       .bits = 4,
+       .value_group = 32,
+       .residual = 16,
+       .kivi = true},
+      {.kind = Kind::retrieval,
+       .budget = 32,
+       .chunk = 16,
+       .refresh_every = 33,
+       .min_max = true,
+       .bits = 4,
+       .key_group = 16,
+       .residual = 48,
+       .per_channel = true,
+       .kivi = true},
   };
   for (HeadSpec& head : heads) {
     head.flush_rows = head.bits > 0 ? block : 1;

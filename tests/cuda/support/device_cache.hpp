@@ -144,8 +144,12 @@ struct DeviceChunk {
   DeviceArray<float> log_sum_exp;
 
   DeviceChunk(const kvpolicy::ModelShape& model, std::size_t count)
-      : shape{model}, tokens{count}, q{count * model.q_heads * model.head_dim},
-        k{count * model.kv_heads * model.head_dim}, v{k.size()}, out{q.size()},
+      : shape{model},
+        tokens{count},
+        q{count * model.q_heads * model.head_dim},
+        k{count * model.kv_heads * model.head_dim},
+        v{k.size()},
+        out{q.size()},
         log_sum_exp{count * model.q_heads} {}
   DeviceChunk(Random& random, const kvpolicy::ModelShape& model, std::size_t count,
               cudaStream_t stream = nullptr)
@@ -168,7 +172,8 @@ struct DeviceChunk {
     return {data + first * stride, count, heads, shape.head_dim, stride, shape.head_dim};
   }
   template <class Cache>
-  void step(Cache& cache, std::size_t layer, AttendOptions options = {}, cudaStream_t stream = nullptr) const {
+  void step(Cache& cache, std::size_t layer, AttendOptions options = {},
+            cudaStream_t stream = nullptr) const {
     step_part(cache, layer, 0, tokens, options, stream);
   }
   template <class Cache>
@@ -199,7 +204,8 @@ struct DeviceChunk {
                  rows<E>(out.data(), shape.q_heads, first, count), options, stream);
   }
   template <class Cache>
-  void attend(Cache& cache, std::size_t layer, AttendOptions options = {}, cudaStream_t stream = nullptr) const {
+  void attend(Cache& cache, std::size_t layer, AttendOptions options = {},
+              cudaStream_t stream = nullptr) const {
     options.log_sum_exp = {log_sum_exp.data(), log_sum_exp.size()};
     cache.attend(layer, rows<const E>(q.data(), shape.q_heads, 0, tokens),
                  rows<E>(out.data(), shape.q_heads, 0, tokens), options, stream);
@@ -248,7 +254,8 @@ Dump dump_device(const Cache& cache, bool with_bytes = true, cudaStream_t stream
   const auto& shape = cache.plan().shape();
   Dump dump;
   dump.counts = {cache.tokens(), cache.commit_point()};
-  if (with_bytes) dump.counts.insert(dump.counts.end(), {cache.bytes(), cache.overhead_bytes(), cache.reserved()});
+  if (with_bytes)
+    dump.counts.insert(dump.counts.end(), {cache.bytes(), cache.overhead_bytes(), cache.reserved()});
   for (std::size_t l = 0; l < shape.layers; ++l) {
     dump.counts.push_back(cache.tokens(l));
     for (std::size_t h = 0; h < shape.kv_heads; ++h) {
@@ -256,7 +263,8 @@ Dump dump_device(const Cache& cache, bool with_bytes = true, cudaStream_t stream
         const auto rows = cache.rows(l, h, read, 0, stream);
         dump.counts.push_back(rows.positions.size());
         for (std::size_t i = 0; i < rows.positions.size(); ++i) {
-          dump.counts.push_back(static_cast<std::size_t>(rows.positions[i]) * 2 + (rows.quantized[i] ? 1 : 0));
+          dump.counts.push_back(static_cast<std::size_t>(rows.positions[i]) * 2 +
+                                (rows.quantized[i] ? 1 : 0));
         }
         dump.numbers.insert(dump.numbers.end(), rows.keys.begin(), rows.keys.end());
         dump.numbers.insert(dump.numbers.end(), rows.values.begin(), rows.values.end());

@@ -36,8 +36,8 @@ class DeviceHead {
       : view_{view}, head_dim_{head_dim}, page_rows_{page_rows} {
     view_.exact_origin = whole_pages(view.sinks);
     const int line = std::max(0, capacity - view.sinks);
-    exact_.allocate(view_.exact_origin + whole_pages(view.exact_ring > 0 ? view.exact_ring : line),
-                    page_rows, lay_out_rows());
+    exact_.allocate(view_.exact_origin + whole_pages(view.exact_ring > 0 ? view.exact_ring : line), page_rows,
+                    lay_out_rows());
     view_.exact_pages = exact_.table.data();
     if (view.is_packed()) {
       layout_ = {kvpolicy::cuda::code_bits(view.encoding),
@@ -75,7 +75,8 @@ class DeviceHead {
         std::memset(view_.exact_place(page.get(), row, true), 0xff, row_bytes);
         std::memset(view_.exact_place(page.get(), row, false), 0xff, row_bytes);
       }
-      CHECK(std::all_of(page.get(), page.get() + lay_out_rows(), [](std::byte b) { return b == std::byte{0xff}; }));
+      CHECK(std::all_of(page.get(), page.get() + lay_out_rows(),
+                        [](std::byte b) { return b == std::byte{0xff}; }));
     }
   }
 
@@ -141,8 +142,7 @@ class DeviceHead {
   }
 
   /// A number as attention must see it.
-  [[nodiscard]] float number(Side side, int row, int channel,
-                             const kvpolicy::cuda::LayerState& state) const {
+  [[nodiscard]] float number(Side side, int row, int channel, const kvpolicy::cuda::LayerState& state) const {
     if (row < view_.sinks || row >= view_.packed_end(state.committed)) {
       E value;
       value.bits = exact(side, row)[channel];
@@ -188,9 +188,7 @@ class DeviceHead {
     return static_cast<std::size_t>(view_.exact_values_offset) +
            static_cast<std::size_t>(view_.exact_row_stride) * page_rows_;
   }
-  [[nodiscard]] int whole_pages(int rows) const {
-    return (rows + page_rows_ - 1) / page_rows_ * page_rows_;
-  }
+  [[nodiscard]] int whole_pages(int rows) const { return (rows + page_rows_ - 1) / page_rows_ * page_rows_; }
   [[nodiscard]] std::size_t index(int row, int channel) const {
     return static_cast<std::size_t>(row) * static_cast<std::size_t>(head_dim_) +
            static_cast<std::size_t>(channel);
@@ -207,11 +205,10 @@ class DeviceHead {
   [[nodiscard]] CodePlace code_place(Side side, int row, int channel) const {
     const int slot = view_.packed_slot(row);
     const int tile_row = slot % kvpolicy::cuda::tile_rows;
-    const kvpolicy::cuda::TileOffset at =
-        side == Side::keys ? kvpolicy::cuda::offset_of_key(tile_row, channel, head_dim_)
-                           : kvpolicy::cuda::offset_of_value(tile_row, channel, head_dim_);
-    const int bit =
-        kvpolicy::cuda::bit_of_code(at, kvpolicy::cuda::code_bits(view_.encoding), head_dim_);
+    const kvpolicy::cuda::TileOffset at = side == Side::keys
+                                              ? kvpolicy::cuda::offset_of_key(tile_row, channel, head_dim_)
+                                              : kvpolicy::cuda::offset_of_value(tile_row, channel, head_dim_);
+    const int bit = kvpolicy::cuda::bit_of_code(at, kvpolicy::cuda::code_bits(view_.encoding), head_dim_);
     std::byte* tile = packed_.table.at(static_cast<std::size_t>(slot / page_rows_)) +
                       (side == Side::values ? layout_.values_offset : 0) +
                       slot % page_rows_ / kvpolicy::cuda::tile_rows * layout_.tile_bytes;
@@ -230,8 +227,7 @@ class DeviceHead {
                                               view_.key_per_channel, view_.key_group);
       return {page + layout_.key_scales_offset + 2 * i, page + layout_.key_zeros_offset + 2 * i};
     }
-    const int i =
-        kvpolicy::cuda::value_param(slot % page_rows_, channel, page_rows_, view_.value_group);
+    const int i = kvpolicy::cuda::value_param(slot % page_rows_, channel, page_rows_, view_.value_group);
     return {page + layout_.value_scales_offset + 2 * i, page + layout_.value_zeros_offset + 2 * i};
   }
 
@@ -242,8 +238,8 @@ class DeviceHead {
     const int first = by_rows ? row - (row - view_.sinks) % group : channel - channel % group;
     float min = 0, max = 0;
     for (int i = 0; i < group; ++i) {
-      const float x = static_cast<float>(
-          E{by_rows ? rows[index(first + i, channel)] : rows[index(row, first + i)]});
+      const float x =
+          static_cast<float>(E{by_rows ? rows[index(first + i, channel)] : rows[index(row, first + i)]});
       min = i == 0 ? x : std::min(min, x);
       max = i == 0 ? x : std::max(max, x);
     }
@@ -261,8 +257,7 @@ class DeviceHead {
   Pages exact_, packed_, summaries_;
   int layout_of_rows_ = 0;
   std::vector<int> choices_;
-  std::unique_ptr<kvpolicy::cuda::Selections> chosen_ =
-      std::make_unique<kvpolicy::cuda::Selections>();
+  std::unique_ptr<kvpolicy::cuda::Selections> chosen_ = std::make_unique<kvpolicy::cuda::Selections>();
 };
 
 }  // namespace test

@@ -24,8 +24,12 @@ class EngineTensor {
 
   EngineTensor(EngineLayout kind, std::size_t page_rows, std::size_t blocks, std::size_t heads,
                std::uint64_t seed)
-      : kind_{kind}, page_rows_{page_rows}, blocks_{blocks}, heads_{heads},
-        tensor_{2 * blocks * page_rows * heads * head_dim}, pool_{pages()} {
+      : kind_{kind},
+        page_rows_{page_rows},
+        blocks_{blocks},
+        heads_{heads},
+        tensor_{2 * blocks * page_rows * heads * head_dim},
+        pool_{pages()} {
     tensor_.upload(std::vector<std::uint16_t>(tensor_.size(), sentinel));
     Random random{seed};
     for (std::size_t head = 0; head < heads; ++head) {
@@ -46,7 +50,8 @@ class EngineTensor {
 
   [[nodiscard]] kvpolicy::EnginePages pages() const {
     const kvpolicy::BlockShape shape{blocks_, page_rows_, heads_, head_dim * sizeof(kvpolicy::half)};
-    const std::span bytes{reinterpret_cast<std::byte*>(tensor_.data()), tensor_.size() * sizeof(kvpolicy::half)};
+    const std::span bytes{reinterpret_cast<std::byte*>(tensor_.data()),
+                          tensor_.size() * sizeof(kvpolicy::half)};
     switch (kind_) {
       case EngineLayout::vllm_nhd: return kvpolicy::vllm_nhd(bytes, shape);
       case EngineLayout::flashinfer_nhd: return kvpolicy::flashinfer_nhd(bytes, shape);
@@ -61,10 +66,13 @@ class EngineTensor {
 
   /// The number of the tensor that a row begins with, by the shapes that the engines state. `side`: 0 for keys, 1
   /// for values.
-  [[nodiscard]] std::size_t index(std::size_t block, std::size_t side, std::size_t row, std::size_t head) const {
+  [[nodiscard]] std::size_t index(std::size_t block, std::size_t side, std::size_t row,
+                                  std::size_t head) const {
     switch (kind_) {
-      case EngineLayout::vllm_nhd: return (((side * blocks_ + block) * page_rows_ + row) * heads_ + head) * head_dim;
-      case EngineLayout::flashinfer_nhd: return (((block * 2 + side) * page_rows_ + row) * heads_ + head) * head_dim;
+      case EngineLayout::vllm_nhd:
+        return (((side * blocks_ + block) * page_rows_ + row) * heads_ + head) * head_dim;
+      case EngineLayout::flashinfer_nhd:
+        return (((block * 2 + side) * page_rows_ + row) * heads_ + head) * head_dim;
       default: return (((block * 2 + side) * heads_ + head) * page_rows_ + row) * head_dim;
     }
   }
@@ -78,8 +86,8 @@ class EngineTensor {
         if (page < first || static_cast<std::size_t>(page - first) >= blocks_) continue;
         for (std::size_t row = 0; row < page_rows_; ++row) {
           for (const std::size_t side : {0U, 1U}) {
-            const auto from = now.begin() +
-                              static_cast<std::ptrdiff_t>(index(static_cast<std::size_t>(page - first), side, row, head));
+            const auto from = now.begin() + static_cast<std::ptrdiff_t>(index(
+                                                static_cast<std::size_t>(page - first), side, row, head));
             changed += static_cast<std::size_t>(head_dim - std::count(from, from + head_dim, sentinel));
           }
         }
@@ -98,6 +106,7 @@ class EngineTensor {
   std::vector<kvpolicy::PageId> others_;
 };
 
-inline constexpr EngineLayout engine_layouts[] = {EngineLayout::vllm_nhd, EngineLayout::flashinfer_nhd, EngineLayout::flashinfer_hnd};
+inline constexpr EngineLayout engine_layouts[] = {EngineLayout::vllm_nhd, EngineLayout::flashinfer_nhd,
+                                                  EngineLayout::flashinfer_hnd};
 
 }  // namespace test

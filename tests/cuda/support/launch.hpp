@@ -15,12 +15,11 @@ namespace test {
 
 /// @throws kvpolicy::DeviceError if the launch is refused or the kernel fails.
 template <class Params>
-void launch(void (*kernel)(const Params), int grid_x, int grid_y, int threads,
-            std::size_t shared_bytes, const std::type_identity_t<Params>& params) {
+void launch(void (*kernel)(const Params), int grid_x, int grid_y, int threads, std::size_t shared_bytes,
+            const std::type_identity_t<Params>& params) {
   kvpolicy::cuda::launch(
-      kernel,
-      {.grid_x = grid_x, .grid_y = grid_y, .threads = threads, .shared_bytes = shared_bytes},
-      nullptr, params, "a test's kernel");
+      kernel, {.grid_x = grid_x, .grid_y = grid_y, .threads = threads, .shared_bytes = shared_bytes}, nullptr,
+      params, "a test's kernel");
   kvpolicy::cuda::check(cudaDeviceSynchronize(), "a test's kernel");
 }
 

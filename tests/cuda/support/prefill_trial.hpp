@@ -56,7 +56,7 @@ struct Case {
   bool log_sum_exp = true;
   int more_heads = 0;  // that the log-sum-exp has room for
   float softcap = 0.0F;
-  float scale = 0.0F;  // 0: 1 / sqrt(head_dim)
+  float scale = 0.0F;   // 0: 1 / sqrt(head_dim)
   TokenTree tree = {};  // whose last nodes the queries are; those before are appended to the history
 };
 
@@ -70,8 +70,7 @@ struct Numbers {
     const long long token_stride = heads * head_stride + (padded ? 24 : 0);
     const long long sequence_stride = tokens * token_stride + (padded ? 40 : 0);
     storage.assign(static_cast<std::size_t>(sequences * sequence_stride), guard);
-    tensor = {reinterpret_cast<std::byte*>(storage.data()), sequence_stride, token_stride,
-              head_stride};
+    tensor = {reinterpret_cast<std::byte*>(storage.data()), sequence_stride, token_stride, head_stride};
   }
 };
 
@@ -126,8 +125,8 @@ class Trial {
     params.kv_heads = static_cast<int>(c_.heads.size());
     params.group = c_.group;
     params.page_rows = c_.page_rows;
-    params.request = {.queries = c_.queries, .own_rows = c_.own_rows, .selected = c_.selected,
-                      .tree = mask_.view()};
+    params.request = {
+        .queries = c_.queries, .own_rows = c_.own_rows, .selected = c_.selected, .tree = mask_.view()};
     params.q = q_->tensor;
     if (c_.own_rows) params.k = k_->tensor, params.v = v_->tensor;
     params.out = out_->tensor;
@@ -140,8 +139,7 @@ class Trial {
 
     const int items = prefill_items<HeadDim>(params);
     const std::size_t columns =
-        c_.splits == 1 ? 0
-                       : static_cast<std::size_t>(items) * c_.splits * prefill_tile_rows<HeadDim>;
+        c_.splits == 1 ? 0 : static_cast<std::size_t>(items) * c_.splits * prefill_tile_rows<HeadDim>;
     const float nan = std::numeric_limits<float>::quiet_NaN();
     std::vector<float> values(columns * HeadDim, nan);
     std::vector<PartialState> states(columns, PartialState{nan, nan});
@@ -154,8 +152,7 @@ class Trial {
     if constexpr (HeadDim == 64 || HeadDim == 128) {
       if (packed) kernel = &prefill_kernel<E, HeadDim, true>;
     }
-    test::launch(kernel, items * c_.splits, 1, prefill_threads, prefill_shared_bytes<HeadDim>(),
-                 params);
+    test::launch(kernel, items * c_.splits, 1, prefill_threads, prefill_shared_bytes<HeadDim>(), params);
     for (const std::uint32_t ticket : tickets) CHECK(ticket == 0);
   }
 
@@ -191,8 +188,7 @@ class Trial {
     return static_cast<int>(c_.heads.size()) * c_.group + c_.more_heads;
   }
   [[nodiscard]] double scale() const {
-    return c_.scale == 0.0F ? 1.0 / std::sqrt(static_cast<double>(HeadDim))
-                            : static_cast<double>(c_.scale);
+    return c_.scale == 0.0F ? 1.0 / std::sqrt(static_cast<double>(HeadDim)) : static_cast<double>(c_.scale);
   }
 
   void fill(Numbers& numbers, int heads, test::Random& random) {
@@ -209,8 +205,7 @@ class Trial {
   void add(const Head& head, const LayerState& state, test::Random& random) {
     HeadView view = head.view;
     if (view.rotation_limit > 0) view.inverse_frequencies = frequencies_.data();
-    heads_.push_back(
-        std::make_unique<test::DeviceHead<E>>(view, HeadDim, c_.page_rows, state.tokens + 1));
+    heads_.push_back(std::make_unique<test::DeviceHead<E>>(view, HeadDim, c_.page_rows, state.tokens + 1));
     test::DeviceHead<E>& made = *heads_.back();
     std::vector<float> keys, values;
     for (int i = 0; i < (state.tokens - view.evicted) * HeadDim; ++i) {
@@ -260,14 +255,12 @@ class Trial {
     std::vector<Seen> seen;
     for (int row = 0; row < state.tokens - view.evicted; ++row) {
       const int node = row + view.evicted < text ? -1 : row + view.evicted - text;
-      const int position =
-          node < 0 ? row + view.evicted
-                   : text + static_cast<int>(c_.tree.depth(static_cast<std::size_t>(node)));
+      const int position = node < 0 ? row + view.evicted
+                                    : text + static_cast<int>(c_.tree.depth(static_cast<std::size_t>(node)));
       const bool sink = node < 0 ? row < view.sinks : position < view.sinks;
       if (!sink && view.recent > 0 && position < first - view.recent) continue;
       if (node < 0 && c_.selected && view.chunk_rows > 0 && row < head.chosen_end &&
-          std::find(head.chosen.begin(), head.chosen.end(), row / view.chunk_rows) ==
-              head.chosen.end()) {
+          std::find(head.chosen.begin(), head.chosen.end(), row / view.chunk_rows) == head.chosen.end()) {
         continue;
       }
       // The oldest rows of the window are seen by no query where the mask is exact.
@@ -296,14 +289,12 @@ class Trial {
     return seen;
   }
 
-  [[nodiscard]] double error_of(int s, int h, int token, int q_head,
-                                const std::vector<Seen>& rows) const {
+  [[nodiscard]] double error_of(int s, int h, int token, int q_head, const std::vector<Seen>& rows) const {
     const HeadView& view = c_.heads[static_cast<std::size_t>(h)].view;
     const LayerState& state = states_[static_cast<std::size_t>(s)];
     const int position = position_of(state, token);
     std::vector<double> query, turned;
-    for (int i = 0; i < HeadDim; ++i)
-      query.push_back(number<E>(q_->tensor.row(s, token, q_head)[i]));
+    for (int i = 0; i < HeadDim; ++i) query.push_back(number<E>(q_->tensor.row(s, token, q_head)[i]));
     turned = query;
     const bool turns = view.rotation_limit > 0 && position > view.rotation_limit;
     for (int i = 0; turns && i < HeadDim / 2; ++i) {
@@ -355,20 +346,19 @@ class Trial {
         largest = std::max(largest, std::abs(value));
       }
       const double got = number<E>(out_->tensor.row(s, token, q_head)[i]);
-      const double bound = 1.05 * (unit * (spread + std::abs(expected)) + 2 * moved * spread) +
-                           1e-5 * largest + 1e-30;
+      const double bound =
+          1.05 * (unit * (spread + std::abs(expected)) + 2 * moved * spread) + 1e-5 * largest + 1e-30;
       const double error = std::abs(got - expected) / bound;
       if (!(error <= worst)) worst = std::isnan(error) ? 1e300 : error;
     }
     if (c_.log_sum_exp) {
-      const double got = static_cast<double>(log_sum_exp_[static_cast<std::size_t>(
-          (s * c_.queries + token) * state_heads() + q_head)]);
+      const double got = static_cast<double>(
+          log_sum_exp_[static_cast<std::size_t>((s * c_.queries + token) * state_heads() + q_head)]);
       if (sum == 0.0) {
         if (!(got == -std::numeric_limits<double>::infinity())) worst = 1e300;
       } else {
         const double expected = highest + std::log(sum);
-        const double error =
-            std::abs(got - expected) / (moved * 1.05 + 1e-5 * (1 + std::abs(expected)));
+        const double error = std::abs(got - expected) / (moved * 1.05 + 1e-5 * (1 + std::abs(expected)));
         if (!(error <= worst)) worst = std::isnan(error) ? 1e300 : error;
       }
     }

@@ -22,7 +22,7 @@ struct DeviceCase {
 template <kvpolicy::Element E, class Backend = DeviceBackend<E>>
 void random_device_sequences(std::uint64_t seed, std::size_t operations) {
   const std::vector<DeviceCase> cases{{1, 7, 1, 0, 1, 64}, {2, 4, 1, 0, 40, 64},  {7, 3, 1, 1, 1, 128},
-                                {4, 4, 1, 5, 9, 64}, {2, 3, 2, 70, 70, 64}, {16, 2, 1, 3, 2, 64}};
+                                      {4, 4, 1, 5, 9, 64}, {2, 3, 2, 70, 70, 64}, {16, 2, 1, 3, 2, 64}};
   const std::vector<HeadSpec> all = device_heads();
   std::size_t next = seed;
   for (std::size_t i = 0; i < cases.size(); ++i) {
@@ -38,7 +38,8 @@ void random_device_sequences(std::uint64_t seed, std::size_t operations) {
     if (i % 2 == 1) logits.scale = 0.2F;
     if (i % 3 == 1) logits.softcap = 5.0F;
     if (i % 3 == 2) {
-      for (std::size_t h = 0; h < shape.q_heads; ++h) logits.sinks.push_back(0.1F * static_cast<float>(h) - 1.0F);
+      for (std::size_t h = 0; h < shape.q_heads; ++h)
+        logits.sinks.push_back(0.1F * static_cast<float>(h) - 1.0F);
     }
     kvpolicy::cuda::CacheOptions options;
     options.max_rollback = one.max_rollback;

@@ -26,7 +26,13 @@ inline std::vector<HeadSpec> slow_heads() {
       {.kind = Kind::window, .sinks = 4, .recent = 37},
       {.kind = Kind::retrieval, .budget = 64, .chunk = 16, .bits = 4, .residual = 11},
       {.kind = Kind::budget, .budget = 30, .window = 8},
-      {.kind = Kind::retrieval, .budget = 96, .chunk = 32, .bits = 8, .key_group = 32, .residual = 19, .per_channel = true},
+      {.kind = Kind::retrieval,
+       .budget = 96,
+       .chunk = 32,
+       .bits = 8,
+       .key_group = 32,
+       .residual = 19,
+       .per_channel = true},
       {.bits = 2, .key_group = 16, .value_group = 16, .residual = 13, .per_channel = true},
   };
 }
@@ -34,7 +40,8 @@ inline std::vector<HeadSpec> slow_heads() {
 inline std::vector<HeadSpec> selecting_heads() {
   std::vector<HeadSpec> heads;
   for (const HeadSpec& head : slow_heads()) {
-    if (head.kind == Kind::retrieval || head.kind == Kind::window || head.kind == Kind::budget) heads.push_back(head);
+    if (head.kind == Kind::retrieval || head.kind == Kind::window || head.kind == Kind::budget)
+      heads.push_back(head);
   }
   return heads;
 }
@@ -50,7 +57,9 @@ inline DevicePlan plan_with(const kvpolicy::ModelShape& shape, const std::vector
 class SlowTwins {
  public:
   SlowTwins(const DevicePlan& plan, const kvpolicy::cuda::CacheOptions& options, const Stream& stream)
-      : stream_{stream}, options_{with_slow(options)}, near_{plan, without_slow(options), stream},
+      : stream_{stream},
+        options_{with_slow(options)},
+        near_{plan, without_slow(options), stream},
         slow_{std::in_place, plan, options_, stream} {}
   SlowTwins(const SlowTwins&) = delete;
   SlowTwins& operator=(const SlowTwins&) = delete;
@@ -67,7 +76,8 @@ class SlowTwins {
   }
   /// `tokens` random ones through all layers of each, without a wait between; whether all results
   /// are the same, bit for bit.
-  [[nodiscard]] bool step(Random& random, std::size_t tokens, const AttendOptions& options, bool apart = false) {
+  [[nodiscard]] bool step(Random& random, std::size_t tokens, const AttendOptions& options,
+                          bool apart = false) {
     const auto& shape = near_.plan().shape();
     std::vector<DeviceChunk<>> one;
     std::vector<DeviceChunk<>> other;
@@ -108,7 +118,8 @@ class SlowTwins {
     options.slow_memory = nullptr;
     return options;
   }
-  void put(DeviceCache& cache, std::vector<DeviceChunk<>>& chunks, const AttendOptions& options, bool apart) const {
+  void put(DeviceCache& cache, std::vector<DeviceChunk<>>& chunks, const AttendOptions& options,
+           bool apart) const {
     for (std::size_t l = 0; l < chunks.size(); ++l) {
       if (apart) {
         chunks[l].append(cache, l, stream_);

@@ -52,8 +52,7 @@ struct WrittenHead {
     for (const Side side : {Side::keys, Side::values}) {
       for (int row = 0; row < rows(); ++row) {
         const bool sink = row < view().sinks;
-        if (!sink &&
-            (row < packed || (view().exact_ring > 0 && row + view().exact_ring < written))) {
+        if (!sink && (row < packed || (view().exact_ring > 0 && row + view().exact_ring < written))) {
           continue;
         }
         const std::uint16_t* there = memory.exact(side, row);
@@ -80,8 +79,7 @@ struct WrittenHead {
       for (int channel = 0; channel < head_dim; channel += by_rows ? 1 : group) {
         std::vector<float> numbers;
         for (int i = 0; i < group; ++i) {
-          numbers.push_back(by_rows ? number(side, row + i, channel)
-                                    : number(side, row, channel + i));
+          numbers.push_back(by_rows ? number(side, row + i, channel) : number(side, row, channel + i));
         }
         const QuantizedGroup expected{numbers, view().encoding};
         for (int i = 0; i < group; ++i) {
@@ -100,8 +98,7 @@ struct WrittenHead {
   void check_chunks(const kvpolicy::cuda::LayerState& state) {
     const int chunk_rows = view().chunk_rows;
     int wrong = 0;
-    for (int chunk = first_chunk; (chunk + 1) * chunk_rows <= state.committed - view().evicted;
-         ++chunk) {
+    for (int chunk = first_chunk; (chunk + 1) * chunk_rows <= state.committed - view().evicted; ++chunk) {
       for (int c = 0; c < head_dim; ++c) {
         float sum = 0;
         float min = std::numeric_limits<float>::infinity(), max = -min;

@@ -3,6 +3,9 @@
 // Names that fragments about the CPU engine may use: a pool of threads of the caller.
 // needs: cpu
 #include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <vector>
 
 #include <kvpolicy/cpu.hpp>
 #include <kvpolicy/duo.hpp>

@@ -16,7 +16,5 @@ struct Engine {
   kvpolicy::TensorView<const kvpolicy::half> q, k, v;
   kvpolicy::TensorView<kvpolicy::half> out;
 
-  void run() {
-    BLOCK
-  }
+  void run() { BLOCK }
 };

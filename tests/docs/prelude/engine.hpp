@@ -18,7 +18,5 @@ struct Engine {
   kvpolicy::TensorView<const float> q, k, v;
   kvpolicy::TensorView<float> out;
 
-  void run() {
-    BLOCK
-  }
+  void run() { BLOCK }
 };

@@ -11,7 +11,5 @@
 struct Engine {
   kvpolicy::ModelShape shape{.layers = 32, .q_heads = 32, .kv_heads = 8, .head_dim = 128};
 
-  void run() {
-    BLOCK
-  }
+  void run() { BLOCK }
 };

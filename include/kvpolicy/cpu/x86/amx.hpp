@@ -55,17 +55,11 @@ class AmxTiles {
   /// Loads 16 rows of 64 bytes, `stride` bytes apart.
   template <int Tile>
   void load(const void* from, std::size_t stride) noexcept {
-    __asm__ volatile("tileloadd (%0,%1,1), %%tmm%c2"
-                     :
-                     : "r"(from), "r"(stride), "i"(Tile)
-                     : "memory");
+    __asm__ volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride), "i"(Tile) : "memory");
   }
   template <int Tile>
   void store(void* to, std::size_t stride) noexcept {
-    __asm__ volatile("tilestored %%tmm%c2, (%0,%1,1)"
-                     :
-                     : "r"(to), "r"(stride), "i"(Tile)
-                     : "memory");
+    __asm__ volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(to), "r"(stride), "i"(Tile) : "memory");
   }
   /// sums[i, x] += sum over p < 16 of the two products of pair a[i, p] and pair b[p, x].
   template <int Sums, int A, int B>
@@ -80,8 +74,7 @@ class AmxTiles {
     unsigned c = 0;
     unsigned d = 0;
     constexpr unsigned tiles_and_bfloat16 = 1U << 24 | 1U << 22;
-    return __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 &&
-           (d & tiles_and_bfloat16) == tiles_and_bfloat16;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (d & tiles_and_bfloat16) == tiles_and_bfloat16;
   }
 
   // A process must request the 8 KiB that a thread's tiles take in its signal frames.
@@ -91,8 +84,7 @@ class AmxTiles {
     constexpr long tile_data = 18;               // XFEATURE_XTILEDATA
     if (syscall(SYS_arch_prctl, request_permission, tile_data) != 0) return false;
     std::uint64_t permitted = 0;
-    return syscall(SYS_arch_prctl, get_permission, &permitted) == 0 &&
-           (permitted >> tile_data & 1) != 0;
+    return syscall(SYS_arch_prctl, get_permission, &permitted) == 0 && (permitted >> tile_data & 1) != 0;
   }
 };
 

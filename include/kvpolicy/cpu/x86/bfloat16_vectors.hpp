@@ -26,8 +26,7 @@ namespace kvpolicy::cpu::x86 {
 
 #ifdef KVPOLICY_CPU_BFLOAT16_VECTORS
 
-#define KVPOLICY_CPU_BFLOAT16_TARGET \
-  __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")))
+#define KVPOLICY_CPU_BFLOAT16_TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")))
 #define KVPOLICY_CPU_BFLOAT16_INLINE \
   __attribute__((always_inline, target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")))
 
@@ -37,8 +36,8 @@ struct BFloat16Vectors {
 
   /// Whether the processor has the instruction and the system lets it use such vectors.
   [[nodiscard]] static bool available() noexcept {
-    static const bool result = __builtin_cpu_supports("avx512bf16") != 0 &&
-                               __builtin_cpu_supports("avx512vl") != 0;
+    static const bool result =
+        __builtin_cpu_supports("avx512bf16") != 0 && __builtin_cpu_supports("avx512vl") != 0;
     return result;
   }
   /// Whether it is faster than multiply-adds in float.
@@ -50,11 +49,10 @@ struct BFloat16Vectors {
   /// Computes a product for `count` rows, rounded up to `rows`, and `width` columns: 16 or 32. It calls
   /// meanwhile() every Meanwhile::stretch pairs.
   template <class Meanwhile>
-  static void product(PairMatrices matrices, ProductTarget target, std::size_t count,
-                      std::size_t width, Meanwhile& meanwhile) {
+  static void product(PairMatrices matrices, ProductTarget target, std::size_t count, std::size_t width,
+                      Meanwhile& meanwhile) {
     for (std::size_t row = 0; row < count; row += rows) {
-      width == columns ? block<2>(matrices, target, meanwhile)
-                       : block<1>(matrices, target, meanwhile);
+      width == columns ? block<2>(matrices, target, meanwhile) : block<1>(matrices, target, meanwhile);
       matrices.a += rows * matrices.a_row;
       target.c += rows * target.c_row;
     }
@@ -69,8 +67,7 @@ struct BFloat16Vectors {
   }
 
   template <std::size_t N, class Meanwhile>
-  KVPOLICY_CPU_BFLOAT16_TARGET static void block(const PairMatrices& matrices,
-                                                 const ProductTarget& target,
+  KVPOLICY_CPU_BFLOAT16_TARGET static void block(const PairMatrices& matrices, const ProductTarget& target,
                                                  Meanwhile& meanwhile) {
     const std::size_t a_row = matrices.a_row;
     __m512 sums[rows][N];
@@ -90,9 +87,8 @@ struct BFloat16Vectors {
         const std::size_t end = std::min(pair + Meanwhile::stretch, matrices.pairs);
         for (; pair < end; ++pair) {
           __m512i numbers[N];
-          unroll<N>([&](auto n) KVPOLICY_CPU_BFLOAT16_INLINE {
-            numbers[n] = _mm512_loadu_si512(b + n * 16);
-          });
+          unroll<N>([&](auto n)
+                        KVPOLICY_CPU_BFLOAT16_INLINE { numbers[n] = _mm512_loadu_si512(b + n * 16); });
           unroll<rows>([&](auto i) KVPOLICY_CPU_BFLOAT16_INLINE {
             const __m512i factor = _mm512_set1_epi32(static_cast<int>(a[i * a_row]));
             unroll<N>([&](auto n) KVPOLICY_CPU_BFLOAT16_INLINE {
@@ -124,8 +120,7 @@ struct BFloat16Vectors {
   [[nodiscard]] static bool pay() noexcept { return false; }
 
   template <class Meanwhile>
-  static void product(const PairMatrices&, const ProductTarget&, std::size_t, std::size_t,
-                      Meanwhile&) {}
+  static void product(const PairMatrices&, const ProductTarget&, std::size_t, std::size_t, Meanwhile&) {}
 };
 
 #endif

@@ -40,15 +40,15 @@ inline constexpr bool has_pair_products = KVPOLICY_CPU_PAIR_PRODUCTS != 0;
 template <class D>
 [[nodiscard]] HWY_INLINE hn::Vec<D> add_pair_products_portable(D, hn::Vec<D> sum, hn::Vec<D> a,
                                                                hn::Vec<D> b) {
-  const auto low = [](hn::Vec<D> pair) KVPOLICY_CPU_LAMBDA { return hn::ShiftRight<16>(hn::ShiftLeft<16>(pair)); };
+  const auto low = [](hn::Vec<D> pair)
+                       KVPOLICY_CPU_LAMBDA { return hn::ShiftRight<16>(hn::ShiftLeft<16>(pair)); };
   const auto lows = hn::Mul(low(a), low(b));
   const auto highs = hn::Mul(hn::ShiftRight<16>(a), hn::ShiftRight<16>(b));
   return hn::Add(sum, hn::Add(lows, highs));
 }
 
 template <class D>
-[[nodiscard]] HWY_INLINE hn::Vec<D> add_pair_products(D d, hn::Vec<D> sum, hn::Vec<D> a,
-                                                      hn::Vec<D> b) {
+[[nodiscard]] HWY_INLINE hn::Vec<D> add_pair_products(D d, hn::Vec<D> sum, hn::Vec<D> a, hn::Vec<D> b) {
 #if KVPOLICY_CPU_PAIR_PRODUCTS
   constexpr std::size_t width = hn::MaxLanes(D{});
 #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL

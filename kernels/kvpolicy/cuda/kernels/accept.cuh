@@ -69,7 +69,7 @@ accept_rows_kernel(const KVPOLICY_GRID_CONSTANT AcceptRowsParams p) {
 struct AcceptQueriesParams {
   std::uint16_t* ring = nullptr;  ///< [slots, q_heads, head_dim]: queries.cuh
   int slots = 0;
-  int numbers = 0;                ///< q_heads * head_dim
+  int numbers = 0;  ///< q_heads * head_dim
   PathPart path;
 };
 

@@ -72,8 +72,7 @@ struct HeadAppend {
         after{before.after(p.rows, p.commit_rows, p.max_rollback)} {
     if (head.slow == nullptr) return;
     entered_before = head.slow->state->entered;
-    entered = larger(entered_before,
-                     pages_come_to(head, head.slow->packed != 0, params.page_rows, after));
+    entered = larger(entered_before, pages_come_to(head, head.slow->packed != 0, params.page_rows, after));
   }
 
   /// Rows that were in the cache before the call.
@@ -126,9 +125,9 @@ struct HeadAppend {
       if (keys.rows() == 0) return;
       int row = head.sinks + (keys.begin - head.sinks) / quantized_together * quantized_together;
       for (; row < keys.end; row += quantized_together) {
-        quantize_keys<E, HeadDim>(head, params.page_rows, row, larger(row, keys.begin),
-                                  smaller(row + quantized_together, keys.end), [&](int i) { return exact(i, true); },
-                                  shared_memory(), params.out_of_range, entered);
+        quantize_keys<E, HeadDim>(
+            head, params.page_rows, row, larger(row, keys.begin), smaller(row + quantized_together, keys.end),
+            [&](int i) { return exact(i, true); }, shared_memory(), params.out_of_range, entered);
       }
     }
   }
@@ -190,8 +189,7 @@ append_kernel(const KVPOLICY_GRID_CONSTANT AppendParams params) {
 template <Element E, int HeadDim>
 KVPOLICY_KERNEL(write_threads, 4)
 commit_kernel(const KVPOLICY_GRID_CONSTANT AppendParams params) {
-  const HeadAppend<E, HeadDim> task{params, block_y() / params.kv_heads,
-                                    block_y() % params.kv_heads};
+  const HeadAppend<E, HeadDim> task{params, block_y() / params.kv_heads, block_y() % params.kv_heads};
   task.commit(block_x(), grid_x());
 }
 
@@ -210,16 +208,14 @@ inline constexpr int write_tile_rows = 64;
 template <Element E, int HeadDim>
 KVPOLICY_KERNEL(write_threads, 4)
 write_kernel(const KVPOLICY_GRID_CONSTANT AppendParams params) {
-  const HeadAppend<E, HeadDim> task{params, block_y() / params.kv_heads,
-                                    block_y() % params.kv_heads};
+  const HeadAppend<E, HeadDim> task{params, block_y() / params.kv_heads, block_y() % params.kv_heads};
   // Rows that are packed by now are never read as exact again, except for a chunk that is not full.
   const HeadView& head = task.head;
   int needed = head.packed_end(task.after.committed);
   if (head.chunk_rows > 0) {
     needed = smaller(needed, head.closed_chunks(task.after.committed) * head.chunk_rows);
   }
-  for (int first = block_x() * write_tile_rows; first < params.rows;
-       first += grid_x() * write_tile_rows) {
+  for (int first = block_x() * write_tile_rows; first < params.rows; first += grid_x() * write_tile_rows) {
     task.write(first, smaller(first + write_tile_rows, params.rows), needed);
   }
   task.arrive(grid_x() * params.kv_heads);
@@ -232,7 +228,7 @@ struct SetStateParams {
   LayerState* states = nullptr;     ///< [count]
   int count = 0;
   int kv_heads = 0;
-  LayerState state;  ///< committed < 0: each keeps its own value
+  LayerState state;       ///< committed < 0: each keeps its own value
   int choices_until = 0;  ///< selections by queries after this many tokens are dropped
 };
 
@@ -251,8 +247,7 @@ set_state_kernel(const KVPOLICY_GRID_CONSTANT SetStateParams params) {
   }
   Selections* choices = params.heads[i].selections;
   if (choices == nullptr) return;
-  const ChoiceRing<int> left =
-      choices->ring().after_rollback(params.choices_until, choices->tokens);
+  const ChoiceRing<int> left = choices->ring().after_rollback(params.choices_until, choices->tokens);
   if (left.valid == choices->valid) return;
   choices->latest = left.latest;
   choices->valid = left.valid;

@@ -28,31 +28,31 @@ struct PartialState {
 /// Memory for the partial results of blocks. If several blocks share a head or tile, the last block
 /// to finish merges their results in the order of the rows, so results do not depend on timing.
 struct Workspace {
-  float* values = nullptr;         ///< [slots, columns, head_dim], not normalised
-  PartialState* states = nullptr;  ///< [slots, columns]
+  float* values = nullptr;           ///< [slots, columns, head_dim], not normalised
+  PartialState* states = nullptr;    ///< [slots, columns]
   std::uint32_t* tickets = nullptr;  ///< one for each shared head or tile; 0 before and after a call
 };
 
 /// Attention of one layer, for any number of sequences. All pointers are device pointers.
 struct AttendParams {
-  const HeadView* heads = nullptr;      ///< [sequences, kv_heads]
-  const LayerState* states = nullptr;   ///< [sequences]
+  const HeadView* heads = nullptr;     ///< [sequences, kv_heads]
+  const LayerState* states = nullptr;  ///< [sequences]
   int sequences = 1;
   int kv_heads = 0;
-  int group = 1;       ///< query heads for each KV head
+  int group = 1;  ///< query heads for each KV head
   int page_rows = 64;
   Request request = {};  ///< the same for every sequence
-  Tensor q = {};       ///< [sequences, queries, kv_heads * group, head_dim]
-  Tensor k = {};       ///< the call's own rows [sequences, queries, kv_heads, head_dim], or none
+  Tensor q = {};         ///< [sequences, queries, kv_heads * group, head_dim]
+  Tensor k = {};         ///< the call's own rows [sequences, queries, kv_heads, head_dim], or none
   Tensor v = {};
-  Tensor out = {};     ///< shaped as q
-  float* log_sum_exp = nullptr;        ///< [sequences, queries, log_sum_exp_heads] or null
-  int log_sum_exp_heads = 0;           ///< 0: kv_heads * group; more for a part of the heads
+  Tensor out = {};                             ///< shaped as q
+  float* log_sum_exp = nullptr;                ///< [sequences, queries, log_sum_exp_heads] or null
+  int log_sum_exp_heads = 0;                   ///< 0: kv_heads * group; more for a part of the heads
   const float* attention_sink_bias = nullptr;  ///< [kv_heads * group] or null
-  float scale_log2 = 0.0F;             ///< scale of a dot product, times log2(e)
-  float softcap = 0.0F;                ///< natural logit -> cap * tanh(logit / cap); 0: no cap
+  float scale_log2 = 0.0F;                     ///< scale of a dot product, times log2(e)
+  float softcap = 0.0F;                        ///< natural logit -> cap * tanh(logit / cap); 0: no cap
   Workspace workspace = {};
-  int splits = 1;      ///< prefill.cuh: blocks that share a tile of queries
+  int splits = 1;  ///< prefill.cuh: blocks that share a tile of queries
 
   /// How many numbers log_sum_exp has for each token.
   KVPOLICY_HOST_DEVICE int state_heads() const {

@@ -5,8 +5,10 @@
 #pragma once
 
 #include <kvpolicy/cuda/kernels/attend.cuh>
+#include <kvpolicy/cuda/kernels/fragments.cuh>
 #include <kvpolicy/cuda/kernels/head.cuh>
 #include <kvpolicy/cuda/kernels/partition.cuh>
+#include <kvpolicy/cuda/kernels/simt.cuh>
 
 namespace kvpolicy::cuda {
 

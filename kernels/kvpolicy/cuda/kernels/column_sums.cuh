@@ -73,8 +73,7 @@ column_sums_kernel(const KVPOLICY_GRID_CONSTANT ColumnSumsParams params) {
       const DeviceSegment& segment = list.segment[s];
       if (s == 0 || segment.rotated != list.segment[s - 1].rotated) {
         sync_block();  // the previous segment is read
-        load_observing<E, HeadDim>(p, head, seen, kv_head * p.group + from, heads,
-                                   segment.rotated, queries);
+        load_observing<E, HeadDim>(p, head, seen, kv_head * p.group + from, heads, segment.rotated, queries);
         sync_block();
       }
       const ObservedRows rows{p, seen, segment, kv_head};
@@ -122,8 +121,7 @@ column_sums_kernel(const KVPOLICY_GRID_CONSTANT ColumnSumsParams params) {
                     const int at = row + part * tile_rows + side * 8 + lane_index() / 4;
                     if (params.sums == nullptr || lane_index() % 4 != 0) continue;
                     if (at < rows.first || at > rows.last) continue;
-                    params.sums[(static_cast<long long>(kv_head) * p.group + from + member) *
-                                    params.pitch +
+                    params.sums[(static_cast<long long>(kv_head) * p.group + from + member) * params.pitch +
                                 shown + at - rows.first] += sum;
                   }
                 }
@@ -135,8 +133,7 @@ column_sums_kernel(const KVPOLICY_GRID_CONSTANT ColumnSumsParams params) {
                 for (int side = 0; side < 2; ++side) {
                   const int at = row + part * tile_rows + side * 8 + lane_index() / 4;
                   if (lane_index() % 4 != 0 || at < rows.first || at > rows.last) continue;
-                  head.sums[(own ? stored : 0) + at] +=
-                      total[part][side] / static_cast<double>(p.group);
+                  head.sums[(own ? stored : 0) + at] += total[part][side] / static_cast<double>(p.group);
                 }
               }
             });

@@ -42,7 +42,8 @@ constexpr std::size_t compact_shared_bytes() {
 /// Number of tiles of 64 rows for the grid. The `sinks` rows shift the blocks that are quantised
 /// together.
 KVPOLICY_HOST_DEVICE constexpr int compact_tiles(int rows, int sinks) {
-  return quotient_up(rows + (quantized_together - sinks % quantized_together) % quantized_together, quantized_together);
+  return quotient_up(rows + (quantized_together - sinks % quantized_together) % quantized_together,
+                     quantized_together);
 }
 
 /// Eight neighbouring channels of a packed row.
@@ -51,21 +52,20 @@ struct PackedVector {
   std::uint32_t code[8];
   std::uint32_t grid;  ///< scale in the low half, zero in the high
 
-  KVPOLICY_DEVICE PackedVector(const HeadView& head, int page_rows, int row, int channel,
-                               bool key) {
+  KVPOLICY_DEVICE PackedVector(const HeadView& head, int page_rows, int row, int channel, bool key) {
     const PackedBlock block{head, HeadDim, page_rows, row - (row - head.sinks) % tile_rows};
     const int in_tile = (row - head.sinks) % tile_rows;
     const int bits = code_bits(head.encoding);
     const auto* words = reinterpret_cast<const std::uint32_t*>(block.codes(key));
     KVPOLICY_UNROLL
     for (int j = 0; j < 8; ++j) {
-      const TileOffset at = key ? offset_of_key(in_tile, channel + j, HeadDim)
-                               : offset_of_value(in_tile, channel + j, HeadDim);
+      const TileOffset at =
+          key ? offset_of_key(in_tile, channel + j, HeadDim) : offset_of_value(in_tile, channel + j, HeadDim);
       const int bit = bit_of_code(at, bits, HeadDim);
       code[j] = words[bit / 32] >> bit % 32 & ((1U << bits) - 1U);
     }
-    const int param = value_param(block.row + in_tile, channel, page_rows,
-                                  key ? head.key_group : head.value_group);
+    const int param =
+        value_param(block.row + in_tile, channel, page_rows, key ? head.key_group : head.value_group);
     grid = block.scales(key)[param] | static_cast<std::uint32_t>(block.zeros(key)[param]) << 16;
   }
 
@@ -100,11 +100,9 @@ KVPOLICY_DEVICE void compact_to_exact(const HeadView& from, const HeadView& to, 
           numbers = PackedVector<HeadDim>{from, page_rows, row, channel, key}.template numbers<E>();
         }
       } else {
-        numbers = *reinterpret_cast<const Words4*>(exact_row<HeadDim>(from, page_rows, row, key) +
-                                                   channel);
+        numbers = *reinterpret_cast<const Words4*>(exact_row<HeadDim>(from, page_rows, row, key) + channel);
       }
-      *reinterpret_cast<Words4*>(exact_row<HeadDim>(to, page_rows, i / vectors, key) + channel) =
-          numbers;
+      *reinterpret_cast<Words4*>(exact_row<HeadDim>(to, page_rows, i / vectors, key) + channel) = numbers;
     }
   }
 }
@@ -180,8 +178,8 @@ compact_kernel(const KVPOLICY_GRID_CONSTANT CompactParams params) {
     if constexpr (can_quantize<HeadDim>) {
       int refused = 0;
       if (packed) {
-        compact_side<E, HeadDim, true>(from, to, params.page_rows, kept, from_keys_end, first, quantized_together,
-                                        false, refused);
+        compact_side<E, HeadDim, true>(from, to, params.page_rows, kept, from_keys_end, first,
+                                       quantized_together, false, refused);
         compact_side<E, HeadDim, false>(from, to, params.page_rows, kept, from.values_end(tokens), first,
                                         quantized_together, false, refused);
       } else if (first >= to.sinks && first < to_keys_end) {
@@ -199,8 +197,8 @@ compact_kernel(const KVPOLICY_GRID_CONSTANT CompactParams params) {
     const int old_count = params.old_positions != nullptr ? params.old_counts[head] : 0;
     for (int i = first + thread_index(); i < last; i += thread_count()) {
       const int row = kept[i];
-      params.new_positions[head][i] = row < old_count ? params.old_positions[head][row]
-                                                      : static_cast<long long>(row) + from.evicted;
+      params.new_positions[head][i] =
+          row < old_count ? params.old_positions[head][row] : static_cast<long long>(row) + from.evicted;
     }
   }
 }

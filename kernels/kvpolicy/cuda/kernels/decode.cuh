@@ -17,12 +17,12 @@
 #include <algorithm>
 
 #include <kvpolicy/cuda/kernels/attend.cuh>
+#include <kvpolicy/cuda/kernels/block_slice.cuh>
 #include <kvpolicy/cuda/kernels/decode_exact.cuh>
 #include <kvpolicy/cuda/kernels/decode_packed.cuh>
 #include <kvpolicy/cuda/kernels/decode_queries.cuh>
 #include <kvpolicy/cuda/kernels/merge.cuh>
 #include <kvpolicy/cuda/kernels/partition.cuh>
-#include <kvpolicy/cuda/kernels/block_slice.cuh>
 
 namespace kvpolicy::cuda {
 
@@ -144,13 +144,11 @@ class DecodeBlock {
   }
 
   /// Computes this block's share of a head.
-  KVPOLICY_DEVICE void attend(int head, const Partition& partition, long long from,
-                              long long to) const {
+  KVPOLICY_DEVICE void attend(int head, const Partition& partition, long long from, long long to) const {
     if (work_prefix()[head] == work_prefix()[head + 1]) return;
     using Queries = typename Layout::Queries;
-    const Queries queries{
-        .plain = shared,
-        .code_columns = reinterpret_cast<CodeColumn*>(shared + Layout::code_columns_at)};
+    const Queries queries{.plain = shared,
+                          .code_columns = reinterpret_cast<CodeColumn*>(shared + Layout::code_columns_at)};
     const int sequence = head / p.kv_heads;
     const int kv_head = head % p.kv_heads;
     sync_block();  // the previous head no longer uses shared memory
@@ -169,15 +167,14 @@ class DecodeBlock {
     softmax.clear();
     if constexpr (Packed) {
       if (packed) {
-        attend_packed<HeadDim, ColumnTiles, Layout::warps>(p, slice(), queries.halves(),
-                                                           queries.code_columns, softmax);
+        attend_packed<HeadDim, ColumnTiles, Layout::warps>(p, slice(), queries.halves(), queries.code_columns,
+                                                           softmax);
       }
     }
-    attend_exact<E, HeadDim, ColumnTiles, Layout::warps>(p, slice(), head, queries.plain,
-                                                         queries.turned(), softmax);
-    const typename Layout::Merge warps{
-        .values = reinterpret_cast<float*>(shared),
-        .states = reinterpret_cast<PartialState*>(shared + Layout::states_at)};
+    attend_exact<E, HeadDim, ColumnTiles, Layout::warps>(p, slice(), head, queries.plain, queries.turned(),
+                                                         softmax);
+    const typename Layout::Merge warps{.values = reinterpret_cast<float*>(shared),
+                                       .states = reinterpret_cast<PartialState*>(shared + Layout::states_at)};
     warps.merge(softmax, used_columns);
 
     if (slice().begins && slice().ends) {
@@ -241,8 +238,7 @@ class DecodeBlock {
     finished()[column] =
         finish_row(state, p.attention_sink_bias == nullptr ? nullptr : p.attention_sink_bias + q_head);
     if (p.log_sum_exp == nullptr) return;
-    const long long query =
-        static_cast<long long>(head / p.kv_heads) * p.request.queries + column / p.group;
+    const long long query = static_cast<long long>(head / p.kv_heads) * p.request.queries + column / p.group;
     p.log_sum_exp[query * p.state_heads() + q_head] = finished()[column].log_sum_exp;
   }
   /// Writes the output of a head without visible rows.

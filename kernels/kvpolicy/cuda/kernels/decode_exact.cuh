@@ -4,9 +4,9 @@
 // by decode.cuh.
 #pragma once
 
+#include <kvpolicy/cuda/kernels/block_slice.cuh>
 #include <kvpolicy/cuda/kernels/fragments.cuh>
 #include <kvpolicy/cuda/kernels/online_softmax.cuh>
-#include <kvpolicy/cuda/kernels/block_slice.cuh>
 
 namespace kvpolicy::cuda {
 
@@ -32,10 +32,8 @@ KVPOLICY_DEVICE RowAddress address_of_row(const AttendParams& p, const BlockSlic
             reinterpret_cast<unsigned long long>(p.v.row(sequence, row, kv_head))};
   }
   const int slot = slice.head.exact_slot(row);
-  const auto page =
-      reinterpret_cast<unsigned long long>(slice.head.exact_pages[page_of(slot, p.page_rows)]);
-  const auto key =
-      page + static_cast<unsigned>((slot & (p.page_rows - 1)) * slice.head.exact_row_stride);
+  const auto page = reinterpret_cast<unsigned long long>(slice.head.exact_pages[page_of(slot, p.page_rows)]);
+  const auto key = page + static_cast<unsigned>((slot & (p.page_rows - 1)) * slice.head.exact_row_stride);
   return {key, key + static_cast<unsigned long long>(slice.head.exact_values_offset)};
 }
 

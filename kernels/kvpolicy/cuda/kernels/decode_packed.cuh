@@ -7,10 +7,10 @@
 
 #include <type_traits>
 
+#include <kvpolicy/cuda/kernels/block_slice.cuh>
 #include <kvpolicy/cuda/kernels/decode_queries.cuh>
 #include <kvpolicy/cuda/kernels/fragments.cuh>
 #include <kvpolicy/cuda/kernels/online_softmax.cuh>
-#include <kvpolicy/cuda/kernels/block_slice.cuh>
 
 namespace kvpolicy::cuda {
 
@@ -20,9 +20,7 @@ struct TileAddress {
   int row;  ///< index in the page
 
   /// The value of another lane.
-  KVPOLICY_DEVICE TileAddress of(int lane) const {
-    return {shuffle(page, lane), shuffle(row, lane)};
-  }
+  KVPOLICY_DEVICE TileAddress of(int lane) const { return {shuffle(page, lane), shuffle(row, lane)}; }
   KVPOLICY_DEVICE const std::byte* at(int offset) const {
     return reinterpret_cast<const std::byte*>(page) + offset;
   }
@@ -55,16 +53,16 @@ struct RowGrids {
     KVPOLICY_UNROLL
     for (int i = 0; i < UnitRows / warp_lanes; ++i) {
       const TileAddress tile = address.of(2 * i + lane_index() / tile_rows);
-      const auto* scale = reinterpret_cast<const std::uint16_t*>(tile.at(offset)) + tile.row +
-                          lane_index() % tile_rows;
+      const auto* scale =
+          reinterpret_cast<const std::uint16_t*>(tile.at(offset)) + tile.row + lane_index() % tile_rows;
       key[i] = permute_bytes(load_once(scale), load_once(scale + page_rows), 0x5410);
     }
   }
   KVPOLICY_DEVICE void load_values(const TileAddress& address, int offset, int page_rows) {
     const int pair = lane_index() % (UnitRows / 2);
     const TileAddress tile = address.of(pair / 8);
-    const auto* scales = reinterpret_cast<const std::uint16_t*>(tile.at(offset)) + 2 * page_rows +
-                         tile.row + pair % 8 * 2;
+    const auto* scales =
+        reinterpret_cast<const std::uint16_t*>(tile.at(offset)) + 2 * page_rows + tile.row + pair % 8 * 2;
     value_scale = load_once(reinterpret_cast<const Words1*>(scales)).word[0];
     value_zero = load_once(reinterpret_cast<const Words1*>(scales + page_rows)).word[0];
   }
@@ -89,10 +87,8 @@ struct GroupGrids {
     const int g = lane_index() / 4;
     const int channel = pair * 32 + lane_index() % 4 * 8;
     const int first = key_param(tile.row, channel, HeadDim, page_rows, per_channel, key_group);
-    const auto* scales =
-        reinterpret_cast<const std::uint16_t*>(tile.at(layout.key_scales_offset)) + first;
-    const auto* zeros =
-        reinterpret_cast<const std::uint16_t*>(tile.at(layout.key_zeros_offset)) + first;
+    const auto* scales = reinterpret_cast<const std::uint16_t*>(tile.at(layout.key_scales_offset)) + first;
+    const auto* zeros = reinterpret_cast<const std::uint16_t*>(tile.at(layout.key_zeros_offset)) + first;
     if (per_channel) {
       const Words4 s = *reinterpret_cast<const Words4*>(scales);
       const Words4 z = *reinterpret_cast<const Words4*>(zeros);
@@ -116,8 +112,8 @@ struct GroupGrids {
   }
   /// Loads those of a tile's values, for the registers of steps 4 * block .. 4 * block + 3: [row
   /// pair].
-  KVPOLICY_DEVICE void of_values(std::uint32_t (&scale)[2], std::uint32_t (&zero)[2],
-                                 const TileAddress& tile, int block) const {
+  KVPOLICY_DEVICE void of_values(std::uint32_t (&scale)[2], std::uint32_t (&zero)[2], const TileAddress& tile,
+                                 int block) const {
     const int channel = block * 64 + lane_index() / 4 * 8;
     const int first = value_param(tile.row, channel, page_rows, value_group) + lane_index() % 4 * 2;
     const auto* scales =
@@ -133,9 +129,8 @@ struct GroupGrids {
 };
 
 template <int Bits, int HeadDim, int ColumnTiles, int Warps, bool OneGroup>
-KVPOLICY_DEVICE void attend_packed(const AttendParams& p, const BlockSlice& slice,
-                                   const std::byte* queries, const CodeColumn* columns,
-                                   OnlineSoftmax<HeadDim, ColumnTiles>& softmax) {
+KVPOLICY_DEVICE void attend_packed(const AttendParams& p, const BlockSlice& slice, const std::byte* queries,
+                                   const CodeColumn* columns, OnlineSoftmax<HeadDim, ColumnTiles>& softmax) {
   using Queries = QueryOperands<HeadDim, ColumnTiles>;
   constexpr int unit_rows = Bits == 8 ? 32 : 64;
   constexpr int tiles = unit_rows / tile_rows;
@@ -167,8 +162,7 @@ KVPOLICY_DEVICE void attend_packed(const AttendParams& p, const BlockSlice& slic
       values[tile].load(
           from.at(groups.layout.values_offset + from.row / tile_rows * groups.layout.tile_bytes));
     }
-    if constexpr (OneGroup)
-      grids.load_values(address, groups.layout.key_scales_offset, p.page_rows);
+    if constexpr (OneGroup) grids.load_values(address, groups.layout.key_scales_offset, p.page_rows);
   };
 
   // The order of loads is that of decode_exact.cuh.
@@ -278,12 +272,10 @@ KVPOLICY_DEVICE void attend_packed(const AttendParams& p, const BlockSlice& slic
 
 /// Dispatches by the head's encoding and groups.
 template <int HeadDim, int ColumnTiles, int Warps>
-KVPOLICY_DEVICE void attend_packed(const AttendParams& p, const BlockSlice& slice,
-                                   const std::byte* queries, const CodeColumn* columns,
-                                   OnlineSoftmax<HeadDim, ColumnTiles>& softmax) {
+KVPOLICY_DEVICE void attend_packed(const AttendParams& p, const BlockSlice& slice, const std::byte* queries,
+                                   const CodeColumn* columns, OnlineSoftmax<HeadDim, ColumnTiles>& softmax) {
   const HeadView& head = slice.head;
-  const bool one_group =
-      !head.key_per_channel && head.key_group == HeadDim && head.value_group == HeadDim;
+  const bool one_group = !head.key_per_channel && head.key_group == HeadDim && head.value_group == HeadDim;
   const auto run = [&](auto bits) {
     constexpr int Bits = decltype(bits)::value;
     if (one_group) {

@@ -5,9 +5,9 @@
 // query c / group of query head c % group. Used by decode.cuh.
 #pragma once
 
+#include <kvpolicy/cuda/kernels/block_slice.cuh>
 #include <kvpolicy/cuda/kernels/fragments.cuh>
 #include <kvpolicy/cuda/kernels/rotate.cuh>
-#include <kvpolicy/cuda/kernels/block_slice.cuh>
 #include <kvpolicy/cuda/kernels/simt.cuh>
 
 namespace kvpolicy::cuda {
@@ -31,9 +31,7 @@ struct DecodeQueries {
   CodeColumn* code_columns;  ///< [columns]
 
   KVPOLICY_DEVICE std::byte* turned() const { return plain + Operands::bytes; }
-  KVPOLICY_DEVICE std::byte* halves() const {
-    return converts ? plain + 2 * Operands::bytes : plain;
-  }
+  KVPOLICY_DEVICE std::byte* halves() const { return converts ? plain + 2 * Operands::bytes : plain; }
 
   KVPOLICY_DEVICE void load(const AttendParams& p, int sequence, int kv_head) const {
     for (int i = thread_index(); i < columns * vectors; i += thread_count()) {

@@ -32,19 +32,16 @@ struct QueryOperands {
     const int tile = column / tile_columns;
     const int lane = column % tile_columns * 4;
     const int block = channel / 32;
-    const int offset =
-        block < step_pairs
-            ? ((block * ColumnTiles + tile) * warp_lanes + lane + channel % 32 / 8) * 16
-            : tail_offset + (tile * warp_lanes + lane + channel % 32 / 4) * 8;
+    const int offset = block < step_pairs
+                           ? ((block * ColumnTiles + tile) * warp_lanes + lane + channel % 32 / 8) * 16
+                           : tail_offset + (tile * warp_lanes + lane + channel % 32 / 4) * 8;
     return reinterpret_cast<Words4*>(operands + offset);
   }
   KVPOLICY_DEVICE static Words4 of_steps(const std::byte* operands, int pair, int tile) {
-    return reinterpret_cast<const Words4*>(
-        operands)[(pair * ColumnTiles + tile) * warp_lanes + lane_index()];
+    return reinterpret_cast<const Words4*>(operands)[(pair * ColumnTiles + tile) * warp_lanes + lane_index()];
   }
   KVPOLICY_DEVICE static Words2 of_tail(const std::byte* operands, int tile) {
-    return reinterpret_cast<const Words2*>(operands +
-                                           tail_offset)[tile * warp_lanes + lane_index()];
+    return reinterpret_cast<const Words2*>(operands + tail_offset)[tile * warp_lanes + lane_index()];
   }
 };
 
@@ -74,8 +71,7 @@ struct KeyTile {
 
   /// Adds dot products with the queries: products[n] is [16 rows, columns 8n .. 8n + 7].
   template <Element E, int ColumnTiles>
-  KVPOLICY_DEVICE void multiply(float (&products)[ColumnTiles][4],
-                                const std::byte* operands) const {
+  KVPOLICY_DEVICE void multiply(float (&products)[ColumnTiles][4], const std::byte* operands) const {
     using Queries = QueryOperands<HeadDim, ColumnTiles>;
     KVPOLICY_UNROLL
     for (int pair = 0; pair < step_pairs; ++pair) {
@@ -85,15 +81,13 @@ struct KeyTile {
         KVPOLICY_UNROLL
         for (int step = 0; step < 2; ++step) {
           const std::uint32_t a[4] = {block[pair][0].word[2 * step], block[pair][1].word[2 * step],
-                                      block[pair][0].word[2 * step + 1],
-                                      block[pair][1].word[2 * step + 1]};
+                                      block[pair][0].word[2 * step + 1], block[pair][1].word[2 * step + 1]};
           multiply_add<E>(products[n], a, q.word[2 * step], q.word[2 * step + 1]);
         }
       }
     }
     if constexpr (has_tail) {
-      const std::uint32_t a[4] = {tail[0].word[0], tail[1].word[0], tail[0].word[1],
-                                  tail[1].word[1]};
+      const std::uint32_t a[4] = {tail[0].word[0], tail[1].word[0], tail[0].word[1], tail[1].word[1]};
       KVPOLICY_UNROLL
       for (int n = 0; n < ColumnTiles; ++n) {
         const Words2 q = Queries::of_tail(operands, n);
@@ -125,8 +119,7 @@ struct ValueTile {
     KVPOLICY_UNROLL
     for (int r = 0; r < 4; ++r) {
       const std::byte* rest = row[r] + blocks * 128;
-      if constexpr (left == 32)
-        half_block[r] = load_once(reinterpret_cast<const Words2*>(rest) + g);
+      if constexpr (left == 32) half_block[r] = load_once(reinterpret_cast<const Words2*>(rest) + g);
       if constexpr (left == 16) {
         quarter_block[r] = load_once(reinterpret_cast<const Words1*>(rest) + g);
       }
@@ -154,9 +147,7 @@ struct ValueTile {
 
 // ---- quantised rows ----------------------------------------------------------------------------
 /// A number as both halves of a word.
-KVPOLICY_DEVICE std::uint32_t twice(std::uint32_t bits) {
-  return permute_bytes(bits, bits, 0x1010);
-}
+KVPOLICY_DEVICE std::uint32_t twice(std::uint32_t bits) { return permute_bytes(bits, bits, 0x1010); }
 
 /// One lane's codes of 16 rows of keys or values.
 template <int Bits, int HeadDim>
@@ -187,8 +178,7 @@ struct CodeTile {
       std::uint32_t biased = 0;
       std::uint32_t shift = 0;
       if constexpr (Bits == 8) {
-        biased =
-            permute_bytes(word[step * 2 + reg / 2], 0x64646464U, reg % 2 == 0 ? 0x4140 : 0x4342);
+        biased = permute_bytes(word[step * 2 + reg / 2], 0x64646464U, reg % 2 == 0 ? 0x4140 : 0x4342);
       } else if constexpr (Bits == 4) {
         shift = reg % 2 * 4;
         biased = (word[step] >> reg / 2 * 8 & 0x000f000fU << shift) | 0x64006400U;
@@ -197,8 +187,8 @@ struct CodeTile {
         biased = (word[step / 2] >> step % 2 * 8 & 0x00030003U << shift) | 0x64006400U;
       }
       // 2^-shift and -1024 * 2^-shift; the lowest bit of the exponent is 0x0400.
-      a[reg] = half2_multiply_add(biased, 0x3c003c00U - shift * 0x04000400U,
-                                  0xe400e400U - shift * 0x04000400U);
+      a[reg] =
+          half2_multiply_add(biased, 0x3c003c00U - shift * 0x04000400U, 0xe400e400U - shift * 0x04000400U);
     }
   }
 

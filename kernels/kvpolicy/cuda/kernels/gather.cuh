@@ -37,20 +37,27 @@ struct GatherUnit {
   bool packed;
   bool per_channel;
   int rows;
-  int row_parts;     ///< parts of one side of an exact row
-  int code_parts;    ///< parts of the codes of one side of a packed chunk
-  int key_parts;     ///< parts of its keys' scales
+  int row_parts;   ///< parts of one side of an exact row
+  int code_parts;  ///< parts of the codes of one side of a packed chunk
+  int key_parts;   ///< parts of its keys' scales
   int value_parts;
   int key_group;
   int head_dim;
   int page_rows;
-  int parts;         ///< parts in all
+  int parts;  ///< parts in all
   PackedLayout layout;
 
   KVPOLICY_DEVICE GatherUnit(const HeadView& head, const GatherParams& p)
-      : packed{head.slow->packed != 0}, per_channel{head.key_per_channel},
-        rows{packed ? head.chunk_rows : 1}, row_parts{p.head_dim / 8}, code_parts{0}, key_parts{0},
-        value_parts{0}, key_group{head.key_group}, head_dim{p.head_dim}, page_rows{p.page_rows},
+      : packed{head.slow->packed != 0},
+        per_channel{head.key_per_channel},
+        rows{packed ? head.chunk_rows : 1},
+        row_parts{p.head_dim / 8},
+        code_parts{0},
+        key_parts{0},
+        value_parts{0},
+        key_group{head.key_group},
+        head_dim{p.head_dim},
+        page_rows{p.page_rows},
         parts{2 * row_parts} {
     if (!packed) return;
     const int bits = code_bits(head.encoding);
@@ -127,8 +134,7 @@ gather_kernel(const KVPOLICY_GRID_CONSTANT GatherParams p) {
       const int at = number % units_of_chunk * unit.rows;
       const int row = chunks[begin + number / units_of_chunk] * head.chunk_rows + at;
       words[j] = *reinterpret_cast<const Words4*>(
-          slow.table[row / p.page_rows] +
-          unit.offset(static_cast<int>(i % unit.parts), row % p.page_rows));
+          slow.table[row / p.page_rows] + unit.offset(static_cast<int>(i % unit.parts), row % p.page_rows));
     }
     KVPOLICY_UNROLL
     for (int j = 0; j < at_once; ++j) {
@@ -136,8 +142,7 @@ gather_kernel(const KVPOLICY_GRID_CONSTANT GatherParams p) {
       if (i >= parts) continue;
       const int row = begin * head.chunk_rows + static_cast<int>(i / unit.parts) * unit.rows;
       *reinterpret_cast<Words4*>(slow.table[row / p.page_rows - shift_pages] +
-                                 unit.offset(static_cast<int>(i % unit.parts), row % p.page_rows)) =
-          words[j];
+                                 unit.offset(static_cast<int>(i % unit.parts), row % p.page_rows)) = words[j];
     }
   }
 

@@ -64,16 +64,16 @@ struct SlowRows;  // slow_rows.cuh
 struct HeadView {
   // Which rows live.
   int sinks = 0;
-  int recent = 0;          ///< Latest rows that a query reads besides the sinks; 0: all.
-  bool prefill_chunk_mask = false; ///< `recent` counts from the call's first query, not from each query.
-  int evicted = 0;         ///< Tokens whose rows were dropped by compression.
+  int recent = 0;                   ///< Latest rows that a query reads besides the sinks; 0: all.
+  bool prefill_chunk_mask = false;  ///< `recent` counts from the call's first query, not from each query.
+  int evicted = 0;                  ///< Tokens whose rows were dropped by compression.
   // Exact rows: sinks begin at slot 0, the others at slot `exact_origin`, a multiple of page_rows.
   std::byte* const* exact_pages = nullptr;
   int exact_origin = 0;
   int exact_ring = 0;  ///< Slots from the origin on, in whole pages; 0: not a ring.
   // How exact rows lie in a page, in bytes, multiples of 16. An engine's pages are not contiguous.
-  int exact_row_stride = 0;              ///< from a row to the next one
-  long long exact_values_offset = 0;     ///< from a row's key to its value
+  int exact_row_stride = 0;           ///< from a row to the next one
+  long long exact_values_offset = 0;  ///< from a row's key to its value
   // Quantised rows, which begin at slot 0.
   std::byte* const* packed_pages = nullptr;
   int packed_ring = 0;
@@ -91,12 +91,12 @@ struct HeadView {
   // Retrieval chunks.
   int chunk_rows = 0;  ///< 0: the head reads all its rows.
   int budget_chunks = 0;
-  bool min_max = false;                         ///< summaries are min and max keys, not means
+  bool min_max = false;  ///< summaries are min and max keys, not means
   /// The tag of a summary of the caller's own, which has kernels of its own (own_summary.cuh); else 0.
   std::uint64_t own_summary = 0;
-  std::byte* const* summary_pages = nullptr;    ///< page_rows summaries each, [vectors, rows, dim]
+  std::byte* const* summary_pages = nullptr;  ///< page_rows summaries each, [vectors, rows, dim]
   Selections* selections = nullptr;
-  float* scores = nullptr;  ///< scores of full chunks, from score.cuh to select.cuh
+  float* scores = nullptr;   ///< scores of full chunks, from score.cuh to select.cuh
   SlowRows* slow = nullptr;  ///< set if the head's rows are in slow memory
   /// Each row's attention so far, a mean over the query heads; set if the head ranks its rows by it.
   double* sums = nullptr;
@@ -153,13 +153,13 @@ struct DeviceSegment {
   Source source = Source::exact;
   bool rotated = false;  ///< the query is read at min(its position, HeadView::rotation_limit)
   int rows = 0;
-  int first = 0;         ///< row number; for the call's own rows, their index in the call
-  int position = 0;      ///< text position of row `first` (with `chunks`: of row 0 of the head)
+  int first = 0;     ///< row number; for the call's own rows, their index in the call
+  int position = 0;  ///< text position of row `first` (with `chunks`: of row 0 of the head)
   int window = unlimited;
   const int* chunks = nullptr;
   int chunk_rows = 0;
   // Rows of tree nodes: a query sees those that CallTree says and that are inside its window.
-  int node = -1;  ///< node of row `first`; -1: rows of the text. `position` is that of depth 0
+  int node = -1;        ///< node of row `first`; -1: rows of the text. `position` is that of depth 0
   int depth_begin = 0;  ///< nodes of other depths are in another segment or in none
   int depth_end = unlimited;
 
@@ -246,8 +246,8 @@ KVPOLICY_HOST_DEVICE void list_nodes(const HeadView& head, const Request& reques
                                      int oldest, int query_window, List& list) {
   const int older = request.older_nodes();
   for (int own = 0; own < 2; ++own) {
-    DeviceSegment nodes{.rows = own == 0 ? older : request.queries, .position = root,
-                  .node = own == 0 ? 0 : older};
+    DeviceSegment nodes{
+        .rows = own == 0 ? older : request.queries, .position = root, .node = own == 0 ? 0 : older};
     if (own == 1 && request.own_rows) {
       nodes.source = DeviceSegment::Source::call;
     } else {
@@ -268,8 +268,8 @@ KVPOLICY_HOST_DEVICE void list_nodes(const HeadView& head, const Request& reques
 /// Adds the segments of a head that a call reads, in the order of the text, to a list: a
 /// DeviceSegmentList or any other type with `first_position` and `add`.
 template <class List>
-KVPOLICY_HOST_DEVICE void list_segments(const HeadView& head, const LayerState& state,
-                                        const Request& request, List& list) {
+KVPOLICY_HOST_DEVICE void list_segments(const HeadView& head, const LayerState& state, const Request& request,
+                                        List& list) {
   using Source = DeviceSegment::Source;
   // With a tree, the cached nodes come between the text and the call's rows.
   const bool tree = request.tree.nodes > 0;
@@ -292,28 +292,41 @@ KVPOLICY_HOST_DEVICE void list_segments(const HeadView& head, const LayerState& 
     const int rows = head.chunk_rows;
     // Chunks in packed pages; no chunk is in both kinds of pages.
     const int packed = chunks_before(chunks, count, rows, packed_end);
-    list.add({.source = Source::packed, .rows = packed * rows, .position = head.evicted,
-              .chunks = chunks, .chunk_rows = rows});
-    list.add({.rows = (count - packed) * rows, .position = head.evicted, .chunks = chunks + packed,
+    list.add({.source = Source::packed,
+              .rows = packed * rows,
+              .position = head.evicted,
+              .chunks = chunks,
+              .chunk_rows = rows});
+    list.add({.rows = (count - packed) * rows,
+              .position = head.evicted,
+              .chunks = chunks + packed,
               .chunk_rows = rows});
     from = choice.ends[choice.latest];
   }
-  list.add({.source = Source::packed, .rows = packed_end - from, .first = from,
-            .position = from + head.evicted, .window = query_window});
+  list.add({.source = Source::packed,
+            .rows = packed_end - from,
+            .first = from,
+            .position = from + head.evicted,
+            .window = query_window});
   const int exact_from = larger(from, packed_end);
-  list.add({.rows = stored - exact_from, .first = exact_from,
-            .position = exact_from + head.evicted, .window = query_window});
+  list.add({.rows = stored - exact_from,
+            .first = exact_from,
+            .position = exact_from + head.evicted,
+            .window = query_window});
   if (tree) {
     list_nodes(head, request, first, stored, oldest, query_window, list);
   } else if (request.own_rows) {
     const int sinks = window.sinks_among({first, first + request.queries}).rows();
     list.add({.source = Source::call, .rotated = rotated, .rows = sinks, .position = first});
-    list.add({.source = Source::call, .rows = request.queries - sinks, .first = sinks,
-              .position = first + sinks, .window = query_window});
+    list.add({.source = Source::call,
+              .rows = request.queries - sinks,
+              .first = sinks,
+              .position = first + sinks,
+              .window = query_window});
   }
 }
 KVPOLICY_HOST_DEVICE DeviceSegmentList segments_of(const HeadView& head, const LayerState& state,
-                                             const Request& request) {
+                                                   const Request& request) {
   DeviceSegmentList list;
   list_segments(head, state, request, list);
   return list;
@@ -328,8 +341,8 @@ struct Tensor {
 
   /// Address of a row of 16-bit numbers.
   KVPOLICY_HOST_DEVICE std::uint16_t* row(int sequence, int token, int head) const {
-    return reinterpret_cast<std::uint16_t*>(data) + sequence * sequence_stride +
-           token * token_stride + head * head_stride;
+    return reinterpret_cast<std::uint16_t*>(data) + sequence * sequence_stride + token * token_stride +
+           head * head_stride;
   }
 };
 

@@ -25,8 +25,7 @@ struct HeldKeys {
 
   /// Loads row `row + i` from `keys` + i `stride` bytes; a row outside [low, high] is replaced by the
   /// nearest one inside.
-  KVPOLICY_DEVICE void load_exact(const std::byte* keys, long long stride, int row, int low,
-                                  int high) {
+  KVPOLICY_DEVICE void load_exact(const std::byte* keys, long long stride, int row, int low, int high) {
     KVPOLICY_UNROLL
     for (int i = 0; i < parts; ++i) {
       const int at = row + i * tile_rows + lane_index() / 4;
@@ -44,8 +43,7 @@ struct HeldKeys {
                               head.key_group, head.value_group};
     const std::byte* page = head.packed_pages[slot / page_rows];
     const int first = slot % page_rows;
-    const auto* codes =
-        reinterpret_cast<const std::uint32_t*>(page + first / tile_rows * layout.tile_bytes);
+    const auto* codes = reinterpret_cast<const std::uint32_t*>(page + first / tile_rows * layout.tile_bytes);
     const auto* scales = reinterpret_cast<const std::uint16_t*>(page + layout.key_scales_offset);
     const auto* zeros = reinterpret_cast<const std::uint16_t*>(page + layout.key_zeros_offset);
     KVPOLICY_UNROLL
@@ -59,10 +57,9 @@ struct HeldKeys {
           const int bit = bit_of_code(place, bits, HeadDim);
           const std::uint32_t code = codes[bit / 32] >> bit % 32 & ((1U << bits) - 1U);
           const RowOffset at = key_at(place, HeadDim);
-          const int grid = key_param(first + at.row, at.channel, HeadDim, page_rows,
-                                     head.key_per_channel, head.key_group);
-          key[high] =
-              to_float<half>(scales[grid]) * static_cast<float>(code) + to_float<half>(zeros[grid]);
+          const int grid =
+              key_param(first + at.row, at.channel, HeadDim, page_rows, head.key_per_channel, head.key_group);
+          key[high] = to_float<half>(scales[grid]) * static_cast<float>(code) + to_float<half>(zeros[grid]);
         }
         const std::uint32_t kept = pack<E>(key[0], key[1]);
         const int word = step % 2 * 2 + reg / 2;
@@ -93,8 +90,8 @@ struct HeldKeys {
         const auto& block = part[p].block[pair];
         KVPOLICY_UNROLL
         for (int step = 0; step < 4; step += 2) {
-          const std::uint32_t a[4] = {block[0].word[step], block[1].word[step],
-                                      block[0].word[step + 1], block[1].word[step + 1]};
+          const std::uint32_t a[4] = {block[0].word[step], block[1].word[step], block[0].word[step + 1],
+                                      block[1].word[step + 1]};
           multiply_add<E>(products[p], a, q.word[step], q.word[step + 1]);
         }
       }
@@ -104,8 +101,7 @@ struct HeldKeys {
       KVPOLICY_UNROLL
       for (int p = 0; p < parts; ++p) {
         const auto& tail = part[p].tail;
-        const std::uint32_t a[4] = {tail[0].word[0], tail[1].word[0], tail[0].word[1],
-                                    tail[1].word[1]};
+        const std::uint32_t a[4] = {tail[0].word[0], tail[1].word[0], tail[0].word[1], tail[1].word[1]};
         multiply_add<E>(products[p], a, q.word[0], q.word[1]);
       }
     }

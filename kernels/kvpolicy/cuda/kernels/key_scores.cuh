@@ -20,7 +20,7 @@ struct KeyScoresParams {
   const HeadView* heads = nullptr;  ///< [kv_heads]
   const LayerState* state = nullptr;
   const CompressionSettings* compressions = nullptr;  ///< [kv_heads]
-  int scorer = 0;  ///< of the heads that this launch scores
+  int scorer = 0;                                     ///< of the heads that this launch scores
   int page_rows = 64;
   float* scores = nullptr;  ///< [kv_heads, pitch]
   long long pitch = 0;

@@ -78,8 +78,8 @@ struct WarpMerge {
   }
 
  private:
-  KVPOLICY_DEVICE void put(const OnlineSoftmax<HeadDim, ColumnTiles>& softmax, int n, int j,
-                           int column, bool first) const {
+  KVPOLICY_DEVICE void put(const OnlineSoftmax<HeadDim, ColumnTiles>& softmax, int n, int j, int column,
+                           bool first) const {
     const int warp = warp_index();
     const float factor =
         rescale_factor(states[warp * columns + column].max, states[Warps * columns + column].max);
@@ -160,8 +160,7 @@ KVPOLICY_DEVICE Words4 values_of_partials(const Partials& partials, int column, 
       for (int c = 0; c < 4; ++c) sum[c] += float_of_bits(values[i].word[c]) * factor;
     }
   }
-  return {
-      {bits_of_float(sum[0]), bits_of_float(sum[1]), bits_of_float(sum[2]), bits_of_float(sum[3])}};
+  return {{bits_of_float(sum[0]), bits_of_float(sum[1]), bits_of_float(sum[2]), bits_of_float(sum[3])}};
 }
 
 }  // namespace kvpolicy::cuda

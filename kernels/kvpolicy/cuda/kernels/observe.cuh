@@ -57,9 +57,7 @@ struct ObserveParams {
 inline constexpr int observe_threads = 128;
 
 /// Tiles of columns for the queries of one query head; query heads do not share tiles.
-KVPOLICY_HOST_DEVICE constexpr int observe_tiles(int queries) {
-  return quotient_up(queries, tile_columns);
-}
+KVPOLICY_HOST_DEVICE constexpr int observe_tiles(int queries) { return quotient_up(queries, tile_columns); }
 /// Columns of a KV head.
 KVPOLICY_HOST_DEVICE constexpr int observe_columns(int group, int queries) {
   return group * observe_tiles(queries) * tile_columns;
@@ -119,9 +117,8 @@ KVPOLICY_HOST_DEVICE constexpr int observe_heads_at_once(int group, int queries)
 }
 template <int HeadDim>
 constexpr std::size_t observe_shared_bytes(int group, int queries) {
-  return static_cast<std::size_t>(observed_list_bytes +
-                                  observe_heads_at_once<HeadDim>(group, queries) *
-                                      observe_bytes_of_head<HeadDim>(queries));
+  return static_cast<std::size_t>(observed_list_bytes + observe_heads_at_once<HeadDim>(group, queries) *
+                                                            observe_bytes_of_head<HeadDim>(queries));
 }
 
 /// What a block observes.
@@ -134,8 +131,7 @@ KVPOLICY_DEVICE Observation observation_of(const ObserveParams& p, int kv_head) 
   const int tokens = p.state->tokens;
   if (p.compressions != nullptr) {
     const CompressionSettings how = p.compressions[kv_head];
-    const int queries =
-        how.ranking == Ranking::attention ? smaller(how.queries, tokens - p.first_query) : 0;
+    const int queries = how.ranking == Ranking::attention ? smaller(how.queries, tokens - p.first_query) : 0;
     return {queries, tokens - queries, observe_tiles(queries)};
   }
   const int queries = p.accumulates && p.heads[kv_head].sums == nullptr ? 0 : p.queries;
@@ -172,16 +168,16 @@ KVPOLICY_DEVICE KeyRows keys_of(const ObserveParams& p, const HeadView& head, in
 /// Which rows of one segment the queries see: those that are not later than the query. A window hides
 /// no row that is shown, because it is shown to a query that is not earlier than any of these.
 struct ObservedRows {
-  int first;   ///< row number of the segment's first row
-  int last;    ///< and of its last row that any query may see
-  int offset;  ///< position minus row number, except for survivors
+  int first;          ///< row number of the segment's first row
+  int last;           ///< and of its last row that any query may see
+  int offset;         ///< position minus row number, except for survivors
   int position;       ///< of the first query
   int last_position;  ///< of the last one
   int survivors = 0;
   const long long* survivor_positions = nullptr;
 
-  KVPOLICY_DEVICE ObservedRows(const ObserveParams& p, const Observation& seen,
-                               const DeviceSegment& segment, int kv_head)
+  KVPOLICY_DEVICE ObservedRows(const ObserveParams& p, const Observation& seen, const DeviceSegment& segment,
+                               int kv_head)
       : first{segment.first},
         last{segment.first + segment.rows - 1},
         offset{segment.position - segment.first},
@@ -210,13 +206,11 @@ struct ObservedRows {
 /// are filled with zeros. `rotated`: as rotated segments are read. Each thread loads 8 channels and
 /// their partners.
 template <Element E, int HeadDim>
-KVPOLICY_DEVICE void load_observing(const ObserveParams& p, const HeadView& head,
-                                    const Observation& seen, int first_head, int heads,
-                                    bool rotated, std::byte* tiles) {
+KVPOLICY_DEVICE void load_observing(const ObserveParams& p, const HeadView& head, const Observation& seen,
+                                    int first_head, int heads, bool rotated, std::byte* tiles) {
   using Queries = QueryOperands<HeadDim, 1>;
   constexpr int pairs = HeadDim / 16;
-  for (int i = thread_index(); i < heads * seen.tiles * tile_columns * pairs;
-       i += thread_count()) {
+  for (int i = thread_index(); i < heads * seen.tiles * tile_columns * pairs; i += thread_count()) {
     const int column = i / pairs;
     const int member = column / (seen.tiles * tile_columns);
     const int query = column % (seen.tiles * tile_columns);
@@ -225,8 +219,7 @@ KVPOLICY_DEVICE void load_observing(const ObserveParams& p, const HeadView& head
     Words4 high = {};
     if (query < seen.queries) {
       const int position = seen.position + query;
-      const int token = p.query_slots > 0 ? position % p.query_slots
-                                          : p.request.queries - p.ahead + query;
+      const int token = p.query_slots > 0 ? position % p.query_slots : p.request.queries - p.ahead + query;
       const std::uint16_t* row = p.q.row(0, token, first_head + member) + channel;
       low = *reinterpret_cast<const Words4*>(row);
       high = *reinterpret_cast<const Words4*>(row + HeadDim / 2);
@@ -250,18 +243,17 @@ KVPOLICY_DEVICE void merge_observed(const ObserveParams& p, const Observation& s
     for (int block = 0; block < grid_x(); ++block) {
       const PartialState* place =
           p.partial + (static_cast<long long>(kv_head) * grid_x() + block) * columns + column;
-      const PartialState part{load_shared_by_blocks(&place->max),
-                              load_shared_by_blocks(&place->sum)};
+      const PartialState part{load_shared_by_blocks(&place->max), load_shared_by_blocks(&place->sum)};
       const float max = part.max > all.max ? part.max : all.max;
       all.sum = all.sum * rescale_factor(all.max, max) + part.sum * rescale_factor(part.max, max);
       all.max = max;
     }
-    const float* sink =
-        p.attention_sink_bias == nullptr ? nullptr : p.attention_sink_bias + kv_head * p.group + column / padded;
+    const float* sink = p.attention_sink_bias == nullptr
+                            ? nullptr
+                            : p.attention_sink_bias + kv_head * p.group + column / padded;
     // A column without a query gets probability 0.
     p.log_sum_exp[static_cast<long long>(kv_head) * columns + column] =
-        column % padded < seen.queries ? finish_row(all, sink).log_sum_exp * log2_e
-                                       : -minus_infinity();
+        column % padded < seen.queries ? finish_row(all, sink).log_sum_exp * log2_e : -minus_infinity();
   }
 }
 
@@ -295,8 +287,7 @@ observe_lse_kernel(const KVPOLICY_GRID_CONSTANT ObserveParams p) {
       const DeviceSegment& segment = list.segment[s];
       if (s == 0 || segment.rotated != list.segment[s - 1].rotated) {
         sync_block();  // the previous segment is read
-        load_observing<E, HeadDim>(p, head, seen, kv_head * p.group + from, heads,
-                                   segment.rotated, queries);
+        load_observing<E, HeadDim>(p, head, seen, kv_head * p.group + from, heads, segment.rotated, queries);
         sync_block();
       }
       const ObservedRows rows{p, seen, segment, kv_head};
@@ -305,8 +296,7 @@ observe_lse_kernel(const KVPOLICY_GRID_CONSTANT ObserveParams p) {
       const int before = (rows.first - origin) / Keys::rows;
       const int units = larger(quotient_up(rows.last + 1 - origin, Keys::rows) - before, 0);
       const int first_unit = static_cast<int>(static_cast<long long>(units) * block_x() / grid_x());
-      const int last_unit =
-          static_cast<int>(static_cast<long long>(units) * (block_x() + 1) / grid_x());
+      const int last_unit = static_cast<int>(static_cast<long long>(units) * (block_x() + 1) / grid_x());
       for (int unit = first_unit + warp_index(); unit < last_unit; unit += warps) {
         for_keys<E, HeadDim, Packed>(
             keys_from, origin + (before + unit) * Keys::rows, rows.first, rows.last,
@@ -324,8 +314,7 @@ observe_lse_kernel(const KVPOLICY_GRID_CONSTANT ObserveParams p) {
                     float& logit = logits[part][i];
                     logit = capped(logit * p.scale_log2, p.softcap);
                     const int at = row + part * tile_rows + i / 2 * 8 + lane_index() / 4;
-                    const int query =
-                        tile % seen.tiles * tile_columns + lane_index() % 4 * 2 + i % 2;
+                    const int query = tile % seen.tiles * tile_columns + lane_index() % 4 * 2 + i % 2;
                     if ((is_split && part > 0) || (edge && !rows.sees(query, at))) {
                       logit = minus_infinity();
                     }

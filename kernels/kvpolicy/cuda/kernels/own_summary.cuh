@@ -13,7 +13,7 @@
 namespace kvpolicy::cuda {
 
 struct OwnSummaryParams {
-  AppendParams call;  ///< the call that follows, or the one that commits
+  AppendParams call;          ///< the call that follows, or the one that commits
   std::uint64_t summary = 0;  ///< of the heads that this launch serves
 };
 

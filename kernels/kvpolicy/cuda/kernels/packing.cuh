@@ -21,7 +21,7 @@
 
 namespace kvpolicy::cuda {
 
-inline constexpr int tile_rows = 16;   ///< Rows of a matrix tile.
+inline constexpr int tile_rows = 16;           ///< Rows of a matrix tile.
 inline constexpr int quantized_together = 64;  ///< Rows that are quantised together; divides page_rows.
 
 KVPOLICY_HOST_DEVICE constexpr int code_bits(Encoding encoding) {
@@ -84,8 +84,7 @@ KVPOLICY_HOST_DEVICE constexpr int bit_of_code(const TileOffset& at, int bits, i
     word = at.step / 2;
     bit = (at.step % 2 * 4 + at.reg) * 2 + at.high * 16;
   }
-  return ((word / vector_words * warp_lanes + at.lane) * vector_words + word % vector_words) * 32 +
-         bit;
+  return ((word / vector_words * warp_lanes + at.lane) * vector_words + word % vector_words) * 32 + bit;
 }
 
 /// The inverse of bit_of_code.
@@ -118,8 +117,7 @@ KVPOLICY_HOST_DEVICE constexpr RowOffset key_at(const TileOffset& at, int head_d
   const int block = at.step / 2 * 32;
   const int lane_channels = block >= head_dim / 32 * 32 ? 4 : 8;
   return {.row = at.lane / 4 + at.reg % 2 * 8,
-          .channel =
-              block + at.lane % 4 * lane_channels + at.step % 2 * 4 + at.reg / 2 * 2 + at.high};
+          .channel = block + at.lane % 4 * lane_channels + at.step % 2 * 4 + at.reg / 2 * 2 + at.high};
 }
 
 /// The inverse of offset_of_value.
@@ -148,8 +146,7 @@ struct PackedLayout {
       : tile_bytes{tile_rows * head_dim * bits / 8},
         values_offset{page_rows / tile_rows * tile_bytes},
         key_scales_offset{2 * values_offset} {
-    const int key_params =
-        per_channel ? page_rows / key_group * head_dim : head_dim / key_group * page_rows;
+    const int key_params = per_channel ? page_rows / key_group * head_dim : head_dim / key_group * page_rows;
     const int value_params = head_dim / value_group * page_rows;
     key_zeros_offset = key_scales_offset + 2 * key_params;
     value_scales_offset = key_zeros_offset + 2 * key_params;

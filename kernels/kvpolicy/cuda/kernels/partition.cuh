@@ -63,8 +63,7 @@ struct HeadCost {
     weight += (weight == 0 ? cost_of_head : 0) + units.count * units.weight;
   }
 };
-KVPOLICY_HOST_DEVICE int cost_of(const HeadView& head, const LayerState& state,
-                                   const Request& request) {
+KVPOLICY_HOST_DEVICE int cost_of(const HeadView& head, const LayerState& state, const Request& request) {
   HeadCost list{.head = &head};
   list_segments(head, state, request, list);
   return list.weight;

@@ -68,13 +68,11 @@ KVPOLICY_DEVICE void rotate_queries(int tile, const HeadView& head, const QueryT
     KVPOLICY_NO_UNROLL
     for (int pair = lane_index(); pair < pairs; pair += warp_lanes) {
       float sine, cosine;
-      sine_cosine(static_cast<double>(turn) * static_cast<double>(head.inverse_frequencies[pair]),
-                  sine, cosine);
-      auto* low =
-          reinterpret_cast<std::uint16_t*>(tile_chunk<HeadDim>(tile, row, pair / 8)) + pair % 8;
-      auto* high =
-          reinterpret_cast<std::uint16_t*>(tile_chunk<HeadDim>(tile, row, (pair + pairs) / 8)) +
-          (pair + pairs) % 8;
+      sine_cosine(static_cast<double>(turn) * static_cast<double>(head.inverse_frequencies[pair]), sine,
+                  cosine);
+      auto* low = reinterpret_cast<std::uint16_t*>(tile_chunk<HeadDim>(tile, row, pair / 8)) + pair % 8;
+      auto* high = reinterpret_cast<std::uint16_t*>(tile_chunk<HeadDim>(tile, row, (pair + pairs) / 8)) +
+                   (pair + pairs) % 8;
       const float a = to_float<E>(*low);
       const float b = to_float<E>(*high);
       *low = from_float<E>(a * cosine - b * sine);
@@ -120,8 +118,8 @@ KVPOLICY_DEVICE void multiply_keys(LogitTile<HeadDim>& logits, int queries, int 
 
 /// Adds a tile of values, multiplied by their weights.
 template <Element E, int HeadDim>
-KVPOLICY_DEVICE void multiply_values(OutputTile<HeadDim>& output,
-                                     const WeightTile<HeadDim>& weights, int values) {
+KVPOLICY_DEVICE void multiply_values(OutputTile<HeadDim>& output, const WeightTile<HeadDim>& weights,
+                                     int values) {
   using Shape = PrefillShape<HeadDim>;
   const int lane = lane_index();
   const ChunkRow<HeadDim> value{values, lane % 16, lane / 16};

@@ -45,8 +45,7 @@ KVPOLICY_DEVICE QueryTile query_tile(const Request& request, int group, int tile
 /// How many heads a block can rank, because their counts of tiles use the memory of the tiles. More
 /// heads are taken in their own order.
 template <int HeadDim>
-inline constexpr int most_ranked_heads = PrefillShape<HeadDim>::tiles_bytes /
-                                         static_cast<int>(sizeof(int));
+inline constexpr int most_ranked_heads = PrefillShape<HeadDim>::tiles_bytes / static_cast<int>(sizeof(int));
 
 /// Finds the block's item and its visible tiles. Called by all threads; ends with a barrier, after
 /// which `scratch` may be overwritten.
@@ -72,8 +71,7 @@ KVPOLICY_DEVICE void find_item(const AttendParams& params, std::byte* scratch, P
   int heavy = heads;
   if (ranked) {
     for (int h = thread_index(); h < heads; h += prefill_threads) {
-      TileCount<key_rows> count{query_tile<HeadDim>(params.request, params.group, query_tiles - 1),
-                                head[h]};
+      TileCount<key_rows> count{query_tile<HeadDim>(params.request, params.group, query_tiles - 1), head[h]};
       list_segments(head[h], state, params.request, count);
       tiles[h] = count.tiles;
     }
@@ -108,8 +106,7 @@ KVPOLICY_DEVICE void find_item(const AttendParams& params, std::byte* scratch, P
     live.segments = 0;
     live.tiles = 0;
     const HeadView& view = head[item.kv_head];
-    TileList<key_rows> list{query_tile<HeadDim>(params.request, params.group, item.tile), view,
-                            live};
+    TileList<key_rows> list{query_tile<HeadDim>(params.request, params.group, item.tile), view, live};
     list_segments(view, state, params.request, list);
     queries = list;
   }

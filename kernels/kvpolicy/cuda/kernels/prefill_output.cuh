@@ -21,8 +21,7 @@ struct RowTarget {
   KVPOLICY_DEVICE RowTarget(const PrefillItem& item, const QueryTile& queries, int row)
       : token{queries.token(row)}, head{item.kv_head * queries.group + queries.head(row)} {}
 
-  KVPOLICY_DEVICE void write_log_sum_exp(const AttendParams& params, int sequence,
-                                         float value) const {
+  KVPOLICY_DEVICE void write_log_sum_exp(const AttendParams& params, int sequence, float value) const {
     params.log_sum_exp[(static_cast<long long>(sequence) * params.request.queries + token) *
                            params.state_heads() +
                        head] = value;
@@ -32,8 +31,8 @@ struct RowTarget {
 /// Normalises the warp's rows and writes them through its part of `staging`, 16 bytes at a time.
 template <Element E, int HeadDim>
 KVPOLICY_DEVICE void write_rows(const OutputTile<HeadDim>& output, const RowStates<HeadDim>& states,
-                                const AttendParams& params, const PrefillItem& item,
-                                const QueryTile& queries, int staging) {
+                                const AttendParams& params, const PrefillItem& item, const QueryTile& queries,
+                                int staging) {
   using Shape = PrefillShape<HeadDim>;
   KVPOLICY_UNROLL
   for (int m = 0; m < Shape::row_tiles; ++m) {
@@ -41,9 +40,9 @@ KVPOLICY_DEVICE void write_rows(const OutputTile<HeadDim>& output, const RowStat
     for (int half = 0; half < 2; ++half) {
       const int row = query_row<HeadDim>(m, half);
       const RowTarget target{item, queries, row};
-      const FinishedRow finished =
-          finish_row(states.of(m, half),
-                     params.attention_sink_bias == nullptr ? nullptr : params.attention_sink_bias + target.head);
+      const FinishedRow finished = finish_row(
+          states.of(m, half),
+          params.attention_sink_bias == nullptr ? nullptr : params.attention_sink_bias + target.head);
       if (params.log_sum_exp != nullptr && lane_index() % 4 == 0 && row < queries.rows) {
         target.write_log_sum_exp(params, item.sequence, finished.log_sum_exp);
       }
@@ -63,8 +62,7 @@ KVPOLICY_DEVICE void write_rows(const OutputTile<HeadDim>& output, const RowStat
     const int chunk = i % Shape::chunks;
     if (row >= queries.rows) break;
     const RowTarget target{item, queries, row};
-    *reinterpret_cast<Words4*>(params.out.row(item.sequence, target.token, target.head) +
-                               chunk * 8) =
+    *reinterpret_cast<Words4*>(params.out.row(item.sequence, target.token, target.head) + chunk * 8) =
         *reinterpret_cast<const Words4*>(tile_chunk<HeadDim>(staging, row, chunk));
   }
 }
@@ -75,8 +73,7 @@ KVPOLICY_DEVICE void share_rows(const OutputTile<HeadDim>& output, const RowStat
                                 const AttendParams& params, const PrefillItem& item,
                                 const QueryTile& queries) {
   using Shape = PrefillShape<HeadDim>;
-  const long long slot =
-      static_cast<long long>(index_of<HeadDim>(params, item)) * params.splits + item.split;
+  const long long slot = static_cast<long long>(index_of<HeadDim>(params, item)) * params.splits + item.split;
   KVPOLICY_UNROLL
   for (int m = 0; m < Shape::row_tiles; ++m) {
     KVPOLICY_UNROLL
@@ -89,8 +86,7 @@ KVPOLICY_DEVICE void share_rows(const OutputTile<HeadDim>& output, const RowStat
       KVPOLICY_UNROLL
       for (int n = 0; n < HeadDim / 8; ++n) {
         const float* pair = output.at[m][n] + half * 2;
-        *reinterpret_cast<Words2*>(values + n * 8) =
-            Words2{{bits_of_float(pair[0]), bits_of_float(pair[1])}};
+        *reinterpret_cast<Words2*>(values + n * 8) = Words2{{bits_of_float(pair[0]), bits_of_float(pair[1])}};
       }
     }
   }
@@ -120,13 +116,11 @@ KVPOLICY_DEVICE void merge_rows(const AttendParams& params, const PrefillItem& i
                                 const QueryTile& queries) {
   using Shape = PrefillShape<HeadDim>;
   constexpr int pairs = HeadDim / 2;
-  const long long first_slot =
-      static_cast<long long>(index_of<HeadDim>(params, item)) * params.splits;
+  const long long first_slot = static_cast<long long>(index_of<HeadDim>(params, item)) * params.splits;
   KVPOLICY_NO_UNROLL
   for (int row = warp_index(); row < queries.rows; row += prefill_warps) {
     const auto state_of = [&](int split) {
-      const PartialState* state =
-          params.workspace.states + (first_slot + split) * Shape::query_rows + row;
+      const PartialState* state = params.workspace.states + (first_slot + split) * Shape::query_rows + row;
       return PartialState{load_shared_by_blocks(&state->max), load_shared_by_blocks(&state->sum)};
     };
     PartialState all{minus_infinity(), 0.0F};
@@ -138,21 +132,20 @@ KVPOLICY_DEVICE void merge_rows(const AttendParams& params, const PrefillItem& i
       all.sum += part.sum * rescale_factor(part.max, all.max);
     }
     const RowTarget target{item, queries, row};
-    const FinishedRow finished =
-        finish_row(all, params.attention_sink_bias == nullptr ? nullptr : params.attention_sink_bias + target.head);
+    const FinishedRow finished = finish_row(
+        all, params.attention_sink_bias == nullptr ? nullptr : params.attention_sink_bias + target.head);
     if (params.log_sum_exp != nullptr && lane_index() == 0) {
       target.write_log_sum_exp(params, item.sequence, finished.log_sum_exp);
     }
-    auto* out =
-        reinterpret_cast<std::uint32_t*>(params.out.row(item.sequence, target.token, target.head));
+    auto* out = reinterpret_cast<std::uint32_t*>(params.out.row(item.sequence, target.token, target.head));
     KVPOLICY_NO_UNROLL
     for (int pair = lane_index(); pair < pairs; pair += warp_lanes) {
       float low = 0.0F;
       float high = 0.0F;
       for (int split = 0; split < params.splits; ++split) {
         const float factor = rescale_factor(state_of(split).max, all.max);
-        const float* values = params.workspace.values +
-                              ((first_slot + split) * Shape::query_rows + row) * HeadDim + pair * 2;
+        const float* values =
+            params.workspace.values + ((first_slot + split) * Shape::query_rows + row) * HeadDim + pair * 2;
         low += load_shared_by_blocks(values) * factor;
         high += load_shared_by_blocks(values + 1) * factor;
       }

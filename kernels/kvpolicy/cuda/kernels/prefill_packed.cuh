@@ -21,9 +21,8 @@ struct alignas(16) RowChunk {
 template <int Bits, int HeadDim, bool Values>
 KVPOLICY_DEVICE void unpack_chunk(const std::byte* tile, int row, int chunk, float (&code)[8]) {
   constexpr auto bit_of = [](int r, int channel) {
-    return bit_of_code(
-        Values ? offset_of_value(r, channel, HeadDim) : offset_of_key(r, channel, HeadDim), Bits,
-        HeadDim);
+    return bit_of_code(Values ? offset_of_value(r, channel, HeadDim) : offset_of_key(r, channel, HeadDim),
+                       Bits, HeadDim);
   };
   const int first = bit_of(row, chunk * 8);
   const auto* words = reinterpret_cast<const std::uint32_t*>(tile) + first / 32;
@@ -46,12 +45,9 @@ struct PackedLoader {
 
   KVPOLICY_DEVICE void load(int tile_memory, const LiveSegment& live, int tile) const {
     switch (head.encoding) {
-      case Encoding::uint8:
-        return widen<8>(tile_memory, live, tile);
-      case Encoding::uint4:
-        return widen<4>(tile_memory, live, tile);
-      default:
-        return widen<2>(tile_memory, live, tile);
+      case Encoding::uint8: return widen<8>(tile_memory, live, tile);
+      case Encoding::uint4: return widen<4>(tile_memory, live, tile);
+      default: return widen<2>(tile_memory, live, tile);
     }
   }
 
@@ -77,10 +73,9 @@ struct PackedLoader {
       }
       // Only the last tile of a list can have missing rows.
       const int column = tile * quantized_together + row;
-      const int slot =
-          live.segment.chunks == nullptr
-              ? head.packed_slot(live.segment.first - live.lead + column)
-              : head.packed_slot(live.segment.row(smaller(column, live.segment.rows - 1)));
+      const int slot = live.segment.chunks == nullptr
+                           ? head.packed_slot(live.segment.first - live.lead + column)
+                           : head.packed_slot(live.segment.row(smaller(column, live.segment.rows - 1)));
       const std::byte* page = head.packed_pages[slot / page_rows];
       *reinterpret_cast<RowChunk*>(tile_chunk<HeadDim>(tile_memory, row, chunk)) =
           chunk_of<Bits>(page, layout, slot % page_rows, chunk);
@@ -92,8 +87,8 @@ struct PackedLoader {
                                     int chunk) const {
     float number[8];
     const std::byte* codes = page + (Values ? layout.values_offset : 0);
-    unpack_chunk<Bits, HeadDim, Values>(codes + row / tile_rows * layout.tile_bytes,
-                                        row % tile_rows, chunk, number);
+    unpack_chunk<Bits, HeadDim, Values>(codes + row / tile_rows * layout.tile_bytes, row % tile_rows, chunk,
+                                        number);
     const auto* scales = reinterpret_cast<const std::uint16_t*>(
         page + (Values ? layout.value_scales_offset : layout.key_scales_offset));
     const auto* zeros = reinterpret_cast<const std::uint16_t*>(
@@ -105,14 +100,12 @@ struct PackedLoader {
       KVPOLICY_UNROLL
       for (int i = 0; i < 8; ++i) {
         const int at = i % 2 * 16;
-        number[i] =
-            number[i] * to_float<half>(static_cast<std::uint16_t>(scale.pair[i / 2] >> at)) +
-            to_float<half>(static_cast<std::uint16_t>(zero.pair[i / 2] >> at));
+        number[i] = number[i] * to_float<half>(static_cast<std::uint16_t>(scale.pair[i / 2] >> at)) +
+                    to_float<half>(static_cast<std::uint16_t>(zero.pair[i / 2] >> at));
       }
     } else {
-      const int param = Values
-                            ? value_param(row, chunk * 8, page_rows, head.value_group)
-                            : key_param(row, chunk * 8, HeadDim, page_rows, false, head.key_group);
+      const int param = Values ? value_param(row, chunk * 8, page_rows, head.value_group)
+                               : key_param(row, chunk * 8, HeadDim, page_rows, false, head.key_group);
       const float scale = to_float<half>(scales[param]);
       const float zero = to_float<half>(zeros[param]);
       KVPOLICY_UNROLL

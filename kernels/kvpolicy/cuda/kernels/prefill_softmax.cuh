@@ -29,8 +29,7 @@ struct Accumulators {
 };
 
 template <int HeadDim>
-using LogitTile =
-    Accumulators<PrefillShape<HeadDim>::row_tiles, PrefillShape<HeadDim>::key_rows / 8>;
+using LogitTile = Accumulators<PrefillShape<HeadDim>::row_tiles, PrefillShape<HeadDim>::key_rows / 8>;
 template <int HeadDim>
 using OutputTile = Accumulators<PrefillShape<HeadDim>::row_tiles, HeadDim / 8>;
 
@@ -185,8 +184,7 @@ KVPOLICY_DEVICE void hide_of_tree(LogitTile<HeadDim>& logits, const LiveSegment&
 /// has grown. A row that has seen nothing yet has maximum -infinity and weights of 0.
 template <Element E, int HeadDim>
 KVPOLICY_DEVICE void soften(const LogitTile<HeadDim>& logits, RowStates<HeadDim>& states,
-                            OutputTile<HeadDim>& output, WeightTile<HeadDim>& weights,
-                            float scale) {
+                            OutputTile<HeadDim>& output, WeightTile<HeadDim>& weights, float scale) {
   using Shape = PrefillShape<HeadDim>;
   constexpr int columns = Shape::key_rows / 8;
   float latest[Shape::row_tiles][2];

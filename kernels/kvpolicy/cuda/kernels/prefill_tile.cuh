@@ -55,8 +55,8 @@ struct ChunkRow {
       : offset{tile + (row * Shape::pitch + (Shape::swizzled ? chunk ^ (row % 8) : chunk)) * 16} {}
 
   KVPOLICY_DEVICE std::byte* plus(int rows, int chunks) const {
-    const int swizzled = Shape::swizzled ? (offset ^ (chunks ^ rows) % 8 * 16) + chunks / 8 * 8 * 16
-                                         : offset + chunks * 16;
+    const int swizzled =
+        Shape::swizzled ? (offset ^ (chunks ^ rows) % 8 * 16) + chunks / 8 * 8 * 16 : offset + chunks * 16;
     return shared_memory() + swizzled + rows * Shape::pitch * 16;
   }
 };
@@ -79,9 +79,7 @@ struct QueryTile {
   int highest = 0;
   int first_position = 0;  ///< position of row 0's token (not of `first`), or of depth 0
 
-  KVPOLICY_DEVICE int token(int row) const {
-    return smaller(first + row, first + rows - 1) / group;
-  }
+  KVPOLICY_DEVICE int token(int row) const { return smaller(first + row, first + rows - 1) / group; }
   KVPOLICY_DEVICE int head(int row) const { return (first + row) % group; }
   /// Text position of a row of the tile; rows after the last have the position of the last.
   KVPOLICY_DEVICE int position(int row) const {
@@ -187,8 +185,7 @@ struct TileCursor {
 
   /// Moves to visible tile number `skip`.
   KVPOLICY_DEVICE TileCursor(const LiveTiles& live, int skip) {
-    while (segment + 1 < live.segments &&
-           skip >= live.segment[segment].end - live.segment[segment].begin) {
+    while (segment + 1 < live.segments && skip >= live.segment[segment].end - live.segment[segment].begin) {
       skip -= live.segment[segment].end - live.segment[segment].begin;
       ++segment;
     }
@@ -250,9 +247,8 @@ struct RowLoader {
 
   KVPOLICY_DEVICE int row_of_lane(const LiveSegment& live, int tile) const {
     // Lanes whose addresses go to whole groups of lanes in one pass are a group apart.
-    const int row = whole_passes
-                        ? lane_index() % Shape::chunks * pass_rows + lane_index() / Shape::chunks
-                        : lane_index();
+    const int row =
+        whole_passes ? lane_index() % Shape::chunks * pass_rows + lane_index() / Shape::chunks : lane_index();
     const int column = tile * Shape::key_rows + warp_index() * rows + row % rows;
     const int i = larger(0, smaller(column - live.lead, live.segment.rows - 1));
     return live.segment.row(i);
@@ -272,11 +268,10 @@ struct RowLoader {
   KVPOLICY_DEVICE void load_keys(int tile_memory) const { copy(tile_memory, key); }
 
   KVPOLICY_DEVICE void load_values(int tile_memory, const LiveSegment& live, int tile) const {
-    const std::byte* value =
-        live.segment.source == DeviceSegment::Source::call
-            ? reinterpret_cast<const std::byte*>(
-                  params.v.row(item.sequence, row_of_lane(live, tile), item.kv_head))
-            : key + item.head(params).exact_values_offset;
+    const std::byte* value = live.segment.source == DeviceSegment::Source::call
+                                 ? reinterpret_cast<const std::byte*>(
+                                       params.v.row(item.sequence, row_of_lane(live, tile), item.kv_head))
+                                 : key + item.head(params).exact_values_offset;
     copy(tile_memory, value);
   }
 

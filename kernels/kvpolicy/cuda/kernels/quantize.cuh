@@ -39,7 +39,7 @@ struct QuantizerMemory {
         grids{reinterpret_cast<std::uint32_t*>(numbers + quantized_together * pitch)} {}
 
   std::uint16_t* numbers;  ///< [quantized_together, pitch]: numbers of type E first, then codes
-  std::uint32_t* grids;  ///< scale in the low half, zero in the high; as in a 64-row page
+  std::uint32_t* grids;    ///< scale in the low half, zero in the high; as in a 64-row page
 };
 
 // ---- the arithmetic of storage/quantize.hpp --------------------------------------------------
@@ -93,8 +93,8 @@ KVPOLICY_DEVICE void stage_rows(const QuantizerMemory<HeadDim>& memory, int firs
 
 /// Quantises groups of neighbouring channels. Rows before `first` are codes already.
 template <Element E, int HeadDim>
-KVPOLICY_DEVICE void quantize_per_token(const QuantizerMemory<HeadDim>& memory, int first,
-                                        int group, float levels, int& refused) {
+KVPOLICY_DEVICE void quantize_per_token(const QuantizerMemory<HeadDim>& memory, int first, int group,
+                                        float levels, int& refused) {
   constexpr int vectors = HeadDim / 8;
   static_assert(quantized_together * vectors % write_threads == 0 && warp_lanes % vectors == 0);
   KVPOLICY_NO_UNROLL
@@ -108,9 +108,8 @@ KVPOLICY_DEVICE void quantize_per_token(const QuantizerMemory<HeadDim>& memory, 
     KVPOLICY_UNROLL
     for (int j = 0; j < 8; ++j) {
       const std::uint32_t pair = raw.word[j / 2];
-      x[j] = quantizable(
-          to_float<E>(static_cast<std::uint16_t>(j % 2 == 0 ? pair & 0xffffU : pair >> 16)),
-          unrepresentable);
+      x[j] = quantizable(to_float<E>(static_cast<std::uint16_t>(j % 2 == 0 ? pair & 0xffffU : pair >> 16)),
+                         unrepresentable);
     }
     float min = x[0], max = x[0];
     KVPOLICY_UNROLL
@@ -140,8 +139,8 @@ KVPOLICY_DEVICE void quantize_per_token(const QuantizerMemory<HeadDim>& memory, 
 
 /// Quantises groups of neighbouring rows of one channel; a thread has two channels of a group.
 template <Element E, int HeadDim>
-KVPOLICY_DEVICE void quantize_per_channel(const QuantizerMemory<HeadDim>& memory, int group,
-                                          float levels, int& refused) {
+KVPOLICY_DEVICE void quantize_per_channel(const QuantizerMemory<HeadDim>& memory, int group, float levels,
+                                          int& refused) {
   constexpr int pairs = HeadDim / 2;
   for (int i = thread_index(); i < quantized_together / group * pairs; i += thread_count()) {
     const int row = i / pairs * group;
@@ -149,8 +148,7 @@ KVPOLICY_DEVICE void quantize_per_channel(const QuantizerMemory<HeadDim>& memory
     auto* column = reinterpret_cast<std::uint32_t*>(memory.numbers + row * memory.pitch + channel);
     constexpr int step = QuantizerMemory<HeadDim>::pitch / 2;
     const auto low = [&](int j, int& count) {
-      return quantizable(to_float<E>(static_cast<std::uint16_t>(column[j * step] & 0xffffU)),
-                         count);
+      return quantizable(to_float<E>(static_cast<std::uint16_t>(column[j * step] & 0xffffU)), count);
     };
     const auto high = [&](int j, int& count) {
       return quantizable(to_float<E>(static_cast<std::uint16_t>(column[j * step] >> 16)), count);
@@ -172,8 +170,8 @@ KVPOLICY_DEVICE void quantize_per_channel(const QuantizerMemory<HeadDim>& memory
     int counted = 0;
     KVPOLICY_NO_UNROLL
     for (int j = 0; j < group; ++j) {
-      column[j * step] = encode(low(j, counted), low_grid, levels) |
-                         encode(high(j, counted), high_grid, levels) << 16;
+      column[j * step] =
+          encode(low(j, counted), low_grid, levels) | encode(high(j, counted), high_grid, levels) << 16;
     }
   }
 }
@@ -198,8 +196,7 @@ KVPOLICY_DEVICE void write_codes(const QuantizerMemory<HeadDim>& memory, std::ui
 }
 
 template <int HeadDim, bool Keys>
-KVPOLICY_DEVICE void write_codes(const QuantizerMemory<HeadDim>& memory, int bits,
-                                 std::uint32_t* out) {
+KVPOLICY_DEVICE void write_codes(const QuantizerMemory<HeadDim>& memory, int bits, std::uint32_t* out) {
   if (bits == 8) {
     write_codes<HeadDim, 8, Keys>(memory, out);
   } else if (bits == 4) {
@@ -211,13 +208,12 @@ KVPOLICY_DEVICE void write_codes(const QuantizerMemory<HeadDim>& memory, int bit
 
 /// Writes the scales and zeros of rows [row, row + 64) of a page.
 template <int HeadDim>
-KVPOLICY_DEVICE void write_grids(const QuantizerMemory<HeadDim>& memory, bool per_channel,
-                                 int group, int row, int page_rows, std::uint16_t* scales,
-                                 std::uint16_t* zeros) {
+KVPOLICY_DEVICE void write_grids(const QuantizerMemory<HeadDim>& memory, bool per_channel, int group, int row,
+                                 int page_rows, std::uint16_t* scales, std::uint16_t* zeros) {
   const int count = quantized_together * HeadDim / group;
   for (int i = thread_index(); i < count; i += thread_count()) {
-    const int to =
-        per_channel ? row / group * HeadDim + i : i / quantized_together * page_rows + row + i % quantized_together;
+    const int to = per_channel ? row / group * HeadDim + i
+                               : i / quantized_together * page_rows + row + i % quantized_together;
     scales[to] = static_cast<std::uint16_t>(memory.grids[i] & 0xffffU);
     zeros[to] = static_cast<std::uint16_t>(memory.grids[i] >> 16);
   }
@@ -235,12 +231,11 @@ KVPOLICY_DEVICE std::uint16_t* exact_row(const HeadView& head, int page_rows, in
 struct PackedBlock {
   std::byte* page;
   std::byte* second;  ///< another copy of the page, or null
-  int row;  ///< index of the block's first row in the page
+  int row;            ///< index of the block's first row in the page
   PackedLayout layout;
 
   /// The block that begins with head row `first`; places_of_page explains `entered`.
-  KVPOLICY_DEVICE PackedBlock(const HeadView& head, int head_dim, int page_rows, int first,
-                              int entered = 0)
+  KVPOLICY_DEVICE PackedBlock(const HeadView& head, int head_dim, int page_rows, int first, int entered = 0)
       : layout{code_bits(head.encoding), head_dim,       page_rows,
                head.key_per_channel,     head.key_group, head.value_group} {
     const int slot = head.packed_slot(first);
@@ -253,12 +248,12 @@ struct PackedBlock {
     return page + (keys ? 0 : layout.values_offset) + row / tile_rows * layout.tile_bytes;
   }
   KVPOLICY_DEVICE std::uint16_t* scales(bool keys) const {
-    return reinterpret_cast<std::uint16_t*>(
-        page + (keys ? layout.key_scales_offset : layout.value_scales_offset));
+    return reinterpret_cast<std::uint16_t*>(page +
+                                            (keys ? layout.key_scales_offset : layout.value_scales_offset));
   }
   KVPOLICY_DEVICE std::uint16_t* zeros(bool keys) const {
-    return reinterpret_cast<std::uint16_t*>(
-        page + (keys ? layout.key_zeros_offset : layout.value_zeros_offset));
+    return reinterpret_cast<std::uint16_t*>(page +
+                                            (keys ? layout.key_zeros_offset : layout.value_zeros_offset));
   }
 };
 
@@ -271,8 +266,8 @@ KVPOLICY_DEVICE void write_side(const QuantizerMemory<HeadDim>& memory, const He
   for (int copy = 0; copy < 2 && at.page != nullptr; ++copy) {
     write_codes<HeadDim, Keys>(memory, code_bits(head.encoding),
                                reinterpret_cast<std::uint32_t*>(at.codes(Keys)));
-    write_grids(memory, Keys && head.key_per_channel, Keys ? head.key_group : head.value_group,
-                at.row, page_rows, at.scales(Keys), at.zeros(Keys));
+    write_grids(memory, Keys && head.key_per_channel, Keys ? head.key_group : head.value_group, at.row,
+                page_rows, at.scales(Keys), at.zeros(Keys));
     at.page = to.second;
   }
 }
@@ -288,7 +283,7 @@ KVPOLICY_DEVICE void load_codes(const QuantizerMemory<HeadDim>& memory, const He
     const int row = i / HeadDim;
     const int channel = i % HeadDim;
     const TileOffset at = Keys ? offset_of_key(row % tile_rows, channel, HeadDim)
-                              : offset_of_value(row % tile_rows, channel, HeadDim);
+                               : offset_of_value(row % tile_rows, channel, HeadDim);
     const int bit = row / tile_rows * from.layout.tile_bytes * 8 + bit_of_code(at, bits, HeadDim);
     memory.numbers[row * memory.pitch + channel] =
         static_cast<std::uint16_t>(words[bit / 32] >> bit % 32 & ((1U << bits) - 1U));
@@ -306,13 +301,14 @@ KVPOLICY_DEVICE void load_codes(const QuantizerMemory<HeadDim>& memory, const He
 
 /// Writes the numbers that the codes of a block's rows [begin, end) stand for to the exact slots of these rows.
 template <Element E, int HeadDim, bool Keys>
-KVPOLICY_DEVICE void write_coded_numbers(const QuantizerMemory<HeadDim>& memory, const HeadView& head, int page_rows,
-                                         int first, int begin, int end) {
+KVPOLICY_DEVICE void write_coded_numbers(const QuantizerMemory<HeadDim>& memory, const HeadView& head,
+                                         int page_rows, int first, int begin, int end) {
   for (int i = begin * HeadDim + thread_index(); i < end * HeadDim; i += thread_count()) {
     const int row = i / HeadDim;
     const int channel = i % HeadDim;
     const std::uint32_t grid =
-        memory.grids[Keys ? key_param(row, channel, HeadDim, quantized_together, head.key_per_channel, head.key_group)
+        memory.grids[Keys ? key_param(row, channel, HeadDim, quantized_together, head.key_per_channel,
+                                      head.key_group)
                           : value_param(row, channel, quantized_together, head.value_group)];
     const float code = static_cast<float>(memory.numbers[row * memory.pitch + channel]);
     exact_row<HeadDim>(head, page_rows, first + row, Keys)[channel] =
@@ -330,8 +326,8 @@ KVPOLICY_DEVICE void count_out_of_range(int refused, int* out_of_range) {
 /// go to its page, the numbers that they stand for to the exact slots. Keys before `from` have codes already.
 /// Called by all threads of the block; `key(row)` is as in quantize_block.
 template <Element E, int HeadDim, class Key>
-KVPOLICY_DEVICE void quantize_keys(const HeadView& head, int page_rows, int first, int from, int to,
-                                   Key key, std::byte* shared, int* out_of_range, int entered) {
+KVPOLICY_DEVICE void quantize_keys(const HeadView& head, int page_rows, int first, int from, int to, Key key,
+                                   std::byte* shared, int* out_of_range, int entered) {
   const QuantizerMemory<HeadDim> memory{shared};
   const PackedBlock block{head, HeadDim, page_rows, first, entered};
   const auto levels = static_cast<float>((1 << code_bits(head.encoding)) - 1);
@@ -363,9 +359,9 @@ KVPOLICY_DEVICE void quantize_keys(const HeadView& head, int page_rows, int firs
 /// `value(row)` return the addresses of the exact rows; places_of_page explains `entered`. So many of the
 /// first keys and values have codes already.
 template <Element E, int HeadDim, class Key, class Value>
-KVPOLICY_DEVICE void quantize_block(const HeadView& head, int page_rows, int first, Key key,
-                                    Value value, std::byte* shared, int* out_of_range,
-                                    int entered = 0, int coded_keys = 0, int coded_values = 0) {
+KVPOLICY_DEVICE void quantize_block(const HeadView& head, int page_rows, int first, Key key, Value value,
+                                    std::byte* shared, int* out_of_range, int entered = 0, int coded_keys = 0,
+                                    int coded_values = 0) {
   const QuantizerMemory<HeadDim> memory{shared};
   const PackedBlock to{head, HeadDim, page_rows, first, entered};
   const auto levels = static_cast<float>((1 << code_bits(head.encoding)) - 1);

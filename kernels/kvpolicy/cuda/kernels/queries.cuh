@@ -12,7 +12,7 @@ namespace kvpolicy::cuda {
 struct KeepQueriesParams {
   const LayerState* state = nullptr;
   Request request = {};  ///< says whether `state` counts the queries' rows already
-  Tensor q = {};       ///< [1, queries, q_heads, head_dim]
+  Tensor q = {};         ///< [1, queries, q_heads, head_dim]
   int q_heads = 0;
   int head_dim = 0;
   int slots = 0;

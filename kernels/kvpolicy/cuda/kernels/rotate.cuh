@@ -12,8 +12,7 @@ namespace kvpolicy::cuda {
 /// Rotates eight channels of a query, `low`, and their partners half a row later, `high`, by `steps`
 /// positions. `inverse_frequencies` are those of the eight channels.
 template <Element E>
-KVPOLICY_DEVICE void rotate_channels(Words4& low, Words4& high, int steps,
-                                     const float* inverse_frequencies) {
+KVPOLICY_DEVICE void rotate_channels(Words4& low, Words4& high, int steps, const float* inverse_frequencies) {
   KVPOLICY_UNROLL
   for (int w = 0; w < 4; ++w) {
     float a[2], b[2];
@@ -22,8 +21,8 @@ KVPOLICY_DEVICE void rotate_channels(Words4& low, Words4& high, int steps,
       const float x = to_float<E>(static_cast<std::uint16_t>(low.word[w] >> 16 * j));
       const float y = to_float<E>(static_cast<std::uint16_t>(high.word[w] >> 16 * j));
       float sine, cosine;
-      sine_cosine(static_cast<double>(steps) * static_cast<double>(inverse_frequencies[2 * w + j]),
-                  sine, cosine);
+      sine_cosine(static_cast<double>(steps) * static_cast<double>(inverse_frequencies[2 * w + j]), sine,
+                  cosine);
       a[j] = x * cosine - y * sine;
       b[j] = y * cosine + x * sine;
     }

@@ -22,8 +22,8 @@ struct ScoreParams {
   int kv_heads = 0;
   int group = 1;
   int page_rows = 64;
-  int queries = 1;          ///< queries of the call; the last of them scores
-  Tensor q = {};            ///< [sequences, queries, kv_heads * group, head_dim]
+  int queries = 1;  ///< queries of the call; the last of them scores
+  Tensor q = {};    ///< [sequences, queries, kv_heads * group, head_dim]
 };
 
 inline constexpr int score_threads = 128;
@@ -43,8 +43,8 @@ constexpr std::size_t score_shared_bytes() {
 
 /// Writes the dot products of `chunks` full chunks with `query` [Sides, HeadDim] to `scores`.
 template <Element E, int HeadDim, int Sides>
-KVPOLICY_DEVICE void score_chunks(const HeadView& head, int chunks, int page_rows,
-                                  const float* query, float* scores) {
+KVPOLICY_DEVICE void score_chunks(const HeadView& head, int chunks, int page_rows, const float* query,
+                                  float* scores) {
   constexpr int lanes = score_lanes<HeadDim>;
   constexpr int parts = HeadDim / 8 / lanes;  // 16-byte parts of a summary for each lane
   constexpr int rows = warp_lanes / lanes;
@@ -60,8 +60,7 @@ KVPOLICY_DEVICE void score_chunks(const HeadView& head, int chunks, int page_row
     KVPOLICY_UNROLL
     for (int i = 0; i < parts; ++i) {
       KVPOLICY_UNROLL
-      for (int c = 0; c < 8; ++c)
-        q[side][i][c] = query[side * HeadDim + (i * lanes + part) * 8 + c];
+      for (int c = 0; c < 8; ++c) q[side][i][c] = query[side * HeadDim + (i * lanes + part) * 8 + c];
     }
   }
 

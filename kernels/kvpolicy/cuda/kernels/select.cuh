@@ -74,8 +74,7 @@ KVPOLICY_DEVICE void count_digits(const RankAt& rank_at, int n, Rank prefix, int
     for (int j = 0; j < select_items; ++j) {
       const long long i = base + j * Threads + thread_index();
       const bool counts_here =
-          i < n &&
-          (shift + bits == rank_bits || rank[j] >> (shift + bits) == prefix >> (shift + bits));
+          i < n && (shift + bits == rank_bits || rank[j] >> (shift + bits) == prefix >> (shift + bits));
       const int digit = counts_here ? static_cast<int>(rank[j] >> shift & (select_digits - 1)) : -1;
       // Scores of a head are similar, so lanes with the same digit as the first one add once.
       const int common = shuffle(digit, 0);
@@ -238,12 +237,12 @@ using kvpolicy::Ranking;
 /// Such a head has no sinks and no sliding window, and all its rows are committed.
 struct alignas(8) CompressionSettings {
   Ranking ranking = Ranking::none;  ///< none: the head is not compressed
-  bool average = false;  ///< pools by the mean instead of the maximum
-  int scorer = 0;     ///< Whose function of the key it is (key_scores.cuh).
-  int queries = 0;    ///< Latest queries that vote; at most one more than `kept_rows`.
-  int kept_rows = 0;  ///< Latest rows that are always kept.
-  int budget = 0;     ///< Rows kept besides these.
-  int kernel = 1;     ///< Width of the pooling, in rows; odd.
+  bool average = false;             ///< pools by the mean instead of the maximum
+  int scorer = 0;                   ///< Whose function of the key it is (key_scores.cuh).
+  int queries = 0;                  ///< Latest queries that vote; at most one more than `kept_rows`.
+  int kept_rows = 0;                ///< Latest rows that are always kept.
+  int budget = 0;                   ///< Rows kept besides these.
+  int kernel = 1;                   ///< Width of the pooling, in rows; odd.
   KeyNumbers key_numbers = {};
 
   KVPOLICY_HOST_DEVICE BudgetRule<int> rule() const { return {budget, kept_rows}; }

@@ -17,22 +17,22 @@ namespace kvpolicy::cuda {
 
 /// One of the heads that share, in the order of the layer.
 struct alignas(8) SharedHead {
-  int head = 0;        ///< KV head
-  int candidates = 0;  ///< rows that are ranked
-  int first = 0;       ///< number of the first of them among the candidates of all heads
-  int safe = 0;        ///< best rows, which stay whatever the others have
-  int kept_rows = 0;   ///< latest rows that always stay
-  int kept_before = 0; ///< `kept_rows` of the heads before
+  int head = 0;         ///< KV head
+  int candidates = 0;   ///< rows that are ranked
+  int first = 0;        ///< number of the first of them among the candidates of all heads
+  int safe = 0;         ///< best rows, which stay whatever the others have
+  int kept_rows = 0;    ///< latest rows that always stay
+  int kept_before = 0;  ///< `kept_rows` of the heads before
 };
 
 struct SharedBudgetParams {
-  const HeadView* heads = nullptr;            ///< [kv_heads]
+  const HeadView* heads = nullptr;                    ///< [kv_heads]
   const CompressionSettings* compressions = nullptr;  ///< [kv_heads]
   RowScores scores = {};
   const SharedHead* shared = nullptr;  ///< [count]
   int count = 0;
-  int candidates = 0;  ///< of all heads
-  int budget = 0;      ///< of them survive
+  int candidates = 0;              ///< of all heads
+  int budget = 0;                  ///< of them survive
   std::uint64_t* ranks = nullptr;  ///< [candidates]
   int* chosen = nullptr;           ///< [budget]: numbers of candidates, ascending
   /// [count + 1]: how many candidates of the heads before survive.
@@ -52,8 +52,7 @@ shared_ranks_kernel(const KVPOLICY_GRID_CONSTANT SharedBudgetParams p) {
   for (int row = thread_index(); row < own.candidates; row += Threads) ranks[row] = rank_at(row);
   sync_block();
   constexpr std::uint64_t above_all = ~std::uint64_t{0};  // more than the rank of infinity
-  select_top<Threads>(rank_at, own.candidates, own.safe,
-                      [&](int, int row) { ranks[row] = above_all; });
+  select_top<Threads>(rank_at, own.candidates, own.safe, [&](int, int row) { ranks[row] = above_all; });
 }
 
 /// After shared_ranks_kernel. One block.

@@ -214,9 +214,7 @@ KVPOLICY_DEVICE void sine_cosine(double angle, float& sine, float& cosine) {
   sincospif(2.0F * static_cast<float>(turns - rint(turns)), &sine, &cosine);
 }
 
-KVPOLICY_DEVICE std::uint32_t count_bits(std::uint32_t x) {
-  return static_cast<std::uint32_t>(__popc(x));
-}
+KVPOLICY_DEVICE std::uint32_t count_bits(std::uint32_t x) { return static_cast<std::uint32_t>(__popc(x)); }
 KVPOLICY_DEVICE std::uint32_t bits_of_float(float x) { return __float_as_uint(x); }
 KVPOLICY_DEVICE float float_of_bits(std::uint32_t x) { return __uint_as_float(x); }
 
@@ -256,8 +254,7 @@ KVPOLICY_DEVICE std::uint32_t half2_multiply_add(std::uint32_t a, std::uint32_t 
   return out;
 }
 /// Byte i of the result is byte `selector >> 4 i & 7` of the eight bytes of b:a.
-KVPOLICY_DEVICE std::uint32_t permute_bytes(std::uint32_t a, std::uint32_t b,
-                                            std::uint32_t selector) {
+KVPOLICY_DEVICE std::uint32_t permute_bytes(std::uint32_t a, std::uint32_t b, std::uint32_t selector) {
   return __byte_perm(a, b, selector);
 }
 

@@ -21,8 +21,8 @@ namespace kvpolicy::cuda {
 
 /// What changes from step to step.
 struct SlowState {
-  int entered = 0;    ///< pages in use so far; the last latest_pages of them are in device memory
-  int gathered = -1;  ///< chunks of the latest selection that were copied (gather.cuh); -1: unknown
+  int entered = 0;            ///< pages in use so far; the last latest_pages of them are in device memory
+  int gathered = -1;          ///< chunks of the latest selection that were copied (gather.cuh); -1: unknown
   std::uint32_t tickets = 0;  ///< tickets of gather_kernel; 0 before and after a call
   int unused = 0;
 };
@@ -35,7 +35,7 @@ struct SlowRows {
   /// Address from which each page is read; the page table of the HeadView. Before entry 0 are the
   /// entries of the copied (gathered) rows, for `shift` rows.
   std::byte** table = nullptr;
-  std::byte* latest = nullptr;        ///< [latest_pages, page_bytes]: page p at p % latest_pages
+  std::byte* latest = nullptr;  ///< [latest_pages, page_bytes]: page p at p % latest_pages
   long long page_bytes = 0;
   int latest_pages = 1;
   int packed = 0;
@@ -47,16 +47,15 @@ struct SlowRows {
   Selections* chosen = nullptr;
   long long shift = 0;
 
-  KVPOLICY_DEVICE std::byte* near_page(int page) const {
-    return latest + page % latest_pages * page_bytes;
-  }
+  KVPOLICY_DEVICE std::byte* near_page(int page) const { return latest + page % latest_pages * page_bytes; }
 };
 
 /// Number of pages that a text of this length uses.
 KVPOLICY_HOST_DEVICE int pages_come_to(const HeadView& head, bool packed, int page_rows,
                                        const LayerState& state) {
-  const int rows = packed ? larger(head.keys_end(state.committed), head.values_end(state.committed)) - head.sinks
-                          : state.tokens - head.evicted;
+  const int rows = packed
+                       ? larger(head.keys_end(state.committed), head.values_end(state.committed)) - head.sinks
+                       : state.tokens - head.evicted;
   return quotient_up(rows, page_rows);
 }
 
@@ -109,8 +108,7 @@ enter_kernel(const KVPOLICY_GRID_CONSTANT EnterParams p) {
   if (head.slow == nullptr) return;
   const SlowRows& slow = *head.slow;
   const int before = slow.state->entered;
-  const int after =
-      pages_come_to(head, slow.packed != 0, p.page_rows, p.states[block_x() / p.kv_heads]);
+  const int after = pages_come_to(head, slow.packed != 0, p.page_rows, p.states[block_x() / p.kv_heads]);
   sync_block();  // every thread has read what thread 0 changes
   enter_pages(slow, before, after);
 }

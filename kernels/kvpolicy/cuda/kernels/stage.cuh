@@ -16,13 +16,13 @@ namespace kvpolicy::cuda {
 
 /// All pointers are device pointers.
 struct StageParams {
-  const HeadView* from = nullptr;     ///< [kv_heads], without staged pages
+  const HeadView* from = nullptr;  ///< [kv_heads], without staged pages
   const LayerState* state = nullptr;
   int page_rows = 64;
-  bool selected = false;              ///< selecting heads are not changed
-  std::byte* rows = nullptr;          ///< the buffer
-  std::byte** table = nullptr;        ///< page table of the buffer
-  HeadView* to = nullptr;             ///< [kv_heads]
+  bool selected = false;        ///< selecting heads are not changed
+  std::byte* rows = nullptr;    ///< the buffer
+  std::byte** table = nullptr;  ///< page table of the buffer
+  HeadView* to = nullptr;       ///< [kv_heads]
 };
 
 inline constexpr int stage_threads = 128;
@@ -44,8 +44,7 @@ stage_kernel(const KVPOLICY_GRID_CONSTANT StageParams p) {
   const int pages = pages_come_to(head, slow->packed != 0, p.page_rows, *p.state);
   const int near = slow->state->entered - slow->latest_pages;
   for (int page = block_x() * Threads + thread_index(); page < pages; page += grid_x() * Threads) {
-    table[page] =
-        page >= near ? slow->table[page] : p.rows + slow->staged_bytes + page * slow->page_bytes;
+    table[page] = page >= near ? slow->table[page] : p.rows + slow->staged_bytes + page * slow->page_bytes;
   }
 }
 

@@ -20,8 +20,7 @@ KVPOLICY_HOST_DEVICE constexpr int chunks_at_a_time(int threads) {
 
 /// Summarises chunks [first, last); `key(row)` returns the address of a row's key.
 template <Element E, int HeadDim, class Key>
-KVPOLICY_DEVICE void close_chunks(const HeadView& head, int page_rows, int first, int last,
-                                  Key key) {
+KVPOLICY_DEVICE void close_chunks(const HeadView& head, int page_rows, int first, int last, Key key) {
   constexpr int lanes = HeadDim / 8;
   const int channel = thread_index() % lanes * 8;
   const int at_a_time = chunks_at_a_time<HeadDim>(thread_count());

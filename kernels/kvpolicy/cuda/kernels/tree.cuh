@@ -14,11 +14,11 @@ namespace kvpolicy::cuda {
 /// The call's queries are the last of `nodes` nodes; earlier nodes are in the cache, after the
 /// text. Node i has the position of the text's end + depths[i].
 struct CallTree {
-  int nodes = 0;    ///< the call's included; 0: no tree, each token continues the previous one
-  int lowest = 0;   ///< least depth of the call's queries
-  int highest = 0;  ///< greatest depth of the call's queries
-  int words = 0;    ///< words of each query in `seen`
-  const int* depths = nullptr;          ///< [nodes]
+  int nodes = 0;                ///< the call's included; 0: no tree, each token continues the previous one
+  int lowest = 0;               ///< least depth of the call's queries
+  int highest = 0;              ///< greatest depth of the call's queries
+  int words = 0;                ///< words of each query in `seen`
+  const int* depths = nullptr;  ///< [nodes]
   const std::uint32_t* seen = nullptr;  ///< [queries, words]: a bit for each node that a query sees
 
   /// The word at which the bits of the nodes from `node` on begin; `node` is 0 or the call's first.

@@ -27,8 +27,8 @@ struct VotesParams {
 /// For each of the rows [first, first + count), sums the pooled votes of `heads` query heads and
 /// also the row's own votes; `votes` begin at row `votes_first`.
 KVPOLICY_DEVICE void pool_votes(const CompressionSettings& how, const float* votes, int votes_first,
-                                int heads, int first, int count, int candidates, float weight,
-                                bool add, float* scores, float* unpooled) {
+                                int heads, int first, int count, int candidates, float weight, bool add,
+                                float* scores, float* unpooled) {
   for (int row = first + thread_index(); row < first + count; row += thread_count()) {
     const int from = larger(row - how.kernel / 2, 0) - votes_first;
     const int to = smaller(row + how.kernel / 2 + 1, candidates) - votes_first;
@@ -69,8 +69,7 @@ votes_kernel(const KVPOLICY_GRID_CONSTANT VotesParams params) {
   const int half_width = how.kernel / 2;
   const int halo = quotient_up(half_width, 32) * 32;  // whole HeldKeys
   const int tile_candidates = votes_rows - 2 * halo;
-  const float weight =
-      1.0F / static_cast<float>(seen.queries * p.group * (how.average ? how.kernel : 1));
+  const float weight = 1.0F / static_cast<float>(seen.queries * p.group * (how.average ? how.kernel : 1));
   float* scores = params.scores + kv_head * params.pitch;
   float* unpooled = params.unpooled + kv_head * params.pitch;
 
@@ -97,13 +96,12 @@ votes_kernel(const KVPOLICY_GRID_CONSTANT VotesParams params) {
       for (int unit = warp_index(); unit < votes_rows / Keys::rows; unit += warps) {
         const int unit_row = first - halo + unit * Keys::rows;
         if (unit_row + Keys::rows <= low || unit_row > high) continue;
-        const KeyRows keys_from{.head = head,
-                                .page_rows = p.page_rows,
-                                .source = unit_row < packed_end ? DeviceSegment::Source::packed
-                                                                : DeviceSegment::Source::exact};
+        const KeyRows keys_from{
+            .head = head,
+            .page_rows = p.page_rows,
+            .source = unit_row < packed_end ? DeviceSegment::Source::packed : DeviceSegment::Source::exact};
         for_keys<E, HeadDim, Packed>(
-            keys_from, unit_row, low, high,
-            [&](const Keys& keys, int row, auto split) {
+            keys_from, unit_row, low, high, [&](const Keys& keys, int row, auto split) {
               constexpr bool is_split = decltype(split)::value;
               KVPOLICY_NO_UNROLL
               for (int member = 0; member < heads; ++member) {
@@ -129,8 +127,7 @@ votes_kernel(const KVPOLICY_GRID_CONSTANT VotesParams params) {
                     float sum = sums[part][side];
                     sum += shuffle_xor(sum, 1);
                     sum += shuffle_xor(sum, 2);
-                    const int at =
-                        row - first + halo + part * tile_rows + side * 8 + lane_index() / 4;
+                    const int at = row - first + halo + part * tile_rows + side * 8 + lane_index() / 4;
                     if (lane_index() % 4 == 0) votes[member * votes_rows + at] = sum;
                   }
                 }
@@ -138,8 +135,8 @@ votes_kernel(const KVPOLICY_GRID_CONSTANT VotesParams params) {
             });
       }
       sync_block();
-      pool_votes(how, votes, first - halo, heads, first, count, candidates, weight, from > 0,
-                 scores, unpooled);
+      pool_votes(how, votes, first - halo, heads, first, count, candidates, weight, from > 0, scores,
+                 unpooled);
       sync_block();  // the votes may be overwritten
     }
   }

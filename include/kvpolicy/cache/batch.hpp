@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A step of many sequences at once, each with its own cache, plan, number of new tokens and options: a part
+// of a prompt next to decoding sequences, trees of draft tokens next to plain ones. All of them share one
+// call of the engine, so one parallel region.
+//
+// Tensors are ragged, as FlashInfer and vLLM pass them: the tokens of all sequences one after another, and
+// `indptr`, which says where each sequence's begin.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <new>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <kvpolicy/cache/kv_cache.hpp>
+#include <kvpolicy/cache/layer_calls.hpp>
+#include <kvpolicy/core/attention.hpp>
+#include <kvpolicy/core/error.hpp>
+#include <kvpolicy/core/tensor_view.hpp>
+
+namespace kvpolicy {
+
+/// One sequence of a batch.
+template <class Cache>
+struct BatchSequence {
+  Cache* cache = nullptr;
+  /// Of its own tokens: `log_sum_exp` is [tokens of the sequence, q_heads], `selection_query` one of them.
+  AttendOptions options = {};
+};
+
+/// A sequence that a call left out, because its memory could not be had. Its cache is as before the call.
+struct LeftOut {
+  std::size_t sequence;
+  std::exception_ptr error;  ///< std::bad_alloc or StorageError
+};
+
+/// Calls of many sequences. Each sequence gets the same bits as by the calls of KvCache alone, with an
+/// engine of as many threads. What the caller did wrong (a shape, an option, a pending tree) throws what
+/// KvCache throws, with the sequence's number in the message, and all sequences are as before the call.
+/// Memory that one sequence cannot get concerns that sequence: it is left out, the others go on.
+///
+/// A sequence that was left out of one layer has fewer tokens there: leave it out of the layers that follow
+/// too, and `truncate` it to its former length before it goes on.
+///
+/// Not synchronised; caches of one call must differ and belong to it while it runs. The engine of the batch
+/// runs the attention; what a head asks besides (selections, sums, compressions) goes to its cache's own.
+template <Element E, AttentionEngine Engine = ScalarEngine>
+class Batch {
+ public:
+  using Cache = KvCache<E, Engine>;
+  using Sequence = BatchSequence<Cache>;
+
+  explicit Batch(Engine engine = {}) : engine_{std::move(engine)} {}
+
+  [[nodiscard]] Engine& engine() { return engine_; }
+
+  /// KvCache::step of every sequence. The tokens [indptr[i], indptr[i + 1]) of all tensors are those of
+  /// sequence i; there may be none. Returns the sequences that were left out, in ascending order, valid until
+  /// the next call.
+  /// @throws ShapeError for an indptr that does not fit, ConfigError for a cache that is missing or listed
+  /// twice, and as KvCache::step; what the engine throws
+  template <class Q, class K, class V, class Out>
+  std::span<const LeftOut> step(std::size_t layer, std::span<const Sequence> sequences,
+                                std::span<const std::int32_t> indptr, const TensorView<Q>& q,
+                                const TensorView<K>& k, const TensorView<V>& v, const TensorView<Out>& out) {
+    return step(layer, sequences, indptr, ConstTensor{q}, ConstTensor{k}, ConstTensor{v}, MutableTensor{out});
+  }
+  /// The same for tensors whose element types are known only at run time.
+  std::span<const LeftOut> step(std::size_t layer, std::span<const Sequence> sequences,
+                                std::span<const std::int32_t> indptr, const ConstTensor& q,
+                                const ConstTensor& k, const ConstTensor& v, const MutableTensor& out) {
+    check("step", sequences, indptr, q);
+    check_whole("k", k, q.tokens);
+    check_whole("v", v, q.tokens);
+    check_whole("out", out, q.tokens);
+    check_written_once(out);
+    const auto tensors = [&](std::size_t i) {
+      return detail::StepTensors{part(q, indptr, i), part(k, indptr, i), part(v, indptr, i),
+                                 part(out, indptr, i)};
+    };
+    begin(sequences, [&](std::size_t i, Pending& call) {
+      Cache& cache = *sequences[i].cache;
+      call.layer = &cache.own_layer(layer);
+      call.options = cache.completed(sequences[i].options, layer);
+      call.attention = cache.calls_.begin_step(*call.layer, tensors(i), call.options, cache.options_);
+      return call.attention.queries.tokens > 0;
+    });
+    attend_pending(sequences);
+    return end([&](const Pending& call) {
+      Cache& cache = *sequences[call.sequence].cache;
+      cache.calls_.end_step(*call.layer, tensors(call.sequence), call.options, cache.options_);
+    });
+  }
+
+  /// The two halves of `step`, as KvCache::append and KvCache::attend.
+  /// @throws as `step`
+  template <class K, class V>
+  std::span<const LeftOut> append(std::size_t layer, std::span<const Sequence> sequences,
+                                  std::span<const std::int32_t> indptr, const TensorView<K>& k,
+                                  const TensorView<V>& v) {
+    return append(layer, sequences, indptr, ConstTensor{k}, ConstTensor{v});
+  }
+  std::span<const LeftOut> append(std::size_t layer, std::span<const Sequence> sequences,
+                                  std::span<const std::int32_t> indptr, const ConstTensor& k,
+                                  const ConstTensor& v) {
+    check("append", sequences, indptr, k);
+    check_whole("v", v, k.tokens);
+    begin(sequences, [&](std::size_t i, Pending& call) {
+      Cache& cache = *sequences[i].cache;
+      call.layer = &cache.own_layer(layer);
+      return cache.calls_.begin_append(*call.layer, part(k, indptr, i), part(v, indptr, i),
+                                       sequences[i].options.tree, cache.options_);
+    });
+    return end([&](const Pending& call) {
+      const std::size_t i = call.sequence;
+      Cache& cache = *sequences[i].cache;
+      cache.calls_.end_append(*call.layer, part(k, indptr, i), part(v, indptr, i), sequences[i].options.tree,
+                              cache.options_);
+    });
+  }
+
+  template <class Q, class Out>
+  std::span<const LeftOut> attend(std::size_t layer, std::span<const Sequence> sequences,
+                                  std::span<const std::int32_t> indptr, const TensorView<Q>& q,
+                                  const TensorView<Out>& out) {
+    return attend(layer, sequences, indptr, ConstTensor{q}, MutableTensor{out});
+  }
+  std::span<const LeftOut> attend(std::size_t layer, std::span<const Sequence> sequences,
+                                  std::span<const std::int32_t> indptr, const ConstTensor& q,
+                                  const MutableTensor& out) {
+    check("attend", sequences, indptr, q);
+    check_whole("out", out, q.tokens);
+    check_written_once(out);
+    begin(sequences, [&](std::size_t i, Pending& call) {
+      Cache& cache = *sequences[i].cache;
+      call.layer = &cache.read_by(layer);
+      call.options = cache.completed(sequences[i].options, layer);
+      call.attention = cache.calls_.begin_attend(*call.layer, layer, cache.plan_.shape().layer(layer).q_heads,
+                                                 part(q, indptr, i), part(out, indptr, i), call.options);
+      return call.attention.queries.tokens > 0;
+    });
+    attend_pending(sequences);
+    return end([&](const Pending& call) {
+      Cache& cache = *sequences[call.sequence].cache;
+      cache.calls_.end_attend(*call.layer, layer, part(q, indptr, call.sequence), call.options);
+    });
+  }
+
+ private:
+  using Calls = detail::LayerCalls<E, Engine>;
+
+  // A sequence's call between its beginning and its end.
+  struct Pending {
+    std::size_t sequence = 0;
+    CacheLayer<E>* layer = nullptr;
+    AttendOptions options = {};
+    LayerAttention attention = {};
+  };
+
+  // The tokens of one sequence.
+  template <class Tensor>
+  [[nodiscard]] static Tensor part(const Tensor& tensor, std::span<const std::int32_t> indptr,
+                                   std::size_t sequence) {
+    const auto first = static_cast<std::size_t>(indptr[sequence]);
+    Tensor own = tensor;
+    own.tokens = static_cast<std::size_t>(indptr[sequence + 1]) - first;
+    if (own.tokens > 0 && own.data != nullptr) own.data = tensor.row(first, 0);
+    return own;
+  }
+
+  // The tensor of all sequences together; what it must be for a layer is checked sequence by sequence.
+  template <class Tensor>
+  static void check_whole(const char* name, const Tensor& tensor, std::size_t tokens) {
+    require<ShapeError>(tensor.tokens == tokens, "Batch: ", name, " has ", tensor.tokens,
+                        " tokens, must have as many as the first tensor, ", tokens);
+    check_tensor(name, tensor, tokens, tensor.heads, tensor.head_dim);
+  }
+
+  // `first`: the call's first tensor.
+  void check(const char* call, std::span<const Sequence> sequences, std::span<const std::int32_t> indptr,
+             const ConstTensor& first) {
+    const std::size_t tokens = first.tokens;
+    check_whole("the first tensor", first, tokens);
+    require<ShapeError>(indptr.size() == sequences.size() + 1, "Batch::", call, ": indptr has ",
+                        indptr.size(), " places, must have one more than the ", sequences.size(),
+                        " sequences");
+    require<ShapeError>(indptr.front() == 0 && std::cmp_equal(indptr.back(), tokens), "Batch::", call,
+                        ": indptr is from ", indptr.front(), " to ", indptr.back(),
+                        ", must be from 0 to the ", tokens, " tokens of the tensors");
+    for (std::size_t i = 0; i < sequences.size(); ++i) {
+      require<ShapeError>(indptr[i] <= indptr[i + 1], "Batch::", call, ": sequence ", i,
+                          ": indptr falls from ", indptr[i], " to ", indptr[i + 1], ", must not fall");
+      require(sequences[i].cache != nullptr, "Batch::", call, ": sequence ", i, " has no cache");
+    }
+    caches_.clear();
+    for (const Sequence& sequence : sequences) caches_.push_back(sequence.cache);
+    std::ranges::sort(caches_, std::less{});
+    require(std::ranges::adjacent_find(caches_) == caches_.end(), "Batch::", call,
+            ": a cache is listed twice, each sequence must have its own");
+  }
+
+  // Begins the calls of all sequences, or of none. `begin_one` returns whether there is anything to do.
+  template <class BeginOne>
+  void begin(std::span<const Sequence> sequences, BeginOne begin_one) {
+    pending_.clear();
+    left_out_.clear();
+    works_.clear();
+    // What follows must not fail for want of these.
+    pending_.reserve(sequences.size());
+    left_out_.reserve(sequences.size());
+    works_.reserve(sequences.size());
+    for (std::size_t i = 0; i < sequences.size(); ++i) {
+      Pending call{.sequence = i};
+      KVPOLICY_TRY {
+        if (begin_one(i, call)) pending_.push_back(call);
+      }
+      KVPOLICY_CATCH_AS(std::bad_alloc, error) { leave_out(i, error); }
+      KVPOLICY_CATCH_AS(StorageError, error) { leave_out(i, error); }
+      KVPOLICY_CATCH_AS(ShapeError, error) { give_up<ShapeError>(i, error); }
+      KVPOLICY_CATCH_AS(CapacityError, error) { give_up<CapacityError>(i, error); }
+      KVPOLICY_CATCH_AS(RollbackError, error) { give_up<RollbackError>(i, error); }
+      KVPOLICY_CATCH_AS(ConfigError, error) { give_up<ConfigError>(i, error); }
+      KVPOLICY_CATCH_ALL {
+        abandon();
+        KVPOLICY_RETHROW;
+      }
+    }
+  }
+
+  // The attention of all pending calls, and what heads add up of it. An engine that takes one call at a time may
+  // fail for one sequence alone (slow memory that cannot be read).
+  void attend_pending(std::span<const Sequence> sequences) {
+    if constexpr (BatchedEngine<Engine>) {
+      for (const Pending& call : pending_) works_.push_back(call.attention);
+      KVPOLICY_TRY { engine_.attend_all(works_); }
+      KVPOLICY_CATCH_ALL {
+        abandon();
+        KVPOLICY_RETHROW;
+      }
+    }
+    std::erase_if(pending_, [&](const Pending& call) {
+      KVPOLICY_TRY {
+        if constexpr (!BatchedEngine<Engine>) engine_.attend(call.attention);
+        sequences[call.sequence].cache->calls_.observe_call(*call.layer, call.attention);
+        return false;
+      }
+      KVPOLICY_CATCH_AS(std::bad_alloc, error) { leave_out(call.sequence, error); }
+      KVPOLICY_CATCH_AS(StorageError, error) { leave_out(call.sequence, error); }
+      Calls::abandon(*call.layer);
+      return true;
+    });
+  }
+
+  // Ends the pending calls, which cannot fail.
+  template <class EndOne>
+  std::span<const LeftOut> end(EndOne end_one) {
+    for (const Pending& call : pending_) end_one(call);
+    pending_.clear();
+    std::ranges::sort(left_out_, {}, &LeftOut::sequence);
+    return left_out_;
+  }
+
+  // From within the catch of `error`.
+  void leave_out(std::size_t sequence, const std::exception&) {
+    left_out_.push_back({sequence, std::current_exception()});
+  }
+
+  void abandon() noexcept {
+    for (const Pending& call : pending_) Calls::abandon(*call.layer);
+    pending_.clear();
+    left_out_.clear();
+  }
+
+  template <class E2>
+  [[noreturn]] void give_up(std::size_t sequence, const E2& error) {
+    abandon();
+    fail<E2>("Batch: sequence ", sequence, ": ", error.what());
+  }
+
+  Engine engine_;
+  // Of the current call.
+  std::vector<Cache*> caches_;
+  std::vector<Pending> pending_;
+  std::vector<LayerAttention> works_;
+  std::vector<LeftOut> left_out_;
+};
+
+}  // namespace kvpolicy
