@@ -220,12 +220,12 @@ class Batch {
       KVPOLICY_TRY {
         if (begin_one(i, call)) pending_.push_back(call);
       }
-      KVPOLICY_CATCH_AS(std::bad_alloc, error) { leave_out(i, error); }
-      KVPOLICY_CATCH_AS(StorageError, error) { leave_out(i, error); }
-      KVPOLICY_CATCH_AS(ShapeError, error) { give_up<ShapeError>(i, error); }
-      KVPOLICY_CATCH_AS(CapacityError, error) { give_up<CapacityError>(i, error); }
-      KVPOLICY_CATCH_AS(RollbackError, error) { give_up<RollbackError>(i, error); }
-      KVPOLICY_CATCH_AS(ConfigError, error) { give_up<ConfigError>(i, error); }
+      KVPOLICY_CATCH_AS(std::bad_alloc, no_memory) { leave_out(i, no_memory); }
+      KVPOLICY_CATCH_AS(StorageError, unreadable) { leave_out(i, unreadable); }
+      KVPOLICY_CATCH_AS(ShapeError, shape) { give_up<ShapeError>(i, shape); }
+      KVPOLICY_CATCH_AS(CapacityError, capacity) { give_up<CapacityError>(i, capacity); }
+      KVPOLICY_CATCH_AS(RollbackError, rollback) { give_up<RollbackError>(i, rollback); }
+      KVPOLICY_CATCH_AS(ConfigError, config) { give_up<ConfigError>(i, config); }
       KVPOLICY_CATCH_ALL {
         abandon();
         KVPOLICY_RETHROW;
@@ -250,8 +250,8 @@ class Batch {
         sequences[call.sequence].cache->calls_.observe_call(*call.layer, call.attention);
         return false;
       }
-      KVPOLICY_CATCH_AS(std::bad_alloc, error) { leave_out(call.sequence, error); }
-      KVPOLICY_CATCH_AS(StorageError, error) { leave_out(call.sequence, error); }
+      KVPOLICY_CATCH_AS(std::bad_alloc, no_memory) { leave_out(call.sequence, no_memory); }
+      KVPOLICY_CATCH_AS(StorageError, unreadable) { leave_out(call.sequence, unreadable); }
       Calls::abandon(*call.layer);
       return true;
     });
