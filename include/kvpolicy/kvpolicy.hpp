@@ -6,6 +6,7 @@
 #include <kvpolicy/cache/batch.hpp>
 #include <kvpolicy/cache/kv_cache.hpp>
 #include <kvpolicy/cache/saved_cache.hpp>
+#include <kvpolicy/cache/swapped_cache.hpp>
 #include <kvpolicy/duo.hpp>
 #include <kvpolicy/fastgen.hpp>
 #include <kvpolicy/headkv.hpp>

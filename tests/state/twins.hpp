@@ -77,6 +77,19 @@ class Twins {
     saved_ = std::move(loaded);
   }
 
+  /// Moves one cache to another pool and back.
+  void swap(kvpolicy::PagePool& to) {
+    const auto expected = dump(saved_);
+    const std::size_t fast = saved_.bytes() - saved_.slow_bytes();
+    kvpolicy::SwappedCache waiting{std::move(saved_), to};
+    CHECK(waiting.fast_bytes() == fast);
+    CHECK(to.live_bytes() == waiting.bytes());
+    CHECK(waiting.tokens() == untouched_.tokens());
+    saved_ = waiting.swap_in();
+    CHECK(to.live_bytes() == 0);
+    CHECK(dump(saved_) == expected);
+  }
+
   /// Feeds the same tokens through all layers of both caches.
   void run(Random& random, std::size_t tokens, bool apart, const kvpolicy::AttendOptions& options) {
     for (std::size_t l = 0; l < shape_.layers; ++l) {
@@ -123,7 +136,8 @@ class Twins {
 struct RandomRun {
   ModelShape shape;
   CacheOptions options;
-  bool other_options = false;  // the loaded cache has another page size, and slow memory or not
+  bool other_options = false;                // the loaded cache has another page size, and slow memory or not
+  kvpolicy::PagePool* swapped_to = nullptr;  // where a cache waits, instead of being saved
 };
 
 template <kvpolicy::Element E>
@@ -149,6 +163,8 @@ void random_twins(std::uint64_t seed, const kvpolicy::HeadPlan<E>& plan, const R
       twins.both([&](auto& cache) { cache.compress(layer); });
     } else if (what == 8) {
       twins.saved_one() = twins.saved_one().fork();
+    } else if (what < 15 && run.swapped_to != nullptr) {
+      twins.swap(*run.swapped_to);
     } else if (what < 15) {
       CacheOptions other = options;
       if (run.other_options) {

@@ -34,7 +34,7 @@ class SavedCache;
 template <Element E, AttentionEngine Engine>
 class Batch;
 
-/// Gives the library's own code the layers of a cache, for copies of it on another backend.
+/// Gives the library's own code the layers of a cache and where its pages come from.
 struct CacheLayers {
   template <class Cache>
   [[nodiscard]] static auto& of(Cache& cache) {
@@ -43,6 +43,10 @@ struct CacheLayers {
   template <class Cache>
   [[nodiscard]] static auto& observed_rows_of(Cache& cache) {
     return cache.calls_.observed_rows();
+  }
+  template <class Cache>
+  [[nodiscard]] static PagePool& pool_of(Cache& cache) {
+    return cache.pool_.pool();
   }
 };
 
@@ -290,7 +294,7 @@ class KvCache {
 
   friend class SavedCache;        // save and load: cache/saved_cache.hpp
   friend class Batch<E, Engine>;  // many caches in one call: cache/batch.hpp
-  friend struct CacheLayers;      // copies on another backend
+  friend struct CacheLayers;      // copies on another backend, and moving out
 
   KvCache(const KvCache&) = default;
   KvCache(Plan plan, const CacheOptions& options, Engine engine, CachePool pool)

@@ -41,6 +41,8 @@ class ObservationWindow {
   ObservationWindow& operator=(ObservationWindow&&) noexcept = default;
   ~ObservationWindow() = default;
 
+  /// All queries, whatever they mean.
+  [[nodiscard]] Buffer& buffer() noexcept { return queries_; }
   [[nodiscard]] std::size_t bytes() const { return held_.slots() * query_bytes(); }
 
   /// The queries of the tokens from text position `position` on.

@@ -40,6 +40,8 @@ class Tail {
   Tail& operator=(Tail&&) noexcept = default;
   ~Tail() = default;
 
+  /// All rows, whatever they mean.
+  [[nodiscard]] Buffer& buffer() noexcept { return rows_; }
   [[nodiscard]] std::size_t bytes() const { return slots_ * kv_heads_ * (row_bytes(0) + row_bytes(1)); }
 
   /// The tokens [first, last) of `keys` and `values` become the rows from `position` on.

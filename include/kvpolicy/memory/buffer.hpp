@@ -38,6 +38,15 @@ class Buffer {
     if (start_ != nullptr) memory_->deallocate(start_, bytes_, PageProvider::page_alignment);
   }
 
+  /// Gives the memory back; size and resource stay for `obtain`.
+  void release() noexcept {
+    if (start_ != nullptr) memory_->deallocate(start_, bytes_, PageProvider::page_alignment);
+    start_ = nullptr;
+  }
+  /// Obtains it again after `release`, with unspecified contents.
+  /// @throws std::bad_alloc, or what the resource throws
+  void obtain() { start_ = static_cast<std::byte*>(memory_->allocate(bytes_, PageProvider::page_alignment)); }
+
   [[nodiscard]] std::byte* get() const noexcept { return start_; }
   [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
   /// The resource that the buffer was made with; null for an empty one.

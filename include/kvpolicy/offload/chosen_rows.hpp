@@ -17,6 +17,7 @@
 #include <kvpolicy/core/choices.hpp>
 #include <kvpolicy/core/segment.hpp>
 #include <kvpolicy/memory/slow_memory.hpp>
+#include <kvpolicy/storage/page_visitor.hpp>
 #include <kvpolicy/storage/plane_store.hpp>
 
 namespace kvpolicy::offload {
@@ -42,7 +43,7 @@ class ChosenRows {
           copies.positions.push_back(static_cast<std::int64_t>(run.first + i));
         }
       }
-      choice.copies = std::make_shared<const Copies>(std::move(copies));
+      choice.copies = std::make_shared<Copies>(std::move(copies));
     }
     kept_.reserve(kept_.size() + 1);
     pending_.emplace(std::move(choice));
@@ -101,6 +102,19 @@ class ChosenRows {
     shown.insert(shown.begin() + static_cast<std::ptrdiff_t>(first), choice->copies->segment());
   }
 
+  /// Shows the pages of all copies; none is pending.
+  void visit_pages(PageVisitor& visitor) {
+    for (Choice& choice : kept_) {
+      if (choice.copies == nullptr) continue;
+      if (visitor.replaces() && choice.copies.use_count() > 1) {
+        choice.copies = std::make_shared<Copies>(*choice.copies);
+      }
+      for (PlaneStore* side : {&choice.copies->keys, &choice.copies->values}) {
+        visitor.visit(side->pages(), side->page_bytes());
+      }
+    }
+  }
+
   [[nodiscard]] std::size_t bytes() const {
     return sum([](const Choice& choice) { return choice.copies->bytes(); });
   }
@@ -133,9 +147,9 @@ class ChosenRows {
     }
   };
   struct Choice {
-    std::size_t end;                       // of the rows before this one, those that are read are in `copies`
-    std::size_t tokens;                    // of the text with the query that chose
-    std::shared_ptr<const Copies> copies;  // null if there are none
+    std::size_t end;                 // of the rows before this one, those that are read are in `copies`
+    std::size_t tokens;              // of the text with the query that chose
+    std::shared_ptr<Copies> copies;  // null if there are none
 
     // Whether the rows before `end` that are shown are the copied ones.
     [[nodiscard]] bool is_of(const SegmentList& shown, std::size_t first) const {

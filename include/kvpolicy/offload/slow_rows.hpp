@@ -106,6 +106,9 @@ class SlowRows {
   /// Puts the copies in the place of what a selected read shows, from segment `first` on.
   void show(SegmentList& shown, std::size_t first) const { chosen_.replace(shown, first); }
 
+  /// Besides the head's own pages.
+  void visit_pages(PageVisitor& visitor) { chosen_.visit_pages(visitor); }
+
   // ---- how much there is besides the head's own pages
 
   [[nodiscard]] std::size_t bytes(const Planes& planes) const {

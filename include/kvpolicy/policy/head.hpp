@@ -18,6 +18,7 @@
 
 namespace kvpolicy {
 
+class PageVisitor;
 class RecordWriter;
 template <class Out>
 class SavingArchive;
@@ -127,6 +128,9 @@ class Head {
   virtual void save(SavingArchive<RecordWriter>& archive) const = 0;
   /// Fills a new head. @throws FormatError
   virtual void load(LoadingArchive& archive) = 0;
+  /// Shows all its page tables (storage/page_visitor.hpp). Between calls none has reserved pages.
+  /// @throws ConfigError if the policy cannot be saved; what the visitor throws
+  virtual void visit_pages(PageVisitor& visitor) = 0;
 
  protected:
   explicit Head(const HeadRoles& roles) : roles_{roles} {}

@@ -209,6 +209,19 @@ class PolicyHead final : public Head {
     if constexpr (is_savable) archive(policy_);
     take_choices();
   }
+  void visit_pages([[maybe_unused]] PageVisitor& visitor) override {
+    if constexpr (is_savable) {
+      NoSink nowhere;
+      RecordWriter writer{nowhere};
+      SavingArchive archive{writer};
+      archive.visit_pages(visitor);
+      archive(policy_);
+      if (slow_) slow_->visit_pages(visitor);
+    } else {
+      fail<ConfigError>("KvCache: the pages of a head under ", Traits::names().shown(),
+                        " cannot be found, because the policy cannot be saved (docs/saved_cache.md)");
+    }
+  }
 
  private:
   static constexpr bool may_be_slow = offload::OffloadablePolicy<P>;

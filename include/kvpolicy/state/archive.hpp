@@ -34,6 +34,10 @@
 
 namespace kvpolicy {
 
+class PageVisitor;
+class PageSaver;
+class PageLoader;
+
 /// Numbers that are written as they are in memory. Other numbers are not, because their size depends on the
 /// machine.
 template <class T>
@@ -77,13 +81,22 @@ class SavingArchive {
     (put(values), ...);
   }
   /// Writes bytes without their number, which the reader must know.
-  void bytes(std::span<const std::byte> data) { out_.write(data); }
+  void bytes(std::span<const std::byte> data) {
+    if (visitor_ == nullptr) out_.write(data);
+  }
   template <SavedAsIs T>
   void numbers(std::span<T> values) {
     bytes(std::as_bytes(values));
   }
   template <class... Parts>
   void check(bool, const Parts&...) const {}
+
+  /// From now on nothing is written: storages show their pages instead (storage/page_visitor.hpp).
+  void visit_pages(PageVisitor& visitor) { visitor_ = &visitor; }
+  [[nodiscard]] PageVisitor* page_visitor() const { return visitor_; }
+  /// From now on pages are written once, whoever shares them (storage/saved_pages.hpp).
+  void share_pages(PageSaver& pages) { pages_ = &pages; }
+  [[nodiscard]] PageSaver* shared_pages() const { return pages_; }
 
   [[nodiscard]] std::size_t rows() const { return place_.rows; }
   void enter(const SavedPlace& place) { place_ = place; }
@@ -118,6 +131,8 @@ class SavingArchive {
 
   Out& out_;
   SavedPlace place_;
+  PageVisitor* visitor_ = nullptr;
+  PageSaver* pages_ = nullptr;
 };
 
 /// Fills members from a file. Memory is allocated as bytes arrive, never by a number in the file.
@@ -145,6 +160,10 @@ class LoadingArchive {
 
   [[nodiscard]] std::size_t rows() const { return place_.rows; }
   void enter(const SavedPlace& place) { place_ = place; }
+
+  /// As SavingArchive::share_pages.
+  void share_pages(PageLoader& pages) { pages_ = &pages; }
+  [[nodiscard]] PageLoader* shared_pages() const { return pages_; }
 
  private:
   template <class T>
@@ -197,6 +216,7 @@ class LoadingArchive {
 
   RecordReader& in_;
   SavedPlace place_;
+  PageLoader* pages_ = nullptr;
 };
 
 /// A 64-bit checksum of `values`, to tell them from others.

@@ -39,6 +39,12 @@ class ByteSink {
   virtual void write(std::span<const std::byte> bytes) = 0;
 };
 
+/// Keeps nothing.
+class NoSink final : public ByteSink {
+ public:
+  void write(std::span<const std::byte>) override {}
+};
+
 /// A std::ostream as a sink.
 class StreamSink : public ByteSink {
  public:

@@ -23,6 +23,7 @@
 #include <kvpolicy/core/row.hpp>
 #include <kvpolicy/storage/dense_storage.hpp>
 #include <kvpolicy/storage/page_sequence.hpp>
+#include <kvpolicy/storage/page_visitor.hpp>
 #include <kvpolicy/storage/storage_context.hpp>
 
 namespace kvpolicy {
@@ -157,6 +158,12 @@ class EnginePageStorage {
 
   template <class Archive>
   void serialize(Archive& archive) {
+    if constexpr (!Archive::loading) {
+      if (PageVisitor* visitor = archive.page_visitor()) {
+        visitor->visit(rows_.table(), page_bytes());
+        return;
+      }
+    }
     std::size_t first = begin();
     std::size_t last = end();
     archive(first, last);

@@ -83,7 +83,13 @@ class PageSequence {
     }
     return table_.address(table_.size() - 1);
   }
-  /// `count` rows were written to the open page.
+  /// A page that is full of rows becomes the last one; row `end()` must begin a page.
+  /// @throws std::bad_alloc, after the page was let go of
+  void add_page(PageId page) {
+    KVPOLICY_ASSERT(end_ % page_rows_ == 0);
+    table_.add(page);
+  }
+  /// `count` rows were written to the open page, or came with a page.
   void add_rows(std::size_t count) noexcept { end_ += count; }
 
  private:

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include <kvpolicy/core/error.hpp>
+#include <kvpolicy/core/try.hpp>
 #include <kvpolicy/memory/page_pool.hpp>
 
 namespace kvpolicy {
@@ -41,7 +42,7 @@ class PageTable {
   }
   ~PageTable() {
     if (block_ == nullptr) return;
-    for (const PageId page : std::span{ids(), size() + reserved()}) pool_->release(page);
+    for (const PageId page : std::span{ids(), size() + reserved()}) release(page);
     ::operator delete(block_);
   }
 
@@ -111,10 +112,29 @@ class PageTable {
     for (const PageId page : std::span{ids() + size(), reserved()}) pool_->release(page);
     block_->reserved = 0;
   }
-  /// Another page, of which the table becomes an owner, takes the place of one.
+  /// Another page, which becomes the table's, takes the place of one.
   void replace(std::size_t index, PageId page) noexcept {
-    pool_->release(std::exchange(ids()[index], page));
+    release(std::exchange(ids()[index], page));
     starts()[index] = pool_->address(page);
+  }
+  /// Lets go of a page in use, whose place stays empty until `replace`. Until then the table must not be
+  /// copied, and no row be read.
+  void vacate(std::size_t index) noexcept {
+    release(std::exchange(ids()[index], no_page));
+    starts()[index] = nullptr;
+  }
+  /// A page becomes the table's, and the last one in use. No page may be reserved.
+  /// @throws std::bad_alloc, after the page was let go of
+  void add(PageId page) {
+    KVPOLICY_ASSERT(reserved() == 0);
+    KVPOLICY_TRY { grow_to(size() + 1); }
+    KVPOLICY_CATCH_ALL {
+      release(page);
+      KVPOLICY_RETHROW;
+    }
+    ids()[size()] = page;
+    starts()[size()] = pool_->address(page);
+    ++block_->size;
   }
 
  private:
@@ -131,6 +151,10 @@ class PageTable {
   }
   [[nodiscard]] PageId* ids() const noexcept {
     return block_ == nullptr ? nullptr : reinterpret_cast<PageId*>(starts() + block_->capacity);
+  }
+
+  void release(PageId page) noexcept {
+    if (page != no_page) pool_->release(page);
   }
 
   // Room for so many pages, in use or reserved.

@@ -19,6 +19,8 @@
 #include <kvpolicy/memory/page_pool.hpp>
 #include <kvpolicy/storage/encode_rows.hpp>
 #include <kvpolicy/storage/page_sequence.hpp>
+#include <kvpolicy/storage/page_visitor.hpp>
+#include <kvpolicy/storage/saved_pages.hpp>
 #include <kvpolicy/storage/storage_context.hpp>
 
 namespace kvpolicy {
@@ -161,6 +163,12 @@ class PlaneStore {
   /// @throws StorageError if a page cannot be read
   template <class Archive>
   void serialize(Archive& archive) {
+    if constexpr (!Archive::loading) {
+      if (PageVisitor* visitor = archive.page_visitor()) {
+        visitor->visit(pages_.table(), layout().page_bytes);
+        return;
+      }
+    }
     std::size_t begin = this->begin();
     std::size_t end = this->end();
     archive(begin, end);
@@ -173,6 +181,10 @@ class PlaneStore {
       *this = PlaneStore{format(), context(), precision_};
       skip_to(begin);
     }
+    if (archive.shared_pages() != nullptr) {
+      transfer_pages(archive, rows, begin, end);
+      return;
+    }
     for_each_page(begin, end, [&](std::size_t row, std::size_t count) {
       if constexpr (Archive::loading) {
         static_cast<void>(open_page());
@@ -180,12 +192,9 @@ class PlaneStore {
       }
       transfer(archive, row, row % pages_.page_rows() * layout.row_bytes, count * layout.row_bytes);
     });
-    if (layout.params_per_row == 0) return;
-    const std::size_t param_bytes = layout.params_per_row * sizeof(half);
     for (const std::size_t offset : {layout.scales_offset, layout.zeros_offset}) {
       for_each_page(begin, end, [&](std::size_t row, std::size_t count) {
-        transfer(archive, row, offset + row % pages_.page_rows() / unit * param_bytes,
-                 count / unit * param_bytes);
+        transfer_params(archive, rows, offset, row, count);
       });
     }
   }
@@ -214,6 +223,53 @@ class PlaneStore {
       visit(row, count);
       row += count;
     }
+  }
+
+  // The scales or zeros of rows of one page.
+  template <class Archive>
+  void transfer_params(Archive& archive, const detail::RowEncoder& rows, std::size_t offset, std::size_t row,
+                       std::size_t count) {
+    const std::size_t param_bytes = rows.layout().params_per_row * sizeof(half);
+    if (param_bytes == 0) return;
+    transfer(archive, row, offset + row % pages_.page_rows() / rows.unit() * param_bytes,
+             count / rows.unit() * param_bytes);
+  }
+
+  // The rows [begin, end) page by page. Pages whose rows are all there may be shared: instead of their
+  // bytes the archive has their number, if they came before.
+  template <class Archive>
+  void transfer_pages(Archive& archive, const detail::RowEncoder& rows, std::size_t begin, std::size_t end) {
+    const PageLayout& layout = rows.layout();
+    PageTable& table = pages_.table();
+    for_each_page(begin, end, [&](std::size_t row, std::size_t count) {
+      const bool may_be_shared = count == pages_.page_rows();
+      std::uint64_t number = 0;
+      if constexpr (!Archive::loading) {
+        if (may_be_shared) {
+          number = archive.shared_pages()->number_of(table.pool(), table.pages()[pages_.page_of(row)]);
+        }
+      }
+      if (may_be_shared) archive(number);
+      if constexpr (Archive::loading) {
+        if (number > 0) {
+          const PageId page = archive.shared_pages()->share(number, layout.page_bytes);
+          archive.check(page != no_page, "a page of ", layout.page_bytes,
+                        " bytes that came before, not page ", number);
+          pages_.add_page(page);
+        } else {
+          static_cast<void>(open_page());
+        }
+        pages_.add_rows(count);
+      }
+      if (number > 0) return;
+      transfer(archive, row, row % pages_.page_rows() * layout.row_bytes, count * layout.row_bytes);
+      for (const std::size_t offset : {layout.scales_offset, layout.zeros_offset}) {
+        transfer_params(archive, rows, offset, row, count);
+      }
+      if constexpr (Archive::loading) {
+        if (may_be_shared) archive.shared_pages()->add(table.pages()[pages_.page_of(row)]);
+      }
+    });
   }
 
   // `bytes` bytes of the page of row `row`, to or from an archive.
