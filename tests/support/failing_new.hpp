@@ -16,17 +16,6 @@ namespace test {
 /// The size of each allocation is stored before it, in as many bytes as keep the alignment.
 inline constexpr std::size_t new_header = alignof(std::max_align_t);
 
-/// While it lives, every `new` after the next `successes` ones fails.
-struct FailNew {
-  explicit FailNew(std::size_t successes) {
-    news_left = successes;
-    failed_news = 0;
-  }
-  FailNew(const FailNew&) = delete;
-  FailNew& operator=(const FailNew&) = delete;
-  ~FailNew() { news_left = std::numeric_limits<std::size_t>::max(); }
-};
-
 }  // namespace test
 
 // Not inlined, because g++ would then see `free` with a pointer from `new` and warn of a mismatch.

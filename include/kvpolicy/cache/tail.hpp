@@ -28,11 +28,9 @@ class Tail {
   Tail(std::size_t rows, std::size_t kv_heads, std::size_t head_dim, std::size_t value_dim,
        std::pmr::memory_resource* memory)
       : slots_{rows}, kv_heads_{kv_heads}, dims_{head_dim, value_dim}, rows_{memory, bytes()} {}
-  Tail(const Tail& other)
-      : slots_{other.slots_},
-        kv_heads_{other.kv_heads_},
-        dims_{other.dims_},
-        rows_{other.rows_.memory(), bytes()} {
+  Tail(const Tail& other) : slots_{other.slots_}, kv_heads_{other.kv_heads_}, dims_{other.dims_} {
+    if (slots_ == 0) return;
+    rows_ = Buffer{other.rows_.memory(), bytes()};
     std::memcpy(rows_.get(), other.rows_.get(), bytes());
   }
   Tail(Tail&&) noexcept = default;
@@ -65,6 +63,24 @@ class Tail {
     }
   }
 
+  /// The rows [from, to) in another tail, with places for so many. One without places holds no memory, and
+  /// takes no row.
+  /// @throws std::bad_alloc
+  [[nodiscard]] Tail with_places(std::size_t places, std::size_t from, std::size_t to,
+                                 std::pmr::memory_resource* memory) const {
+    KVPOLICY_ASSERT(to - from <= places);
+    Tail other{places, kv_heads_, dims_};
+    if (places > 0) other.rows_ = Buffer{memory, other.bytes()};
+    for (std::size_t head = 0; head < kv_heads_; ++head) {
+      for (std::size_t which = 0; which < 2; ++which) {
+        for (std::size_t row = from; row < to; ++row) {
+          std::memcpy(other.row(head, which, row), this->row(head, which, row), row_bytes(which));
+        }
+      }
+    }
+    return other;
+  }
+
   /// The rows [from, to), of which there is room for all.
   template <class Archive>
   void serialize(Archive& archive, std::size_t from, std::size_t to) {
@@ -92,6 +108,9 @@ class Tail {
   }
 
  private:
+  Tail(std::size_t slots, std::size_t kv_heads, const std::array<std::size_t, 2>& dims)
+      : slots_{slots}, kv_heads_{kv_heads}, dims_{dims} {}
+
   // `which`: 0 for keys, 1 for values.
   [[nodiscard]] std::size_t row_bytes(std::size_t which) const { return dims_[which] * sizeof(E); }
   [[nodiscard]] std::byte* side(std::size_t head, std::size_t which) const {

@@ -55,6 +55,8 @@ struct CacheOptions {
   /// no free pages, so `bytes()` is what was allocated from the resources.
   PagePool* pool = nullptr;
 
+  friend bool operator==(const CacheOptions&, const CacheOptions&) = default;
+
   /// What a plan needs to compute the memory of heads whose keys have `head_dim` channels and whose values
   /// have `value_dim` (0: also `head_dim`). A cache adds the pool that it uses.
   [[nodiscard]] StorageContext context(std::size_t head_dim, std::size_t value_dim = 0) const {

@@ -54,6 +54,12 @@ class FullCache {
     storage_.show(0, storage_.end(), Segment{}, out);
   }
 
+  /// Goes back to what it was when row `row` had not come; false if that is not known any more.
+  [[nodiscard]] bool cut(std::size_t row) noexcept {
+    if constexpr (requires { storage_.cut(row); }) return storage_.cut(row);
+    return false;
+  }
+
   /// What keeps the rows.
   [[nodiscard]] const Storage& storage() const { return storage_; }
   [[nodiscard]] Storage& storage() { return storage_; }

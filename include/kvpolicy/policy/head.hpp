@@ -82,6 +82,10 @@ class Head {
   virtual void show_uncommitted(const Segment& rows, const ReadRequest& request,
                                 SegmentList& shown) const = 0;
 
+  /// Goes back to what it was when row `row` had not come. False if that is not known any more: the head may
+  /// have forgotten rows, or have changed how it stores them.
+  [[nodiscard]] virtual bool cut(std::size_t row) noexcept = 0;
+
   // ---- how much it holds
 
   [[nodiscard]] virtual std::size_t rows() const = 0;

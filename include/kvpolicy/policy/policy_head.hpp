@@ -92,6 +92,11 @@ class PolicyHead final : public Head {
     Traits::show_uncommitted(policy_, rows, request, shown);
   }
 
+  [[nodiscard]] bool cut([[maybe_unused]] std::size_t row) noexcept override {
+    if constexpr (requires { policy_.cut(row); }) return policy_.cut(row);
+    return false;
+  }
+
   [[nodiscard]] std::size_t rows() const override { return policy_.rows(); }
   [[nodiscard]] std::size_t bytes() const override {
     std::size_t total = policy_.bytes();

@@ -188,6 +188,15 @@ class DenseStorage {
     append_side(values_, rows.values, to, front);
   }
 
+  /// Goes back to what it was when row `row` had not come, if that row begins a page and all before it
+  /// are there.
+  [[nodiscard]] bool cut(std::size_t row) noexcept {
+    if (begin() > 0 || row > end() || row % keys_.context().page_rows != 0) return false;
+    keys_.cut(row);
+    values_.cut(row);
+    return true;
+  }
+
   /// Appends rows as another storage keeps them, the first as row number `first`.
   void take(const Segment& rows, std::size_t first) {
     if (end() == 0) {

@@ -74,6 +74,13 @@ class PageSequence {
     begin_ = row;
   }
 
+  /// Takes back the rows from `row` on, which begins a page at or after `begin()`. No page may be reserved.
+  void cut(std::size_t row) noexcept {
+    KVPOLICY_ASSERT(row % page_rows_ == 0 && row >= begin_ && row <= end_);
+    table_.drop_back(row == begin_ ? 0 : page_of(row));
+    end_ = row;
+  }
+
   /// The page that row `end()` goes to; takes a reserved page where the row begins one.
   /// @throws std::bad_alloc, or what the pool throws, if none is reserved
   [[nodiscard]] std::byte* open_page(std::size_t page_bytes) {

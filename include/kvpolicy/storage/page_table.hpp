@@ -106,6 +106,12 @@ class PageTable {
     block_->size -= static_cast<std::uint32_t>(count);
     block_->reserved += static_cast<std::uint32_t>(reused);
   }
+  /// Lets go of the pages in use after the first `count`. No page may be reserved.
+  void drop_back(std::size_t count) noexcept {
+    KVPOLICY_ASSERT(reserved() == 0 && count <= size());
+    for (const PageId page : pages().subspan(count)) release(page);
+    if (block_ != nullptr) block_->size = static_cast<std::uint32_t>(count);
+  }
   /// Lets go of all reserved pages.
   void release_reserved() noexcept {
     if (block_ == nullptr) return;

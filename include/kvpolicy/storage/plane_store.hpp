@@ -132,6 +132,9 @@ class PlaneStore {
   /// Gives up the rows before `row`; their pages go back once no row of them is left.
   void drop_front(std::size_t row) { pages_.drop_front(row); }
 
+  /// Takes back the rows from `row` on, which begins a page at or after `begin()`.
+  void cut(std::size_t row) noexcept { pages_.cut(row); }
+
   /// Appends `count` rows of any dense or, for a verbatim copy, equal format. Per-channel formats
   /// take whole groups only. Takes pages that `reserve` obtained; asks for others itself.
   /// @throws std::bad_alloc where nothing was reserved: the rows before that are appended.
