@@ -5,7 +5,9 @@
 
 #include <kvpolicy/cache/batch.hpp>
 #include <kvpolicy/cache/kv_cache.hpp>
+#include <kvpolicy/cache/prefix_cache.hpp>
 #include <kvpolicy/cache/saved_cache.hpp>
+#include <kvpolicy/cache/saved_prefixes.hpp>
 #include <kvpolicy/cache/swapped_cache.hpp>
 #include <kvpolicy/duo.hpp>
 #include <kvpolicy/fastgen.hpp>

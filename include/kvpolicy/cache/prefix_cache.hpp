@@ -249,6 +249,7 @@ class PrefixCache {
 
   // All that is known under one plan.
   struct Texts {
+    using Node = PrefixCache::Node;
     Texts(const Plan& own, std::size_t count) : plan{own}, number{count} {}
     Plan plan;
     std::size_t number;

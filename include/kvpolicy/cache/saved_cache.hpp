@@ -65,6 +65,8 @@ class SettingsDigest final : public FieldVisitor {
 /// The longest tag.
 inline constexpr std::size_t max_tag_bytes = std::size_t{1} << 16;
 
+class SavedPrefixes;
+
 /// Writes and reads the inside of a KvCache; `save` and `load` below are what to call.
 class SavedCache {
  public:
@@ -72,18 +74,13 @@ class SavedCache {
   static void write(const KvCache<E, Engine>& cache, ByteSink& sink, std::string_view tag) {
     require(tag.size() <= max_tag_bytes, "save: the tag has ", tag.size(), " bytes, must have at most ",
             max_tag_bytes);
-    const std::size_t tokens = cache.tokens();
-    check_between_steps<typename KvCache<E, Engine>::Layer>("save", cache.layers_, tokens);
+    check_between_steps<typename KvCache<E, Engine>::Layer>("save", cache.layers_, cache.tokens());
     require_savable(cache.plan_);
     RecordWriter blocks{sink};
     SavingArchive<RecordWriter> archive{blocks};
     write_text(archive, tag);
     describe(archive, cache.plan_);
-    archive(tokens, cache.calls_.observed_rows());
-    for (std::size_t l = 0; l < cache.layers_.size(); ++l) {
-      // A saving archive changes nothing.
-      transfer(archive, const_cast<typename KvCache<E, Engine>::Layer&>(cache.layers_[l]), tokens, cache);
-    }
+    write_rows(archive, cache);
     blocks.finish();
   }
 
@@ -94,26 +91,59 @@ class SavedCache {
     require_savable(cache.plan_);
     RecordReader blocks{stream, std::move(name)};
     LoadingArchive archive{blocks};
-    const std::string found = read_text(archive, blocks.name());
-    require<FormatError>(found == tag, blocks.name(), ": has the tag ", shown(found), ", must be ",
-                         shown(tag));
+    check_tag(archive, tag, blocks.name());
     compare(archive, cache.plan_, blocks.name());
-    std::size_t tokens = 0;
-    std::size_t observed_rows = 0;
-    archive(tokens, observed_rows);
-    const std::size_t most = cache.options_.max_tokens;
-    require<CapacityError>(most == 0 || tokens <= most, blocks.name(), ": holds ", tokens,
-                           " tokens, max_tokens is ", most);
-    require<FormatError>(tokens <= max_text_tokens, blocks.name(), ": holds ", tokens,
-                         " tokens, must be at most ", max_text_tokens);
-    auto layers = cache.new_layers();
-    for (auto& layer : layers) transfer(archive, layer, tokens, cache);
+    Rows<E> rows = read_rows(archive, cache, blocks.name());
     blocks.finish(alone);
-    cache.layers_ = std::move(layers);
-    cache.calls_.observed_rows() = observed_rows;
+    rows.move_to(cache);
   }
 
  private:
+  friend class SavedPrefixes;  // many caches in one file: cache/saved_prefixes.hpp
+
+  // What was read, before it becomes what a cache holds.
+  template <Element E>
+  struct Rows {
+    std::vector<CacheLayer<E>> layers;
+    std::size_t observed_rows = 0;
+
+    template <class Cache>
+    void move_to(Cache& cache) {
+      cache.layers_ = std::move(layers);
+      cache.calls_.observed_rows() = observed_rows;
+    }
+  };
+
+  template <class E, class Engine>
+  static void write_rows(SavingArchive<RecordWriter>& archive, const KvCache<E, Engine>& cache) {
+    const std::size_t tokens = cache.tokens();
+    archive(tokens, cache.calls_.observed_rows());
+    for (std::size_t l = 0; l < cache.layers_.size(); ++l) {
+      // A saving archive changes nothing.
+      transfer(archive, const_cast<typename KvCache<E, Engine>::Layer&>(cache.layers_[l]), tokens, cache);
+    }
+  }
+  template <class E, class Engine>
+  [[nodiscard]] static Rows<E> read_rows(LoadingArchive& archive, const KvCache<E, Engine>& cache,
+                                         const std::string& name) {
+    std::size_t tokens = 0;
+    Rows<E> rows;
+    archive(tokens, rows.observed_rows);
+    const std::size_t most = cache.options_.max_tokens;
+    require<CapacityError>(most == 0 || tokens <= most, name, ": holds ", tokens, " tokens, max_tokens is ",
+                           most);
+    require<FormatError>(tokens <= max_text_tokens, name, ": holds ", tokens, " tokens, must be at most ",
+                         max_text_tokens);
+    rows.layers = cache.new_layers();
+    for (auto& layer : rows.layers) transfer(archive, layer, tokens, cache);
+    return rows;
+  }
+
+  static void check_tag(LoadingArchive& archive, std::string_view tag, const std::string& name) {
+    const std::string found = read_text(archive, name);
+    require<FormatError>(found == tag, name, ": has the tag ", shown(found), ", must be ", shown(tag));
+  }
+
   template <class Archive>
   static void write_text(Archive& archive, std::string_view text) {
     archive(text.size());

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 
 #include <kvpolicy/core/error.hpp>
@@ -87,13 +88,15 @@ class PageSequence {
     if (table_.size() == 0 || end_ / page_rows_ == page_end()) {
       if (table_.reserved() == 0) table_.reserve(1, page_bytes);
       table_.begin_page();
+      // Places of rows that never come must not show what the memory held before: full pages are saved whole.
+      if (end_ % page_rows_ != 0) std::memset(table_.address(table_.size() - 1), 0, page_bytes);
     }
     return table_.address(table_.size() - 1);
   }
-  /// A page that is full of rows becomes the last one; row `end()` must begin a page.
+  /// A page that has row `end()` and all rows after it becomes the last one.
   /// @throws std::bad_alloc, after the page was let go of
   void add_page(PageId page) {
-    KVPOLICY_ASSERT(end_ % page_rows_ == 0);
+    KVPOLICY_ASSERT(end_ % page_rows_ == 0 || table_.size() == 0);
     table_.add(page);
   }
   /// `count` rows were written to the open page, or came with a page.

@@ -197,7 +197,7 @@ class PlaneStore {
     });
     for (const std::size_t offset : {layout.scales_offset, layout.zeros_offset}) {
       for_each_page(begin, end, [&](std::size_t row, std::size_t count) {
-        transfer_params(archive, rows, offset, row, count);
+        transfer_params(archive, rows, offset, row, row % pages_.page_rows(), count);
       });
     }
   }
@@ -228,24 +228,25 @@ class PlaneStore {
     }
   }
 
-  // The scales or zeros of rows of one page.
+  // The scales or zeros of `count` rows of the page of row `row`, from place `first` of the page on.
   template <class Archive>
   void transfer_params(Archive& archive, const detail::RowEncoder& rows, std::size_t offset, std::size_t row,
-                       std::size_t count) {
+                       std::size_t first, std::size_t count) {
     const std::size_t param_bytes = rows.layout().params_per_row * sizeof(half);
     if (param_bytes == 0) return;
-    transfer(archive, row, offset + row % pages_.page_rows() / rows.unit() * param_bytes,
-             count / rows.unit() * param_bytes);
+    transfer(archive, row, offset + first / rows.unit() * param_bytes, count / rows.unit() * param_bytes);
   }
 
-  // The rows [begin, end) page by page. Pages whose rows are all there may be shared: instead of their
-  // bytes the archive has their number, if they came before.
+  // The rows [begin, end) page by page. Full pages may be shared: instead of their bytes the archive has their
+  // number, if they came before. They are written whole, for another cache may still know rows of theirs that
+  // this one has dropped.
   template <class Archive>
   void transfer_pages(Archive& archive, const detail::RowEncoder& rows, std::size_t begin, std::size_t end) {
     const PageLayout& layout = rows.layout();
     PageTable& table = pages_.table();
     for_each_page(begin, end, [&](std::size_t row, std::size_t count) {
-      const bool may_be_shared = count == pages_.page_rows();
+      const std::size_t page_rows = pages_.page_rows();
+      const bool may_be_shared = (row + count) % page_rows == 0;
       std::uint64_t number = 0;
       if constexpr (!Archive::loading) {
         if (may_be_shared) {
@@ -265,9 +266,11 @@ class PlaneStore {
         pages_.add_rows(count);
       }
       if (number > 0) return;
-      transfer(archive, row, row % pages_.page_rows() * layout.row_bytes, count * layout.row_bytes);
+      const std::size_t first = may_be_shared ? 0 : row % page_rows;  // in the page
+      const std::size_t written = may_be_shared ? page_rows : count;
+      transfer(archive, row, first * layout.row_bytes, written * layout.row_bytes);
       for (const std::size_t offset : {layout.scales_offset, layout.zeros_offset}) {
-        transfer_params(archive, rows, offset, row, count);
+        transfer_params(archive, rows, offset, row, first, written);
       }
       if constexpr (Archive::loading) {
         if (may_be_shared) archive.shared_pages()->add(table.pages()[pages_.page_of(row)]);
