@@ -98,6 +98,18 @@ class SavedCache {
     rows.move_to(cache);
   }
 
+  /// @throws ConfigError if a head's policy cannot be saved
+  template <class E>
+  static void require_savable(const HeadPlan<E>& plan) {
+    plan.for_each_head([](std::size_t layer, std::size_t head, const HeadSettings<E>& settings) {
+      require(settings.is_savable(), "saved cache: KV head ", head, " of layer ", layer, " has ",
+              settings.names().policy,
+              ", which cannot be saved; to be, a policy needs a `name`, "
+              "`template <class Archive> void serialize(Archive&)`, and its Config `void "
+              "fields(FieldVisitor&)`");
+    });
+  }
+
  private:
   friend class SavedPrefixes;  // many caches in one file: cache/saved_prefixes.hpp
 
@@ -173,18 +185,6 @@ class SavedCache {
     std::string policy;
     std::uint64_t settings = 0;
   };
-
-  /// @throws ConfigError if a head's policy cannot be saved
-  template <class E>
-  static void require_savable(const HeadPlan<E>& plan) {
-    plan.for_each_head([](std::size_t layer, std::size_t head, const HeadSettings<E>& settings) {
-      require(settings.is_savable(), "saved cache: KV head ", head, " of layer ", layer, " has ",
-              settings.names().policy,
-              ", which cannot be saved; to be, a policy needs a `name`, "
-              "`template <class Archive> void serialize(Archive&)`, and its Config `void "
-              "fields(FieldVisitor&)`");
-    });
-  }
 
   template <class E>
   [[nodiscard]] static HeadDescription description(const HeadPlan<E>& plan, std::size_t layer,

@@ -32,9 +32,16 @@ namespace kvpolicy {
 class SavedPrefixes {
  public:
   template <class E, class Engine>
-  static std::size_t write(const PrefixCache<E, Engine>& prefixes, const std::filesystem::path& folder,
+  static std::size_t write(const PrefixCache<E, Engine>& prefixes, const HeadPlan<E>& plan, ByteSink& sink,
                            std::string_view tag) {
     // Texts stay as they are while they are written; prefixes may be found meanwhile.
+    const std::shared_lock lock{prefixes.mutex_};
+    const auto texts = prefixes.texts_of(plan);
+    return write_texts(plan, texts.get(), prefixes.cache_options_, sink, tag);
+  }
+  template <class E, class Engine>
+  static std::size_t write(const PrefixCache<E, Engine>& prefixes, const std::filesystem::path& folder,
+                           std::string_view tag) {
     const std::shared_lock lock{prefixes.mutex_};
     std::error_code error;
     std::filesystem::create_directories(folder, error);
@@ -43,12 +50,21 @@ class SavedPrefixes {
     std::size_t count = 0;
     for (const auto& texts : prefixes.texts_) {
       NewFile file{file_of(folder, texts->plan), NewFileAccess::owner};
-      count += write_texts(*texts, prefixes.cache_options_, file, tag);
+      count += write_texts(texts->plan, texts.get(), prefixes.cache_options_, file, tag);
       file.replace();
     }
     return count;
   }
 
+  template <class E, class Engine>
+  static std::size_t read(PrefixCache<E, Engine>& prefixes, const HeadPlan<E>& plan, std::istream& stream,
+                          std::string name, std::string_view tag, bool alone) {
+    auto loaded =
+        read_texts(KvCache<E, Engine>{plan, prefixes.cache_options_}, stream, std::move(name), tag, alone);
+    std::size_t count = 0;
+    for (auto& [tokens, cache] : loaded) count += prefixes.adopt(std::move(cache), tokens) ? 1 : 0;
+    return count;
+  }
   template <class E, class Engine>
   static std::size_t read(PrefixCache<E, Engine>& prefixes, const HeadPlan<E>& plan,
                           const std::filesystem::path& folder, std::string_view tag) {
@@ -57,10 +73,7 @@ class SavedPrefixes {
     require_regular_file<StorageError>(path);
     std::ifstream file{path, std::ios::binary};
     require<StorageError>(file.good(), path.string(), ": cannot be opened");
-    auto loaded = read_texts(KvCache<E, Engine>{plan, prefixes.cache_options_}, file, path.string(), tag);
-    std::size_t count = 0;
-    for (auto& [tokens, cache] : loaded) count += prefixes.adopt(std::move(cache), tokens) ? 1 : 0;
-    return count;
+    return read(prefixes, plan, file, path.string(), tag, /*alone=*/true);
   }
 
  private:
@@ -87,20 +100,23 @@ class SavedPrefixes {
     return folder / (name + ".prefixes");
   }
 
-  template <class Texts>
-  static std::size_t write_texts(const Texts& texts, const CacheOptions& options, ByteSink& sink,
-                                 std::string_view tag) {
+  // `texts` is null if there is no prefix under the plan.
+  template <class Texts, class E>
+  static std::size_t write_texts(const HeadPlan<E>& plan, const Texts* texts, const CacheOptions& options,
+                                 ByteSink& sink, std::string_view tag) {
     constexpr std::size_t most = max_tag_bytes - std::string_view{"prefixes: "}.size();
     require(tag.size() <= most, "save: the tag has ", tag.size(), " bytes, must have at most ", most);
     // The least recently used one comes first, so that it is again when all are loaded.
     std::vector<std::pair<std::size_t, const typename Texts::Node*>> nodes;
-    texts.tree.for_each([&](const auto& node) { nodes.emplace_back(node.value->last_use.load(), &node); });
+    if (texts != nullptr) {
+      texts->tree.for_each([&](const auto& node) { nodes.emplace_back(node.value->last_use.load(), &node); });
+    }
     std::ranges::sort(nodes);
 
     RecordWriter records{sink};
     SavingArchive<RecordWriter> archive{records};
     SavedCache::write_text(archive, own_tag(tag));
-    SavedCache::describe(archive, texts.plan);
+    SavedCache::describe(archive, plan);
     archive(options.page_rows, nodes.size());
     PageSaver pages;
     archive.share_pages(pages);
@@ -116,7 +132,8 @@ class SavedPrefixes {
 
   template <class Cache>
   [[nodiscard]] static std::vector<Loaded<Cache>> read_texts(const Cache& empty, std::istream& stream,
-                                                             std::string name, std::string_view tag) {
+                                                             std::string name, std::string_view tag,
+                                                             bool alone) {
     RecordReader records{stream, std::move(name)};
     LoadingArchive archive{records};
     SavedCache::check_tag(archive, own_tag(tag), records.name());
@@ -139,7 +156,7 @@ class SavedPrefixes {
       rows.move_to(one.cache);
       all.push_back(std::move(one));
     }
-    records.finish(/*alone=*/true);
+    records.finish(alone);
     return all;
   }
 
@@ -161,24 +178,40 @@ class SavedPrefixes {
 
 /// Writes all prefixes into a folder, which is made if it is not there, and returns their number. Each file is replaced as a
 /// whole (see `save` of a cache), so after a crash each has either its old or its new contents. Files of
-/// plans of which no prefix is left stay. `tag`: as in `save` of a cache; name the model and its tokenizer. Prefixes may be
-/// found meanwhile, but none be kept.
-/// @throws ConfigError for a policy that cannot be saved or a tag beyond 64 KiB; StorageError if a file cannot be written,
-/// or slow memory not be read
+/// plans of which no prefix is left stay. `tag`: as in `save` of a cache; name the model and its tokenizer.
+/// Prefixes may be found meanwhile, but none be kept.
+/// @throws ConfigError for a policy that cannot be saved or a tag beyond 64 KiB; StorageError if a file cannot
+/// be written, or slow memory not be read
 template <class E, class Engine>
 std::size_t save(const PrefixCache<E, Engine>& prefixes, const std::filesystem::path& folder,
                  std::string_view tag = {}) {
   return SavedPrefixes::write(prefixes, folder, tag);
 }
+/// The prefixes of one plan, to a stream.
+template <class E, class Engine>
+std::size_t save(const PrefixCache<E, Engine>& prefixes, const HeadPlan<E>& plan, std::ostream& stream,
+                 std::string_view tag = {}) {
+  SavedCache::require_savable(plan);
+  StreamSink sink{stream};
+  return SavedPrefixes::write(prefixes, plan, sink, tag);
+}
 
-/// Keeps what was saved under this plan, and returns how many prefixes are new; 0 if the folder has nothing for the plan. Of
-/// prefixes that do not fit into `max_bytes` the most recently used stay. Rows that went to slow memory are not shared there.
-/// @throws FormatError if the file was written for another plan, tag or page size, or is damaged; CapacityError if
-/// max_tokens is too small; StorageError; std::bad_alloc. No prefix of a file with errors is kept.
+/// Keeps what was saved under this plan, and returns how many prefixes are new; 0 if the folder has nothing for
+/// the plan. Of prefixes that do not fit into `max_bytes` the most recently used stay. Rows that went to slow memory
+/// are not shared there.
+/// @throws FormatError if the file was written for another plan, tag or page size, or is damaged; CapacityError
+/// if max_tokens is too small; StorageError; std::bad_alloc. No prefix of a file with errors is kept.
 template <class E, class Engine>
 std::size_t load(PrefixCache<E, Engine>& prefixes, const HeadPlan<E>& plan,
                  const std::filesystem::path& folder, std::string_view tag = {}) {
   return SavedPrefixes::read(prefixes, plan, folder, tag);
+}
+/// The same from a stream, which then stands right after them.
+template <class E, class Engine>
+std::size_t load(PrefixCache<E, Engine>& prefixes, const HeadPlan<E>& plan, std::istream& stream,
+                 std::string_view tag = {}) {
+  SavedCache::require_savable(plan);
+  return SavedPrefixes::read(prefixes, plan, stream, "saved prefixes", tag, /*alone=*/false);
 }
 
 }  // namespace kvpolicy
