@@ -99,6 +99,17 @@ class HeadPlan<E> {
     return detail::PlanMemory<E>{shape_, described(), options}.memory(tokens, compressed);
   }
 
+  /// A bound on the memory of a cache on the way to `tokens` tokens, in calls of any number of tokens: an engine that
+  /// sets so much aside for a text never runs out. Heads with a budget hold all rows of the first `prompt`
+  /// tokens, are then compressed once, layer by layer (`KvCache::compress(layer)`), and hold all rows that come
+  /// after. The bound is at most the memory of one layer above the most that the cache will hold. Fast and slow
+  /// memory together, in bytes.
+  /// @throws as `memory`; CapacityError for a prompt that is longer than the text
+  [[nodiscard]] std::size_t peak_memory(std::size_t tokens, const CacheOptions& options = {},
+                                        std::size_t prompt = 0) const {
+    return detail::PlanMemory<E>{shape_, described(), options}.peak(tokens, prompt);
+  }
+
   /// The longest text that a cache of `bytes` can take token by token: it never needs more on the way, and
   /// with one token more it would. Returns nothing if not even one token fits, and 2^40 for plans that no
   /// text can fill. A call with many tokens takes more for its duration, up to another window in heads that

@@ -61,6 +61,48 @@ class PlanMemory {
     return estimate;
   }
 
+  [[nodiscard]] std::size_t peak(std::size_t tokens, std::size_t prompt) const {
+    check_text_tokens("HeadPlan::peak_memory", tokens);
+    require<CapacityError>(prompt <= tokens, "HeadPlan::peak_memory: a prompt of ", prompt,
+                           " tokens, must be at most the ", tokens, " of the text");
+    const auto held = [&](const Kind& kind) {
+      const auto& [settings, context] = kind;
+      if (settings->roles().compresses) {
+        const std::size_t later = settings->compresses_by_itself()
+                                      ? settings->max_bytes(context, tokens)
+                                      : saturating_sum(settings->bytes_compressed(context, prompt),
+                                                       settings->bytes_of_tokens(context, tokens - prompt));
+        return std::max(settings->bytes_of_tokens(context, prompt), later);
+      }
+      // Memory goes down as well as up, by what falls out of windows and residuals.
+      std::size_t most = 0;
+      const std::size_t steady = std::min<std::size_t>(tokens, std::size_t{1} << 16);
+      for (std::size_t t = tokens - steady; t <= tokens; ++t) {
+        most = std::max(most, settings->bytes_of_tokens(context, t));
+      }
+      return steady < tokens ? settings->max_bytes(context, tokens) : most;
+    };
+    // While a call's rows come, the heads of one layer hold new pages besides those that will be free after
+    // it, and while a layer is compressed, what stays besides what goes.
+    std::vector<std::size_t> most, more;
+    for (const Kind& kind : kinds_) {
+      most.push_back(held(kind));
+      more.push_back(std::min(most.back(), kind.settings->max_bytes(kind.context, tokens)));
+    }
+    std::size_t total = fixed().total();
+    std::size_t largest = 0;
+    std::size_t head = 0;
+    for (std::size_t l = 0; l < shape_.layers; ++l) {
+      std::size_t layer = 0;
+      for (const std::size_t end = head + shape_.layer(l).kv_heads; head < end; ++head) {
+        total = saturating_sum(total, most[of_head_[head]]);
+        layer = saturating_sum(layer, more[of_head_[head]]);
+      }
+      largest = std::max(largest, layer);
+    }
+    return saturating_sum(total, largest);
+  }
+
   [[nodiscard]] std::optional<std::size_t> max_context(std::size_t bytes) const {
     constexpr std::size_t most = max_text_tokens;
     const std::size_t constant = fixed().total();

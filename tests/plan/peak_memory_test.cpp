@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What `peak_memory` promises is never exceeded, whatever the calls are, and is not far from what is used.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include <kvpolicy/kvpolicy.hpp>
+
+#include "cache/dump.hpp"
+#include "state/twins.hpp"
+#include "support/memory.hpp"
+
+using namespace kvpolicy;
+
+namespace {
+
+template <Element E>
+void check_peak(std::uint64_t seed, const HeadPlan<E>& plan, CacheOptions options, bool compresses) {
+  CAPTURE(seed);
+  test::Random random{seed};
+  test::CountingResource memory;
+  test::CountingResource slow;
+  options.memory = &memory;
+  if (options.slow_memory != nullptr) options.slow_memory = &slow;
+  const std::size_t tokens = 1 + test::below(random, 400);
+  const std::size_t prompt = compresses ? test::below(random, tokens + 1) : tokens;
+  const std::size_t bound = plan.peak_memory(tokens, options, prompt);
+  KvCache<E> cache{plan, options};
+  const auto read_to = [&](std::size_t end) {
+    while (cache.tokens() < end) {
+      const std::size_t most = test::below(random, 3) == 0 ? 120 : test::below(random, 2) == 0 ? 1 : 20;
+      test::feed(cache, random, {std::min(end - cache.tokens(), 1 + test::below(random, most))});
+      REQUIRE(memory.peak_bytes() + slow.peak_bytes() <= bound);
+    }
+  };
+  if (compresses) {
+    read_to(prompt);
+    for (std::size_t layer = 0; layer < plan.shape().layers; ++layer) cache.compress(layer);
+  }
+  read_to(tokens);
+  REQUIRE(memory.peak_bytes() + slow.peak_bytes() <= bound);
+}
+
+}  // namespace
+
+TEST_CASE("no call takes more than the peak, under any policies") {
+  for (std::uint64_t seed = 0; seed < 40; ++seed) {
+    const ModelShape shape{16 + seed % 3, 2, 2, 64};
+    testing::Random random{static_cast<unsigned>(seed)};
+    CacheOptions options;
+    options.max_rollback = seed % 4 == 0 ? 9 : 0;
+    options.max_append = 1 + seed % 3 * 20;
+    options.page_rows = std::size_t{32} << (seed % 2);
+    const auto plan = test::random_saved_plan<float>(shape, random, options.max_rollback > 0);
+    check_peak(seed, plan, options, seed % 2 == 0);
+    if (seed % 5 == 0) {
+      options.slow_memory = std::pmr::get_default_resource();
+      check_peak(seed, plan, options, false);
+    }
+  }
+}
+
+TEST_CASE("a plan that keeps every row is promised what it takes, and one layer more") {
+  const HeadPlan<bfloat16> plan{ModelShape{30, 9, 3, 64}};
+  for (const std::size_t tokens : {1U, 63U, 64U, 65U, 1000U}) {
+    const std::size_t held = plan.memory(tokens).total();
+    CHECK(plan.peak_memory(tokens) >= held);
+    CHECK(plan.peak_memory(tokens) <= held + held / 30);
+  }
+  CHECK_THROWS_AS(static_cast<void>(plan.peak_memory(10, {}, 11)), CapacityError);
+  CHECK_THROWS_AS(static_cast<void>(plan.peak_memory(max_text_tokens + 1)), CapacityError);
+}
