@@ -22,6 +22,12 @@
 
 namespace kvpolicy::reference {
 
+/// What one sequence of several has read.
+struct BatchedRead {
+  std::vector<float> logits;  ///< [0, 1 or tokens, vocabulary], as the call asked
+  std::exception_ptr error;   ///< std::bad_alloc or StorageError, if the sequence was left out
+};
+
 /// The model must outlive it. Several threads may use one reader, each with caches of its own.
 class LlamaReader {
  public:
@@ -95,7 +101,84 @@ class LlamaReader {
     return result;
   }
 
+  /// Reads the tokens of many sequences, of any number each: a prompt's part beside decoding ones. Keys and values
+  /// are rounded to the cache's element type before queries read them. A sequence that gets no memory is left out from there on, and its cache is
+  /// of no more use; all others go on.
+  /// @throws as `read`, with no cache changed if it is for want of a right call
+  template <class Cache>
+  [[nodiscard]] std::vector<BatchedRead> read_each(std::span<const BatchCall<Cache>> calls) const {
+    using E = typename Cache::element_type;
+    using Engine = std::remove_cvref_t<decltype(calls.front().cache->engine())>;
+    if (calls.empty()) return {};
+    std::vector<int> tokens;
+    std::vector<std::size_t> positions;
+    std::vector<std::size_t> rows;  // whose logits are wanted
+    std::vector<BatchSequence<Cache>> sequences;
+    std::vector<std::int32_t> indptr{0};
+    for (const auto& [cache, call] : calls) {
+      require_ready(*model_, *cache);
+      const auto own = call.positions(cache->tokens());
+      tokens.insert(tokens.end(), call.tokens.begin(), call.tokens.end());
+      positions.insert(positions.end(), own.begin(), own.end());
+      sequences.push_back({cache, call.attend});
+      indptr.push_back(static_cast<std::int32_t>(tokens.size()));
+      const std::size_t wanted = wanted_of(call);
+      for (std::size_t i = tokens.size() - wanted; i < tokens.size(); ++i) rows.push_back(i);
+    }
+    std::vector<BatchedRead> result(calls.size());
+    Batch<E, Engine> batch{calls.front().cache->engine()};
+    std::vector<E> rounded;
+    const auto round = [&](const TensorView<const float>& from, std::size_t at) {
+      const std::size_t numbers = from.tokens * from.heads * from.head_dim;
+      std::transform(from.data, from.data + numbers, rounded.begin() + static_cast<std::ptrdiff_t>(at),
+                     [](float x) { return E{x}; });
+      return TensorView<const E>{rounded.data() + at, from.tokens, from.heads, from.head_dim};
+    };
+    const auto attend_all = [&](std::size_t layer, TensorView<const float> q, TensorView<const float> k,
+                                TensorView<const float> v, TensorView<float> out) {
+      check_range<E>("k", ConstTensor{k});
+      check_range<E>("v", ConstTensor{v});
+      const std::size_t numbers = k.tokens * k.heads * k.head_dim;
+      rounded.resize(2 * numbers);
+      const auto keys = round(k, 0);
+      const auto values = round(v, numbers);
+      if (std::ranges::none_of(result, [](const BatchedRead& one) { return one.error != nullptr; })) {
+        for (const LeftOut& one : batch.step(layer, sequences, indptr, q, keys, values, out)) {
+          result[one.sequence].error = one.error;
+        }
+        return;
+      }
+      // Somebody was left out in an earlier layer: the others one by one.
+      for (std::size_t i = 0; i < calls.size(); ++i) {
+        if (result[i].error != nullptr) continue;
+        const auto first = static_cast<std::size_t>(indptr[i]);
+        const std::size_t count = calls[i].call.tokens.size();
+        try {
+          calls[i].cache->step(layer, q.slice(first, count), keys.slice(first, count),
+                               values.slice(first, count), out.slice(first, count), calls[i].call.attend);
+        } catch (const std::bad_alloc&) {
+          result[i].error = std::current_exception();
+        } catch (const StorageError&) {
+          result[i].error = std::current_exception();
+        }
+      }
+    };
+    const auto logits = model_->forward(tokens, positions, attend_all, std::span<const std::size_t>{rows});
+    auto next = logits.begin();
+    for (std::size_t i = 0; i < calls.size(); ++i) {
+      const auto end = next + static_cast<std::ptrdiff_t>(wanted_of(calls[i].call) * vocabulary());
+      if (result[i].error == nullptr) result[i].logits.assign(next, end);
+      next = end;
+    }
+    return result;
+  }
+
  private:
+  [[nodiscard]] static std::size_t wanted_of(const ModelCall& call) {
+    if (call.logits == LogitsOf::all) return call.tokens.size();
+    return call.logits == LogitsOf::last ? std::min<std::size_t>(call.tokens.size(), 1) : 0;
+  }
+
   template <class Cache>
   static void attend(Cache& cache, std::size_t layer, TensorView<const float> q, TensorView<const float> k,
                      TensorView<const float> v, TensorView<float> out, const AttendOptions& options) {

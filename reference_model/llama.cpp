@@ -185,15 +185,35 @@ std::vector<float> Llama::run(std::span<const int> tokens, std::span<const std::
 
 std::vector<float> Llama::forward(std::span<const int> tokens, std::span<const std::size_t> positions,
                                   const AttendFn& attend, LogitsOf logits) const {
+  const std::size_t wanted = logits == LogitsOf::all    ? tokens.size()
+                             : logits == LogitsOf::last ? std::min<std::size_t>(tokens.size(), 1)
+                                                        : 0;
+  std::vector<std::size_t> rows(wanted);
+  std::iota(rows.begin(), rows.end(), tokens.size() - wanted);
+  return forward(tokens, positions, attend, rows);
+}
+
+std::vector<float> Llama::forward(std::span<const int> tokens, std::span<const std::size_t> positions,
+                                  const AttendFn& attend, std::span<const std::size_t> rows) const {
   const LlamaConfig& c = config_;
-  const std::vector<float> x = run(tokens, positions, attend);
-  if (logits == LogitsOf::none) return {};
-  const std::size_t rows = tokens.size();
-  const std::size_t wanted = logits == LogitsOf::all ? rows : 1;
+  for (const std::size_t row : rows) {
+    require<ShapeError>(row < tokens.size(), "Llama: logits of token ", row, " are asked for, there are ",
+                        tokens.size());
+  }
+  std::vector<float> x = run(tokens, positions, attend);
+  if (rows.empty()) return {};
+  const std::size_t wanted = rows.size();
+  if (wanted < tokens.size()) {
+    std::vector<float> chosen(wanted * c.hidden);
+    for (std::size_t i = 0; i < wanted; ++i) {
+      std::copy_n(x.data() + rows[i] * c.hidden, c.hidden, chosen.data() + i * c.hidden);
+    }
+    x = std::move(chosen);
+  }
   std::vector<float> normed(wanted * c.hidden);
   std::vector<float> result(wanted * c.vocabulary);
   for_each_row_block(wanted, [&](std::size_t first, std::size_t count) {
-    normalise(x.data() + (rows - wanted + first) * c.hidden, count, weights_.norm, c.norm_eps,
+    normalise(x.data() + first * c.hidden, count, weights_.norm, c.norm_eps,
               normed.data() + first * c.hidden);
   });
   head().apply(normed.data(), wanted, result.data());

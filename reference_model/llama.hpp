@@ -85,6 +85,12 @@ class Llama {
                                            std::span<const std::size_t> positions, const AttendFn& attend,
                                            LogitsOf logits = LogitsOf::last) const;
 
+  /// Logits [rows, vocabulary] of some of the tokens, by their indices.
+  /// @throws ShapeError also for a row that is none of the tokens
+  [[nodiscard]] std::vector<float> forward(std::span<const int> tokens,
+                                           std::span<const std::size_t> positions, const AttendFn& attend,
+                                           std::span<const std::size_t> rows) const;
+
   /// The input of the output layer, [tokens, hidden] after the final norm, for a text from its
   /// first token on. @throws as forward
   [[nodiscard]] std::vector<float> hidden(std::span<const int> tokens, const AttendFn& attend) const;

@@ -64,8 +64,10 @@ struct PrefixInfo {
 
 namespace detail {
 
-/// A page by its address, which no two pages in use have in common.
+/// A page of some pool, and its address, which no two pages in use have in common.
 struct HeldPage {
+  const PagePool* pool;
+  PageId id;
   const std::byte* address;
   std::size_t bytes;
 };
@@ -78,7 +80,8 @@ class PageTally {
     std::size_t added = 0;
     KVPOLICY_TRY {
       for (; added < pages.size(); ++added) {
-        if (++holders_[pages[added].address] == 1) bytes_ += pages[added].bytes;
+        Held& held = holders_.try_emplace(pages[added].address, Held{pages[added], 0}).first->second;
+        if (++held.holders == 1) bytes_ += pages[added].bytes;
       }
     }
     KVPOLICY_CATCH_ALL {
@@ -89,16 +92,28 @@ class PageTally {
   void remove(std::span<const HeldPage> pages) noexcept {
     for (const HeldPage& page : pages) {
       const auto place = holders_.find(page.address);
-      if (--place->second > 0) continue;
+      if (--place->second.holders > 0) continue;
       bytes_ -= page.bytes;
       holders_.erase(place);
     }
   }
   /// Of all pages, each counted once.
   [[nodiscard]] std::size_t bytes() const { return bytes_; }
+  /// Of them, pages that nobody else holds.
+  [[nodiscard]] std::size_t unshared_bytes() const {
+    std::size_t total = 0;
+    for (const auto& [address, held] : holders_) {
+      if (held.page.pool->owners(held.page.id) == held.holders) total += held.page.bytes;
+    }
+    return total;
+  }
 
  private:
-  std::unordered_map<const std::byte*, std::size_t> holders_;
+  struct Held {
+    HeldPage page;
+    std::size_t holders;
+  };
+  std::unordered_map<const std::byte*, Held> holders_;
   std::size_t bytes_ = 0;
 };
 
@@ -193,6 +208,11 @@ class PrefixCache {
     }
     return freed;
   }
+  /// How many bytes come free if all prefixes go. O(pages).
+  [[nodiscard]] std::size_t evictable_bytes() const {
+    const std::shared_lock lock{mutex_};
+    return tally_.unshared_bytes() + other_bytes_;
+  }
   /// Lets all go.
   void clear() {
     const std::unique_lock lock{mutex_};
@@ -273,7 +293,9 @@ class PrefixCache {
   class PageLister final : public PageVisitor {
    public:
     void visit(PageTable& table, std::size_t page_bytes) override {
-      for (std::size_t i = 0; i < table.size(); ++i) pages.push_back({table.address(i), page_bytes});
+      for (std::size_t i = 0; i < table.size(); ++i) {
+        pages.push_back({&table.pool(), table.pages()[i], table.address(i), page_bytes});
+      }
     }
     std::vector<detail::HeldPage> pages;
   };

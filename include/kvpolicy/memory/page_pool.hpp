@@ -157,6 +157,11 @@ class PagePool {
     return slab_of(page).owners[slot_of(page)].load(std::memory_order_acquire) > 1;
   }
 
+  /// How many owners the page has now; others may come and go.
+  [[nodiscard]] std::size_t owners(PageId page) const noexcept {
+    return slab_of(page).owners[slot_of(page)].load(std::memory_order_relaxed);
+  }
+
   // ---- where a page lies
 
   /// The first byte of the page; in an engine's memory its first key row.

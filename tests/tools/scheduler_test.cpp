@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Continuous batching: every text gets the tokens that it would get alone, whatever joins, waits, is moved out or
+// shares a prefix with it, and the budget holds.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <kvpolicy/kvpolicy.hpp>
+
+#include "serve/scheduler.hpp"
+
+using namespace kvpolicy;
+using namespace kvpolicy::serve;
+
+namespace {
+
+constexpr ModelShape shape{2, 2, 2, 16};
+constexpr int vocabulary = 200;
+
+// What comes after a text: decided by each token and its place.
+int next_token(const std::vector<int>& text) {
+  std::uint64_t state = 1;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    state = (state + static_cast<std::uint64_t>(text[i]) * (i + 1)) * 0x9E3779B97F4A7C15U;
+    state ^= state >> 29;
+  }
+  return static_cast<int>(state % vocabulary);
+}
+
+// Its rows say which tokens they are of, and it reads the text back from the first head of its last layer.
+class EchoModel final : public ServedModel {
+ public:
+  [[nodiscard]] ModelShape shape() const override { return ::shape; }
+  [[nodiscard]] std::size_t context() const override { return 2000; }
+  [[nodiscard]] bool is_end(int token) const override { return token == 7; }
+
+  std::vector<reference::BatchedRead> read(std::span<const StepCall> calls) override {
+    std::vector<reference::BatchedRead> results(calls.size());
+    for (std::size_t i = 0; i < calls.size(); ++i) {
+      try {
+        results[i].logits = read(calls[i]);
+      } catch (const std::bad_alloc&) {
+        results[i].error = std::current_exception();
+        ++failures;
+      }
+    }
+    most_calls = std::max(most_calls, calls.size());
+    return results;
+  }
+
+  std::size_t failures = 0;
+  std::size_t most_calls = 0;
+
+ private:
+  [[nodiscard]] static std::vector<float> read(const StepCall& call) {
+    Cache& cache = *call.cache;
+    const std::size_t count = call.tokens.size();
+    const std::size_t numbers = count * ::shape.kv_heads * ::shape.head_dim;
+    std::vector<float> rows(numbers);
+    std::vector<float> out(numbers);
+    for (std::size_t t = 0; t < count; ++t) {
+      std::fill_n(rows.begin() + static_cast<std::ptrdiff_t>(t * numbers / count), numbers / count,
+                  static_cast<float>(call.tokens[t]));
+    }
+    const TensorView<const float> view{rows.data(), count, ::shape.kv_heads, ::shape.head_dim};
+    for (std::size_t layer = 0; layer < ::shape.layers; ++layer) {
+      cache.step(layer, view, view, view,
+                 TensorView<float>{out.data(), count, ::shape.q_heads, ::shape.head_dim},
+                 {.read = call.selects ? Read::selected : Read::all});
+    }
+    if (!call.wants_logits) return {};
+    std::vector<int> text;
+    std::vector<float> row(::shape.head_dim);
+    for (const Segment& segment : cache.segments(::shape.layers - 1, 0)) {
+      for (std::size_t i = 0; i < segment.rows; ++i) {
+        load_row(segment.values, i, row);
+        text.push_back(static_cast<int>(row[3]));
+      }
+    }
+    REQUIRE(text.size() == cache.tokens());
+    std::vector<float> logits(vocabulary, 0.0F);
+    logits[static_cast<std::size_t>(next_token(text))] = 1.0F;
+    return logits;
+  }
+};
+
+// What a text gets alone.
+std::vector<int> alone(std::vector<int> text, std::size_t max_new) {
+  std::vector<int> written;
+  while (written.size() < max_new) {
+    const int token = next_token(text);
+    if (token == 7) break;
+    written.push_back(token);
+    text.push_back(token);
+  }
+  return written;
+}
+
+std::shared_ptr<const Plan> plan_of(std::size_t kind) {
+  using Dense = DenseStorage<bfloat16>;
+  auto plan = std::make_shared<Plan>(shape);
+  // The first head keeps all, so that the text can be read back.
+  for (std::size_t layer = 0; layer < shape.layers; ++layer) {
+    if (kind == 1) plan->set(layer, 1, SinkRecentCache<Dense>::Config{.sinks = 4, .recent = 40});
+    if (kind == 2) {
+      QuantizedResidualCache<bfloat16, Granularity::per_token>::Config config;
+      config.storage.bits = 4;
+      config.storage.residual = 32;
+      config.storage.key_group = config.storage.value_group = 16;
+      plan->set(layer, 1, config);
+    }
+    if (kind == 3) {
+      plan->set(
+          layer, 1,
+          HeadBudgetCache<Dense>::Config{.budget = 20, .scorer = {.observation_window = 4, .kernel = 3}});
+    }
+  }
+  return plan;
+}
+
+struct Served {
+  std::vector<int> prompt;
+  std::size_t max_new = 0;
+  std::size_t cancel_after = 0;  // 0: never
+  std::vector<int> got;
+  std::optional<Outcome> outcome;
+  std::uint64_t id = 0;
+};
+
+}  // namespace
+
+TEST_CASE("random requests get the tokens that they would get alone, within the budget") {
+  const std::vector<std::shared_ptr<const Plan>> plans{plan_of(0), plan_of(1), plan_of(2), plan_of(3)};
+  for (std::uint64_t seed = 0; seed < 12; ++seed) {
+    CAPTURE(seed);
+    std::mt19937_64 random{seed};
+    const auto below = [&](std::size_t count) { return static_cast<std::size_t>(random() % count); };
+    EchoModel model;
+    double time = 0;
+    SchedulerOptions options;
+    options.memory = 400'000 + 200'000 * (seed % 3);
+    options.swap_memory = seed % 4 == 0 ? 0 : 1'000'000;
+    options.step_tokens = 16 + 20 * (seed % 5);
+    options.max_running = 3 + seed % 6;
+    options.patience = 0.5;
+    options.slice = 6;
+    options.mark_every = seed % 2 == 0 ? 50 : 0;
+    options.page_rows = 16;
+    options.now = [&] { return time; };
+    std::vector<std::unique_ptr<Served>> all;
+    std::size_t moved = 0;
+    std::size_t cached = 0;
+    {
+      Scheduler scheduler{model, options};
+      std::vector<std::vector<int>> systems;
+      for (int i = 0; i < 3; ++i) {
+        std::vector<int> system(20 + below(150));
+        for (int& token : system) token = static_cast<int>(below(vocabulary));
+        systems.push_back(system);
+      }
+      for (std::size_t steps = 0; steps < 3000; ++steps) {
+        time += 0.03;
+        if (all.size() < 60 && below(6) == 0) {
+          auto one = std::make_unique<Served>();
+          one->prompt = systems[below(systems.size())];
+          const std::size_t system = one->prompt.size();
+          const std::size_t more = 1 + below(120);
+          for (std::size_t i = 0; i < more; ++i) one->prompt.push_back(static_cast<int>(below(vocabulary)));
+          one->max_new = 1 + below(80);
+          one->cancel_after = below(8) == 0 ? 1 + below(20) : 0;
+          Request request;
+          request.prompt = one->prompt;
+          if (below(2) == 0) request.marks = {system};
+          request.max_new = one->max_new;
+          request.plan = plans[below(plans.size())];
+          Served* served = one.get();
+          request.on_token = [served](int token) {
+            REQUIRE(!served->outcome);
+            served->got.push_back(token);
+            return true;
+          };
+          request.on_end = [served](const Outcome& outcome) {
+            REQUIRE(!served->outcome);
+            served->outcome = outcome;
+          };
+          one->id = scheduler.submit(std::move(request));
+          all.push_back(std::move(one));
+        }
+        for (const auto& one : all) {
+          if (one->cancel_after > 0 && one->got.size() >= one->cancel_after) scheduler.cancel(one->id);
+        }
+        scheduler.step();
+        REQUIRE(scheduler.memory().live_bytes() <= options.memory);
+      }
+      time += 1;
+      scheduler.step();
+      const Snapshot last = scheduler.snapshot();
+      CHECK(last.requests.empty());
+      CHECK(last.promised_bytes == 0);
+      CHECK(last.swapped_bytes == 0);
+      CHECK(last.live_bytes == last.prefix_only_bytes);
+      CHECK(last.counters.moved_out >= last.counters.moved_in);
+      moved = last.counters.moved_in;
+      cached = last.counters.cached_tokens;
+      if (seed % 4 == 0) CHECK(moved == 0);
+    }
+    CHECK(model.failures == 0);
+    CHECK(model.most_calls > 1);
+    CHECK(all.size() > 40);
+    for (const auto& one : all) {
+      REQUIRE(one->outcome);
+      CHECK(one->outcome->reason != FinishReason::failed);
+      const std::vector<int> expected = alone(one->prompt, one->max_new);
+      if (one->outcome->reason == FinishReason::cancelled) {
+        REQUIRE(one->got.size() <= expected.size());
+        CHECK(std::equal(one->got.begin(), one->got.end(), expected.begin()));
+      } else {
+        CHECK(one->got == expected);
+        CHECK(one->outcome->new_tokens == expected.size());
+      }
+    }
+    MESSAGE("seed " << seed << ": moved in " << moved << ", cached tokens " << cached);
+  }
+}
+
+TEST_CASE("what can never be served is refused at once") {
+  EchoModel model;
+  SchedulerOptions options;
+  options.memory = 200'000;
+  options.max_waiting = 2;
+  Scheduler scheduler{model, options};
+  const auto submit = [&](std::size_t prompt, std::size_t max_new, std::vector<std::size_t> marks = {}) {
+    Request request;
+    request.prompt.assign(prompt, 1);
+    request.max_new = max_new;
+    request.marks = std::move(marks);
+    request.plan = plan_of(0);
+    request.plan_name = "full";
+    request.on_token = [](int) { return true; };
+    return scheduler.submit(std::move(request));
+  };
+  CHECK_THROWS_AS(submit(0, 1), ShapeError);
+  CHECK_THROWS_AS(submit(1, 0), ConfigError);
+  CHECK_THROWS_AS(submit(1999, 100), CapacityError);
+  CHECK_THROWS_AS(submit(1000, 900), CapacityError);
+  CHECK_THROWS_AS(submit(10, 1'000'000'000), CapacityError);
+  CHECK_THROWS_AS(submit(10, 1, {5, 2}), ConfigError);
+  CHECK(submit(10, 5) == 1);
+  CHECK(submit(10, 5) == 2);
+  CHECK_THROWS_AS(submit(10, 5), QueueFull);
+  while (scheduler.step()) {
+  }
+  CHECK(submit(10, 5) == 3);
+  CHECK(scheduler.snapshot().counters.refused == 1);
+  scheduler.stop();
+  CHECK_THROWS_AS(submit(10, 5), QueueFull);
+}
