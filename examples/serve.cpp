@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Serves a model over HTTP, with OpenAI's interface, under a memory budget for its KV caches.
+#include <csignal>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include <fmt/format.h>
+#include <CLI/CLI.hpp>
+
+#include <kvpolicy/cache/saved_prefixes.hpp>
+#include <kvpolicy/core/error.hpp>
+#include <kvpolicy/format.hpp>
+#include <kvpolicy/offload/file_resource.hpp>
+#include <reference_model/llama.hpp>
+
+#include "common/device.hpp"
+#include "common/files.hpp"
+#include "common/run_tool.hpp"
+#include "common/text_model.hpp"
+#include "serve/api.hpp"
+#include "serve/llama_served.hpp"
+#include "serve/scheduler.hpp"
+#include "serve/server.hpp"
+#include "tool_plan.hpp"
+
+namespace {
+
+using namespace kvpolicy;
+using namespace kvpolicy::tools;
+
+struct Arguments {
+  std::string model;
+  std::string name;
+  std::string plan = "full";
+  std::string weights = "as-stored";
+  std::size_t memory = 1024;       // MiB
+  std::size_t swap_memory = 4096;  // MiB
+  std::string swap_folder;
+  std::string prefixes;
+  std::size_t threads = 0;
+  bool demo = false;
+  serve::SchedulerOptions scheduler;
+  serve::ServerOptions server;
+};
+
+constexpr const char* description =
+    R"(Serves a model of the Llama family over HTTP with OpenAI's interface: POST /v1/completions and
+/v1/chat/completions (streaming too), GET /v1/models, /health, /metrics (Prometheus).
+
+All requests share one memory budget for their KV caches. A request comes in when the most that it may take
+is free, so one that was admitted never fails for memory; texts that begin alike share what they read; a
+request may name a plan of its own: "kv_plan": "duo:0.5".)";
+
+std::string footer() {
+  return std::string{"Plans (--plan, and \"kv_plan\" in a request):\n"} + plan_help() + R"(
+Examples:
+  serve --model models/smollm2 --demo
+  serve --model models/smollm2 --plan duo+int4:0.5 --memory 256 --port 9000
+  serve --model models/smollm2 --prefixes /var/lib/kvpolicy --swap-folder /var/tmp
+  curl http://127.0.0.1:8080/v1/completions -d '{"prompt": "The capital of France is", "max_tokens": 8}'
+  curl http://127.0.0.1:8080/v1/chat/completions -d '{"messages": [{"role": "user", "content": "Hello!"}], "kv_plan": "duo:0.5"}')";
+}
+
+constexpr std::size_t mebibyte = std::size_t{1} << 20;
+
+// SIGINT and SIGTERM come to one thread, which ends the server.
+class StopBySignal {
+ public:
+  StopBySignal() {
+    sigemptyset(&signals_);
+    sigaddset(&signals_, SIGINT);
+    sigaddset(&signals_, SIGTERM);
+    sigaddset(&signals_, SIGUSR1);  // the server ended by itself
+    pthread_sigmask(SIG_BLOCK, &signals_, nullptr);
+    std::signal(SIGPIPE, SIG_IGN);
+  }
+  void begin(serve::Server& server) {
+    thread_ = std::thread{[this, &server] {
+      int signal = 0;
+      sigwait(&signals_, &signal);
+      if (signal != SIGUSR1) server.stop();
+    }};
+  }
+  ~StopBySignal() {
+    if (!thread_.joinable()) return;
+    pthread_kill(thread_.native_handle(), SIGUSR1);
+    thread_.join();
+  }
+  StopBySignal(const StopBySignal&) = delete;
+  StopBySignal& operator=(const StopBySignal&) = delete;
+
+ private:
+  sigset_t signals_{};
+  std::thread thread_;
+};
+
+// What must be the same for saved prefixes to make sense.
+std::string tag_of(const Arguments& arguments, const TextModel& model) {
+  return fmt::format("{} {} parameters, {} weights", arguments.name, model.llama().parameters(),
+                     arguments.weights);
+}
+
+void run(Arguments& arguments) {
+  StopBySignal signals;  // before any thread begins
+  set_threads(arguments.threads);
+  const reference::LoadOptions load = arguments.weights == "int8"
+                                          ? reference::LoadOptions{reference::WeightFormat::int8}
+                                          : reference::LoadOptions{};
+  const auto model = TextModel::load(arguments.model, load);
+  serve::LlamaServed served{model};
+  if (arguments.name.empty())
+    arguments.name = std::filesystem::path{arguments.model}.lexically_normal().filename().string();
+  const serve::Api api{model, served, arguments.name, arguments.model, arguments.plan};
+
+  std::optional<offload::FileResource> file;
+  if (!arguments.swap_folder.empty()) {
+    file.emplace(offload::FileOptions{.folder = arguments.swap_folder,
+                                      .max_bytes = arguments.swap_memory * mebibyte + mebibyte});
+    arguments.scheduler.swap_to = &*file;
+  }
+  arguments.scheduler.memory = arguments.memory * mebibyte;
+  arguments.scheduler.swap_memory = arguments.swap_memory * mebibyte;
+  serve::Scheduler scheduler{served, arguments.scheduler};
+  const std::string tag = tag_of(arguments, model);
+  if (!arguments.prefixes.empty()) {
+    try {
+      const std::size_t count =
+          kvpolicy::load(scheduler.prefixes(), *api.default_plan(), arguments.prefixes, tag);
+      fmt::print(stderr, "  prefixes   {} loaded from {}\n", count, arguments.prefixes);
+    } catch (const std::bad_alloc&) {
+      fmt::print(stderr, "  prefixes   not loaded: they take more than --memory\n");
+    } catch (const FormatError& error) {
+      fmt::print(stderr, "  prefixes   not loaded: {}\n", error.what());
+    }
+  }
+  arguments.server.page = arguments.demo;
+  serve::Server server{api, scheduler, arguments.server};
+  signals.begin(server);
+  const std::size_t tokens = api.default_plan()->max_context(arguments.scheduler.memory).value_or(0);
+  fmt::print(stderr,
+             "  model      {} under the plan {}\n"
+             "  memory     {:MB} for KV caches: {} tokens of one text\n"
+             "  listening  http://{}:{}{}\n",
+             arguments.name, arguments.plan, Bytes{arguments.scheduler.memory}, thousands(tokens),
+             arguments.server.host, server.port(), arguments.demo ? "  (open it in a browser)" : "");
+  fmt::print("{}\n", server.port());
+  std::fflush(stdout);
+  server.run();
+  if (arguments.prefixes.empty()) return;
+  const std::size_t count = kvpolicy::save(scheduler.prefixes(), arguments.prefixes, tag);
+  fmt::print(stderr, "  prefixes   {} saved to {}\n", count, arguments.prefixes);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Arguments arguments;
+  arguments.model = repository_path(shipped_model);
+  CLI::App app{description, "serve"};
+  app.footer(footer());
+  app.get_formatter()->column_width(26);
+  app.add_option("--model", arguments.model, "Hugging Face folder or GGUF file of the model")
+      ->type_name("DIR")
+      ->capture_default_str();
+  app.add_option("--name", arguments.name, "Its name in the interface; default: the folder's")
+      ->type_name("TEXT");
+  app.add_option("--plan", arguments.plan, "Plan of requests that name none")
+      ->type_name("PLAN")
+      ->capture_default_str();
+  app.add_option("--memory", arguments.memory, "MiB for the rows of all KV caches")
+      ->type_name("N")
+      ->check(whole_number(1, 1'000'000))
+      ->capture_default_str();
+  app.add_option("--swap-memory", arguments.swap_memory,
+                 "MiB for rows of requests that wait; 0: none is moved out")
+      ->type_name("N")
+      ->check(whole_number(0, 10'000'000))
+      ->capture_default_str();
+  app.add_option("--swap-folder", arguments.swap_folder,
+                 "Folder for a file with those rows, instead of memory")
+      ->type_name("DIR");
+  app.add_option("--prefixes", arguments.prefixes,
+                 "Folder from which prefixes are loaded, and where they are saved at the end")
+      ->type_name("DIR");
+  app.add_option("--weights", arguments.weights, "Format of the weights in memory")
+      ->check(CLI::IsMember({"as-stored", "int8"}))
+      ->type_name("FORMAT")
+      ->capture_default_str();
+  app.add_option("--host", arguments.server.host,
+                 "Address to listen on; the default is seen by this machine alone")
+      ->type_name("ADDRESS")
+      ->capture_default_str();
+  app.add_option("--port", arguments.server.port, "Port; 0: any that is free, which goes to stdout")
+      ->type_name("N")
+      ->check(whole_number(0, 65535))
+      ->capture_default_str();
+  app.add_option("--step-tokens", arguments.scheduler.step_tokens, "Most tokens of prompts in a step")
+      ->type_name("N")
+      ->check(whole_number(1, 1'000'000))
+      ->capture_default_str();
+  app.add_option("--max-running", arguments.scheduler.max_running, "Most requests in a step")
+      ->type_name("N")
+      ->check(whole_number(1, 100'000))
+      ->capture_default_str();
+  app.add_option("--max-waiting", arguments.scheduler.max_waiting,
+                 "Most requests that wait; others get status 429")
+      ->type_name("N")
+      ->check(whole_number(0, 1'000'000))
+      ->capture_default_str();
+  app.add_option("--max-body", arguments.server.max_body, "Most bytes of a request")
+      ->type_name("N")
+      ->check(whole_number(1, std::uint64_t{1} << 30))
+      ->capture_default_str();
+  app.add_option("--connections", arguments.server.connections, "Connections that are served at once")
+      ->type_name("N")
+      ->check(whole_number(1, 10'000))
+      ->capture_default_str();
+  app.add_option("--threads", arguments.threads, "Threads of the model; 0: all that OpenMP offers")
+      ->type_name("N")
+      ->check(whole_number(0, most_threads))
+      ->capture_default_str();
+  app.add_flag("--demo", arguments.demo, "Show what goes on at /");
+  return run_tool(app, argc, argv, [&] { run(arguments); });
+}

@@ -1,0 +1,452 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "serve/api.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <kvpolicy/core/error.hpp>
+#include <reference_model/tokenizer/chat_template.hpp>
+
+#include "common/error_text.hpp"
+#include "tool_plan.hpp"
+
+namespace kvpolicy::serve {
+
+using nlohmann::json;
+
+json ApiError::body() const {
+  const char* type = status_ == 429   ? "rate_limit_error"
+                     : status_ >= 500 ? "server_error"
+                                      : "invalid_request_error";
+  return {{"error",
+           {{"message", what()},
+            {"type", type},
+            {"param", param_.empty() ? json{} : json(param_)},
+            {"code", nullptr}}}};
+}
+
+namespace {
+
+// Members that change nothing here, and those that would have to: with these values alone they are taken.
+const std::vector<std::string> ignored{"model",    "user",  "stream_options",
+                                       "metadata", "store", "service_tier"};
+const json only_values{{"n", 1},
+                       {"best_of", 1},
+                       {"echo", false},
+                       {"logprobs", nullptr},
+                       {"top_logprobs", nullptr},
+                       {"suffix", nullptr},
+                       {"presence_penalty", 0},
+                       {"frequency_penalty", 0},
+                       {"logit_bias", nullptr},
+                       {"tools", nullptr},
+                       {"tool_choice", nullptr},
+                       {"functions", nullptr},
+                       {"response_format", nullptr},
+                       {"parallel_tool_calls", true}};
+
+json parse(const std::string& body) {
+  json parsed = json::parse(body, nullptr, /*allow_exceptions=*/false);
+  if (parsed.is_discarded()) throw ApiError{400, "the body is not JSON"};
+  if (!parsed.is_object()) throw ApiError{400, "the body must be a JSON object"};
+  return parsed;
+}
+
+// A member, or null where it is missing.
+const json& member(const json& body, const std::string& name) {
+  static const json nothing;
+  const auto found = body.find(name);
+  return found == body.end() ? nothing : *found;
+}
+
+std::optional<double> number(const json& body, const std::string& name, double least, double most) {
+  const json& value = member(body, name);
+  if (value.is_null()) return std::nullopt;
+  if (!value.is_number() || !(value.get<double>() >= least) || !(value.get<double>() <= most)) {
+    throw ApiError{400,
+                   fmt::format("{} is {}, must be a number from {:g} to {:g}", name,
+                               value.dump().substr(0, 40), least, most),
+                   name};
+  }
+  return value.get<double>();
+}
+std::optional<std::size_t> count(const json& body, const std::string& name, std::size_t least) {
+  const json& value = member(body, name);
+  if (value.is_null()) return std::nullopt;
+  if (!value.is_number_integer() || value.get<double>() < static_cast<double>(least) ||
+      value.get<double>() > 9e15) {
+    throw ApiError{400,
+                   fmt::format("{} is {}, must be a whole number of at least {}", name,
+                               value.dump().substr(0, 40), least),
+                   name};
+  }
+  return value.get<std::size_t>();
+}
+bool flag(const json& body, const std::string& name) {
+  const json& value = member(body, name);
+  if (value.is_null()) return false;
+  if (!value.is_boolean()) throw ApiError{400, name + " must be true or false", name};
+  return value.get<bool>();
+}
+
+std::vector<std::string> stops_of(const json& body) {
+  const json& value = member(body, "stop");
+  std::vector<std::string> stops;
+  if (value.is_null()) return stops;
+  const json list = value.is_array() ? value : json::array({value});
+  for (const json& one : list) {
+    if (!one.is_string() || one.get<std::string>().empty() || one.get<std::string>().size() > 1000) {
+      throw ApiError{400, "stop must be a text, or a list of texts, of 1 to 1,000 bytes each", "stop"};
+    }
+    stops.push_back(one.get<std::string>());
+  }
+  if (stops.size() > 8) throw ApiError{400, "stop has more than 8 texts", "stop"};
+  return stops;
+}
+
+std::string text_of_content(const json& content) {
+  if (content.is_string()) return content.get<std::string>();
+  std::string text;
+  if (content.is_array()) {
+    for (const json& part : content) {
+      const json& kind = part.is_object() ? member(part, "type") : content;
+      if (kind != "text" || !member(part, "text").is_string()) {
+        throw ApiError{400, "a message's content must be a text, or parts of type \"text\"", "messages"};
+      }
+      text += part.at("text").get<std::string>();
+    }
+    return text;
+  }
+  throw ApiError{400, "a message's content must be a text, or parts of type \"text\"", "messages"};
+}
+
+// The API's name for the reason; a failed text has none.
+json reason_of(const Outcome& outcome) { return outcome.reason == FinishReason::length ? "length" : "stop"; }
+json usage_of(const Outcome& outcome) {
+  return {{"prompt_tokens", outcome.prompt_tokens},
+          {"completion_tokens", outcome.new_tokens},
+          {"total_tokens", outcome.prompt_tokens + outcome.new_tokens},
+          {"prompt_tokens_details", {{"cached_tokens", outcome.cached_tokens}}}};
+}
+
+}  // namespace
+
+Api::Api(const tools::TextModel& model, const ServedModel& served, std::string name, std::string folder,
+         const std::string& plan)
+    : model_{model},
+      served_{served},
+      name_{std::move(name)},
+      folder_{std::move(folder)},
+      default_plan_{plan} {
+  // The operator may name files; clients may not.
+  plans_[plan] = make_plan(plan);
+}
+
+std::shared_ptr<const Plan> Api::make_plan(const std::string& name) const {
+  tools::PlanArguments arguments;
+  arguments.plan = name;
+  auto made = tools::make_plan<bfloat16>(arguments, served_.shape(), folder_);
+  served_.fit(made);
+  return std::make_shared<const Plan>(std::move(made));
+}
+
+std::shared_ptr<const Plan> Api::plan_named(const std::string& name) const {
+  const std::lock_guard lock{mutex_};
+  if (const auto known = plans_.find(name); known != plans_.end()) return known->second;
+  constexpr std::string_view letters = "abcdefghijklmnopqrstuvwxyz0123456789_+:=,.";
+  if (name.empty() || name.size() > 100 || name.find_first_not_of(letters) != std::string::npos) {
+    throw ApiError{400,
+                   "kv_plan must be a name such as \"duo:0.5\", \"int4\" or \"duo+int4:0.5\", of at most 100 "
+                   "letters, and no file",
+                   "kv_plan"};
+  }
+  try {
+    auto plan = make_plan(name);
+    // A client that tries many names makes the server forget some, and no more.
+    if (plans_.size() >= 64) {
+      std::erase_if(plans_, [&](const auto& one) { return one.first != default_plan_; });
+    }
+    plans_[name] = plan;
+    return plan;
+  } catch (const Error& error) {
+    throw ApiError{400, "kv_plan: " + tools::without_cpp_type(error.what()), "kv_plan"};
+  }
+}
+
+void Api::read_settings(const json& body, ApiRequest& request) const {
+  static const std::vector<std::string> known{
+      "prompt", "messages", "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "seed",
+      "stop",   "stream",   "kv_plan"};
+  for (const auto& [name, value] : body.items()) {
+    if (std::ranges::find(known, name) != known.end() || std::ranges::find(ignored, name) != ignored.end())
+      continue;
+    if (const auto only = only_values.find(name); only != only_values.end()) {
+      if (value.is_null() || value == *only) continue;
+      throw ApiError{400, fmt::format("{} is not supported", name), name};
+    }
+    throw ApiError{400, fmt::format("{} is not known here", name.substr(0, 60)), name.substr(0, 60)};
+  }
+  const json& model = member(body, "model");
+  if (!model.is_null() && model != name_) {
+    throw ApiError{
+        404, fmt::format("there is no model {}, this server has \"{}\"", model.dump().substr(0, 100), name_),
+        "model"};
+  }
+  request.stream = flag(body, "stream");
+  const json& stream_options = member(body, "stream_options");
+  if (stream_options.is_object()) request.include_usage = flag(stream_options, "include_usage");
+  request.sampler.temperature = static_cast<float>(number(body, "temperature", 0, 100).value_or(1.0));
+  request.sampler.top_p = static_cast<float>(number(body, "top_p", 0, 1).value_or(1.0));
+  if (request.sampler.top_p <= 0.0F) request.sampler.top_k = 1;
+  request.sampler.top_p = request.sampler.top_p <= 0.0F ? 1.0F : request.sampler.top_p;
+  request.sampler.top_k = std::max(request.sampler.top_k, count(body, "top_k", 0).value_or(0));
+  request.sampler.seed = count(body, "seed", 0).value_or(0);
+  if (member(body, "seed").is_null()) {
+    request.sampler.seed =
+        static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
+  }
+  request.stops = stops_of(body);
+  const json& plan = member(body, "kv_plan");
+  if (!plan.is_null() && !plan.is_string()) throw ApiError{400, "kv_plan must be a text", "kv_plan"};
+  request.plan_name = plan.is_null() ? default_plan_ : plan.get<std::string>();
+  request.plan = plan_named(request.plan_name);
+  const auto most = count(body, "max_completion_tokens", 1);
+  const std::size_t context = served_.context();
+  const std::size_t room = context > request.prompt.size() ? context - request.prompt.size() : 1;
+  const std::size_t otherwise = request.chat ? 512 : 16;
+  request.max_new = most.value_or(
+      count(body, "max_tokens", 1).value_or(context == 0 ? otherwise : std::min(otherwise, room)));
+}
+
+ApiRequest Api::completion(const std::string& text) const {
+  const json body = parse(text);
+  ApiRequest request;
+  const json& given = member(body, "prompt");
+  const json& prompt =
+      given.is_array() && given.size() == 1 && !given.front().is_number() ? given.front() : given;
+  try {
+    if (prompt.is_string()) {
+      request.prompt = model_.encode(prompt.get<std::string>());
+    } else if (prompt.is_array() && !prompt.empty()) {
+      for (const json& token : prompt) {
+        if (!token.is_number_integer() || token.get<double>() < 0 ||
+            token.get<double>() >= static_cast<double>(model_.config().vocabulary)) {
+          throw ApiError{
+              400, fmt::format("prompt must be one text, or tokens below {}", model_.config().vocabulary),
+              "prompt"};
+        }
+        request.prompt.push_back(token.get<int>());
+      }
+    } else {
+      throw ApiError{400, "prompt must be one text, or a list of tokens", "prompt"};
+    }
+  } catch (const Error& error) {
+    throw ApiError{400, error.what(), "prompt"};
+  }
+  if (request.prompt.empty()) throw ApiError{400, "the prompt is empty", "prompt"};
+  read_settings(body, request);
+  return request;
+}
+
+ApiRequest Api::chat(const std::string& text) const {
+  const json body = parse(text);
+  ApiRequest request;
+  request.chat = true;
+  const json& given = member(body, "messages");
+  if (!given.is_array() || given.empty())
+    throw ApiError{400, "messages must be a list of at least one", "messages"};
+  std::vector<reference::ChatMessage> messages;
+  for (const json& one : given) {
+    if (!one.is_object() || !member(one, "role").is_string()) {
+      throw ApiError{400, "a message must have a role and a content", "messages"};
+    }
+    messages.push_back({one.at("role").get<std::string>(), text_of_content(member(one, "content"))});
+  }
+  try {
+    const reference::ChatTemplate chat{model_.tokenizer()};
+    request.prompt = chat.encode(messages);
+    // Others may begin with the same messages: each of their ends is a mark.
+    constexpr std::size_t most_marks = 8;
+    for (std::size_t count = 1; count < std::min(messages.size(), most_marks + 1); ++count) {
+      reference::ChatOptions options;
+      options.add_generation_prompt = false;
+      std::vector<int> front;
+      try {
+        front = chat.encode(std::span{messages}.first(count), options);
+      } catch (const ConfigError&) {
+        continue;  // a system message alone is no conversation to some families
+      }
+      if (front.size() < request.prompt.size() &&
+          std::equal(front.begin(), front.end(), request.prompt.begin()) &&
+          (request.marks.empty() || front.size() > request.marks.back())) {
+        request.marks.push_back(front.size());
+      }
+    }
+  } catch (const Error& error) {
+    throw ApiError{400, error.what(), "messages"};
+  }
+  read_settings(body, request);
+  return request;
+}
+
+json Api::models() const {
+  return {{"object", "list"},
+          {"data", json::array({{{"id", name_},
+                                 {"object", "model"},
+                                 {"created", 0},
+                                 {"owned_by", "kvpolicy"},
+                                 {"max_model_len", served_.context()},
+                                 {"kv_plan", default_plan_}}})}};
+}
+
+json Api::head(const ApiRequest& request, std::uint64_t id, bool is_piece) const {
+  const char* object =
+      request.chat ? (is_piece ? "chat.completion.chunk" : "chat.completion") : "text_completion";
+  const auto created =
+      std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch());
+  return {{"id", fmt::format("{}-{}", request.chat ? "chatcmpl" : "cmpl", id)},
+          {"object", object},
+          {"created", created.count()},
+          {"model", name_},
+          {"kv_plan", request.plan_name}};
+}
+
+json Api::answer(const ApiRequest& request, std::uint64_t id, const std::string& text,
+                 const Outcome& outcome) const {
+  json body = head(request, id, false);
+  json choice{{"index", 0}, {"finish_reason", reason_of(outcome)}, {"logprobs", nullptr}};
+  if (request.chat) {
+    choice["message"] = {{"role", "assistant"}, {"content", text}};
+  } else {
+    choice["text"] = text;
+  }
+  body["choices"] = json::array({choice});
+  body["usage"] = usage_of(outcome);
+  body["kv_bytes"] = outcome.kv_bytes;
+  return body;
+}
+
+json Api::piece(const ApiRequest& request, std::uint64_t id, const std::string& text, bool is_first,
+                const Outcome* outcome) const {
+  json body = head(request, id, true);
+  json choice{{"index", 0},
+              {"finish_reason", outcome == nullptr ? json{} : reason_of(*outcome)},
+              {"logprobs", nullptr}};
+  if (request.chat) {
+    json delta = json::object();
+    if (is_first) delta["role"] = "assistant";
+    if (is_first || !text.empty()) delta["content"] = text;
+    choice["delta"] = delta;
+  } else {
+    choice["text"] = text;
+  }
+  body["choices"] = json::array({choice});
+  return body;
+}
+
+json Api::usage_piece(const ApiRequest& request, std::uint64_t id, const Outcome& outcome) const {
+  json body = head(request, id, true);
+  body["choices"] = json::array();
+  body["usage"] = usage_of(outcome);
+  return body;
+}
+
+std::string metrics(const Snapshot& snapshot) {
+  std::string text;
+  const auto add = [&](std::string_view name, std::string_view type, std::string_view help, auto value) {
+    text += fmt::format("# HELP kvpolicy_{0} {1}\n# TYPE kvpolicy_{0} {2}\nkvpolicy_{0} {3}\n", name, help,
+                        type, value);
+  };
+  const Counters& c = snapshot.counters;
+  add("requests_total", "counter", "Requests that were taken", c.requests);
+  add("requests_refused_total", "counter", "Requests refused because the queue was full", c.refused);
+  text +=
+      "# HELP kvpolicy_requests_ended_total Requests that ended, by reason\n"
+      "# TYPE kvpolicy_requests_ended_total counter\n";
+  for (const FinishReason reason :
+       {FinishReason::stop, FinishReason::length, FinishReason::cancelled, FinishReason::failed}) {
+    text += fmt::format("kvpolicy_requests_ended_total{{reason=\"{}\"}} {}\n", name_of(reason),
+                        c.ended[static_cast<std::size_t>(reason)]);
+  }
+  add("prompt_tokens_total", "counter", "Tokens of prompts that were read", c.prompt_tokens);
+  add("cached_tokens_total", "counter", "Tokens of prompts that were found as prefixes", c.cached_tokens);
+  add("new_tokens_total", "counter", "Tokens that were written", c.new_tokens);
+  add("steps_total", "counter", "Calls of the model", c.steps);
+  add("moved_out_total", "counter", "Sequences that were moved out of fast memory", c.moved_out);
+  add("moved_in_total", "counter", "Sequences that came back", c.moved_in);
+  add("first_token_seconds_sum", "counter", "Seconds from request to first token, summed",
+      c.first_token_seconds);
+  add("first_token_seconds_count", "counter", "First tokens", c.first_tokens);
+  add("between_tokens_seconds_sum", "counter", "Seconds between tokens, summed", c.between_seconds);
+  add("between_tokens_seconds_count", "counter", "Tokens after a first one", c.betweens);
+  std::size_t running = 0;
+  for (const RequestView& one : snapshot.requests) {
+    running += one.phase == Phase::reading || one.phase == Phase::writing ? 1 : 0;
+  }
+  add("running", "gauge", "Requests that are read or written", running);
+  add("waiting", "gauge", "Requests that wait, moved out or not", snapshot.requests.size() - running);
+  add("memory_budget_bytes", "gauge", "Bytes of KV rows that there may be", snapshot.budget);
+  add("memory_live_bytes", "gauge", "Bytes of KV rows in use", snapshot.live_bytes);
+  add("memory_promised_bytes", "gauge", "Bytes that running requests may take yet", snapshot.promised_bytes);
+  add("memory_prefix_bytes", "gauge", "Bytes that prefixes alone hold", snapshot.prefix_only_bytes);
+  add("memory_moved_out_bytes", "gauge", "Bytes of sequences that wait outside", snapshot.swapped_bytes);
+  const PrefixStatistics& p = snapshot.prefix_statistics;
+  add("prefixes", "gauge", "Prefixes that are kept", p.prefixes);
+  add("prefix_lookups_total", "counter", "Prompts that were looked up", p.lookups);
+  add("prefix_hits_total", "counter", "Prompts of which a prefix was found", p.hits);
+  add("prefixes_evicted_total", "counter", "Prefixes that were let go", p.evicted);
+  return text;
+}
+
+json state(const Snapshot& snapshot, const std::string& model) {
+  json requests = json::array();
+  for (const RequestView& one : snapshot.requests) {
+    requests.push_back({{"id", one.id},
+                        {"plan", one.plan},
+                        {"phase", name_of(one.phase)},
+                        {"prompt_tokens", one.prompt_tokens},
+                        {"cached_tokens", one.cached_tokens},
+                        {"read_tokens", one.read_tokens},
+                        {"new_tokens", one.new_tokens},
+                        {"max_new", one.max_new},
+                        {"bytes", one.bytes},
+                        {"shared_bytes", one.shared_bytes},
+                        {"seconds", one.seconds}});
+  }
+  json prefixes = json::array();
+  for (const PrefixInfo& one : snapshot.prefixes) {
+    prefixes.push_back({{"plan", one.plan},
+                        {"tokens", one.tokens},
+                        {"parent", one.parent},
+                        {"bytes", one.bytes},
+                        {"freed_bytes", one.freed_bytes},
+                        {"hits", one.hits}});
+  }
+  const Counters& c = snapshot.counters;
+  return {{"model", model},
+          {"requests", requests},
+          {"prefixes", prefixes},
+          {"memory",
+           {{"budget", snapshot.budget},
+            {"live", snapshot.live_bytes},
+            {"promised", snapshot.promised_bytes},
+            {"prefixes", snapshot.prefix_only_bytes},
+            {"moved_out", snapshot.swapped_bytes}}},
+          {"counters",
+           {{"requests", c.requests},
+            {"refused", c.refused},
+            {"prompt_tokens", c.prompt_tokens},
+            {"cached_tokens", c.cached_tokens},
+            {"new_tokens", c.new_tokens},
+            {"steps", c.steps},
+            {"moved_out", c.moved_out}}}};
+}
+
+}  // namespace kvpolicy::serve

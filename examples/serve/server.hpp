@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The HTTP server: OpenAI's paths, health, metrics, and a page that shows what goes on.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "serve/api.hpp"
+#include "serve/scheduler.hpp"
+
+namespace httplib {
+class Server;
+struct Response;
+}  // namespace httplib
+
+namespace kvpolicy::serve {
+
+struct ServerOptions {
+  std::string host = "127.0.0.1";
+  int port = 8080;                              ///< 0: any that is free
+  std::size_t connections = 256;                ///< that are served at once; others wait
+  std::size_t max_body = std::size_t{4} << 20;  ///< bytes
+  int seconds_to_write = 10;                    ///< for which a reader may take nothing
+  bool page = false;                            ///< whether GET / shows the page
+};
+
+/// Takes requests in threads of its own; `run` steps them in its caller's.
+class Server {
+ public:
+  /// Listens at once. All must outlive it.
+  /// @throws StorageError if the port cannot be had
+  Server(const Api& api, Scheduler& scheduler, const ServerOptions& options);
+  ~Server();
+  Server(const Server&) = delete;
+  Server& operator=(const Server&) = delete;
+
+  [[nodiscard]] int port() const { return port_; }
+  /// Serves until `stop`.
+  void run();
+  /// Ends every connection and request. Can be called from a signal's thread, not from its handler.
+  void stop();
+
+ private:
+  void add_paths();
+  void answer(const std::string& body, bool chat, httplib::Response& response);
+
+  const Api& api_;
+  Scheduler& scheduler_;
+  ServerOptions options_;
+  std::unique_ptr<httplib::Server> http_;
+  int port_ = 0;
+};
+
+}  // namespace kvpolicy::serve
