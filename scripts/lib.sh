@@ -30,6 +30,7 @@ pkg-config|finds libraries|command pkg-config
 libhwy-dev|Highway: SIMD for the CPU engine|
 nlohmann-json3-dev|reads plans, patterns and checkpoints|
 libcli11-dev|command lines of the tools|
+libcpp-httplib-dev|cpp-httplib: the server of examples/serve|
 libfmt-dev|prints their tables|
 libdnnl-dev|oneDNN: matrix products of the reference model|
 libopenblas-dev|OpenBLAS: the same, where oneDNN is missing|

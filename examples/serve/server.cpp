@@ -104,6 +104,11 @@ Server::Server(const Api& api, Scheduler& scheduler, const ServerOptions& option
   http.set_write_timeout(options.seconds_to_write);
   http.set_keep_alive_timeout(2);
   http.set_tcp_nodelay(true);
+  // The default lets two servers share a port, and each would get some of the requests.
+  http.set_socket_options([](socket_t socket) {
+    const int yes = 1;
+    ::setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+  });
   add_paths();
   const bool bound = options.port == 0 ? (port_ = http.bind_to_any_port(options.host)) > 0
                                        : http.bind_to_port(options.host, port_ = options.port);
