@@ -64,6 +64,12 @@ struct Scheduler::Sequence {
     if (every > 0) end = std::min(end, from / every * every + every);
     return end;
   }
+  // The last mark that lies at or before `tokens`; 0 if there is none.
+  [[nodiscard]] std::size_t last_mark(std::size_t tokens, std::size_t every) const {
+    const auto after = std::ranges::upper_bound(request.marks, tokens);
+    const std::size_t named = after == request.marks.begin() ? 0 : *(after - 1);
+    return std::max(named, every > 0 ? tokens / every * every : 0);
+  }
   [[nodiscard]] bool is_mark(std::size_t tokens, std::size_t every) const {
     if (tokens == 0 || tokens >= request.prompt.size()) return false;
     return std::ranges::binary_search(request.marks, tokens) || (every > 0 && tokens % every == 0);
@@ -243,6 +249,21 @@ void Scheduler::make_room(std::size_t more) {
   }
 }
 
+// Whether another request reads a prefix that this one could then go on from: it is worth the wait.
+bool Scheduler::is_being_read(const Sequence& sequence) const {
+  const auto& prompt = sequence.request.prompt;
+  return std::ranges::any_of(running_, [&](const auto& one) {
+    if (one->is_over || !one->cache || !one->reads()) return false;
+    const auto& other = one->request.prompt;
+    if (one->request.plan != sequence.request.plan && *one->request.plan != *sequence.request.plan)
+      return false;
+    const auto common = static_cast<std::size_t>(std::ranges::mismatch(prompt, other).in1 - prompt.begin());
+    // The last token is read in any case, and a prompt's end is no mark.
+    const std::size_t most = std::min({common, prompt.size() - 1, other.size() - 1});
+    return one->last_mark(most, options_.mark_every) > one->cache->tokens();
+  });
+}
+
 bool Scheduler::try_admit(Sequence& sequence) {
   const std::span<const int> prompt = sequence.request.prompt;
   const auto begin = [&] {
@@ -308,6 +329,10 @@ void Scheduler::admit() {
   bool passed = false;  // somebody who came first did not fit
   for (auto next = waiting_.begin(); next != waiting_.end() && running_.size() < options_.max_running;) {
     Sequence& sequence = **next;
+    if (!sequence.out && is_being_read(sequence)) {
+      ++next;
+      continue;
+    }
     const auto try_it = [&](Sequence& one) {
       if (one.tried_at_change == changes_) return false;
       const bool fit = one.out ? bring_back(one) : try_admit(one);
@@ -351,22 +376,28 @@ void Scheduler::read_and_write() {
   for (auto& one : running_) {
     if (!one->reads()) add(*one, std::span<const int>{one->written}.last(1), true);
   }
-  // Prompts take turns, so that a long one does not keep short ones waiting.
+  // Half of a step's tokens are for the prompt that came first, so that it is soon answered. In the other half
+  // prompts take turns, so that a long one does not keep short ones waiting.
   std::size_t left = options_.step_tokens;
-  const std::size_t count = running_.size();
-  std::size_t last_reader = next_reader_;
-  for (std::size_t i = 0; i < count && left > 0; ++i) {
-    const std::size_t index = (next_reader_ + i) % count;
-    Sequence& one = *running_[index];
-    if (!one.reads()) continue;
+  const auto add_part = [&](Sequence& one, std::size_t most) {
     const std::size_t from = one.cache->tokens();
-    const std::size_t end = one.part_end(left, options_.mark_every);
+    const std::size_t end = one.part_end(most, options_.mark_every);
     add(one, std::span<const int>{one.request.prompt}.subspan(from, end - from),
         end == one.request.prompt.size());
     left -= end - from;
-    last_reader = index + 1;
+  };
+  std::vector<Sequence*> readers;
+  for (const auto& one : running_) {
+    if (one->reads()) readers.push_back(one.get());
   }
-  next_reader_ = last_reader % count;
+  std::ranges::sort(readers, {}, &Sequence::id);
+  if (readers.size() == 1) add_part(*readers.front(), left);
+  if (readers.size() > 1) {
+    add_part(*readers.front(), (left + 1) / 2);
+    const std::size_t others = readers.size() - 1;
+    for (std::size_t i = 0; i < others && left > 0; ++i)
+      add_part(*readers[1 + next_reader_++ % others], left);
+  }
   if (calls.empty()) return;
   ++counters_.steps;
   std::vector<reference::BatchedRead> results;

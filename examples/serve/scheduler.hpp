@@ -7,7 +7,7 @@
 // for prompt and answer, less what it shares) fit into the budget, so a request that was admitted never fails for
 // memory. Prefixes of texts live in what is left, and go when a sequence needs their room.
 //
-// Order. Requests come in as they arrived. One that does not fit lets later ones pass for a while; after that
+// Order. Requests come in as they arrived, but for those that begin with a prefix which another one reads: they wait for it. One that does not fit lets later ones pass for a while; after that
 // the sequence that has written most since it came in is moved out for it, and waits in turn.
 #pragma once
 
@@ -164,6 +164,7 @@ class Scheduler {
   void take_inbox();
   void end(Sequence& sequence, FinishReason reason, const std::string& error = {});
   void admit();
+  [[nodiscard]] bool is_being_read(const Sequence& sequence) const;
   [[nodiscard]] bool try_admit(Sequence& sequence);
   [[nodiscard]] bool bring_back(Sequence& sequence);
   [[nodiscard]] bool move_one_out();

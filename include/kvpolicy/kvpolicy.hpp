@@ -3,6 +3,7 @@
 // Includes all headers that need only the standard library.
 #pragma once
 
+#include <kvpolicy/cache/admission.hpp>
 #include <kvpolicy/cache/batch.hpp>
 #include <kvpolicy/cache/kv_cache.hpp>
 #include <kvpolicy/cache/prefix_cache.hpp>
@@ -17,6 +18,7 @@
 #include <kvpolicy/plan/search.hpp>
 #include <kvpolicy/plan/search_menu.hpp>
 #include <kvpolicy/plan/shipped_policies.hpp>
+#include <kvpolicy/memory/limited_memory.hpp>
 #include <kvpolicy/pyramidkv.hpp>
 #include <kvpolicy/razor_attention.hpp>
 #include <kvpolicy/storage/engine_page_storage.hpp>
