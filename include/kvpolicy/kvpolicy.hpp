@@ -14,11 +14,11 @@
 #include <kvpolicy/fastgen.hpp>
 #include <kvpolicy/headkv.hpp>
 #include <kvpolicy/kivi.hpp>
+#include <kvpolicy/memory/limited_memory.hpp>
 #include <kvpolicy/plan/reorder.hpp>
 #include <kvpolicy/plan/search.hpp>
 #include <kvpolicy/plan/search_menu.hpp>
 #include <kvpolicy/plan/shipped_policies.hpp>
-#include <kvpolicy/memory/limited_memory.hpp>
 #include <kvpolicy/pyramidkv.hpp>
 #include <kvpolicy/razor_attention.hpp>
 #include <kvpolicy/storage/engine_page_storage.hpp>
