@@ -272,21 +272,19 @@ ApiRequest Api::chat(const std::string& text) const {
   try {
     const reference::ChatTemplate chat{model_.tokenizer()};
     request.prompt = chat.encode(messages);
-    // Others may begin with the same messages: each of their ends is a mark.
+    // Others may begin with the same messages, so marks are where a message's own words begin: what is the same in
+    // the tokens of a conversation that parts there.
     constexpr std::size_t most_marks = 8;
-    for (std::size_t count = 1; count < std::min(messages.size(), most_marks + 1); ++count) {
-      reference::ChatOptions options;
-      options.add_generation_prompt = false;
-      std::vector<int> front;
-      try {
-        front = chat.encode(std::span{messages}.first(count), options);
-      } catch (const ConfigError&) {
-        continue;  // a system message alone is no conversation to some families
-      }
-      if (front.size() < request.prompt.size() &&
-          std::equal(front.begin(), front.end(), request.prompt.begin()) &&
-          (request.marks.empty() || front.size() > request.marks.back())) {
-        request.marks.push_back(front.size());
+    for (std::size_t parts = 1; parts < std::min(messages.size(), most_marks + 1); ++parts) {
+      std::vector<reference::ChatMessage> other{messages.begin(),
+                                                messages.begin() + static_cast<std::ptrdiff_t>(parts + 1)};
+      other.back().content = other.back().content.starts_with('A') ? "B" : "A";
+      const std::vector<int> tokens = chat.encode(other);
+      const auto common =
+          static_cast<std::size_t>(std::ranges::mismatch(tokens, request.prompt).in1 - tokens.begin());
+      if (common > 0 && common < request.prompt.size() &&
+          (request.marks.empty() || common > request.marks.back())) {
+        request.marks.push_back(common);
       }
     }
   } catch (const Error& error) {
