@@ -24,7 +24,7 @@ using namespace kvpolicy::serve;
 
 namespace {
 
-constexpr ModelShape shape{2, 2, 2, 16};
+constexpr ModelShape echo_shape{2, 2, 2, 16};
 constexpr int vocabulary = 200;
 
 // What comes after a text: decided by each token and its place.
@@ -40,7 +40,7 @@ int next_token(const std::vector<int>& text) {
 // Its rows say which tokens they are of, and it reads the text back from the first head of its last layer.
 class EchoModel final : public ServedModel {
  public:
-  [[nodiscard]] ModelShape shape() const override { return ::shape; }
+  [[nodiscard]] ModelShape shape() const override { return echo_shape; }
   [[nodiscard]] std::size_t context() const override { return 2000; }
   [[nodiscard]] bool is_end(int token) const override { return token == 7; }
 
@@ -65,23 +65,23 @@ class EchoModel final : public ServedModel {
   [[nodiscard]] static std::vector<float> read(const StepCall& call) {
     Cache& cache = *call.cache;
     const std::size_t count = call.tokens.size();
-    const std::size_t numbers = count * ::shape.kv_heads * ::shape.head_dim;
+    const std::size_t numbers = count * echo_shape.kv_heads * echo_shape.head_dim;
     std::vector<float> rows(numbers);
     std::vector<float> out(numbers);
     for (std::size_t t = 0; t < count; ++t) {
       std::fill_n(rows.begin() + static_cast<std::ptrdiff_t>(t * numbers / count), numbers / count,
                   static_cast<float>(call.tokens[t]));
     }
-    const TensorView<const float> view{rows.data(), count, ::shape.kv_heads, ::shape.head_dim};
-    for (std::size_t layer = 0; layer < ::shape.layers; ++layer) {
+    const TensorView<const float> view{rows.data(), count, echo_shape.kv_heads, echo_shape.head_dim};
+    for (std::size_t layer = 0; layer < echo_shape.layers; ++layer) {
       cache.step(layer, view, view, view,
-                 TensorView<float>{out.data(), count, ::shape.q_heads, ::shape.head_dim},
+                 TensorView<float>{out.data(), count, echo_shape.q_heads, echo_shape.head_dim},
                  {.read = call.selects ? Read::selected : Read::all});
     }
     if (!call.wants_logits) return {};
     std::vector<int> text;
-    std::vector<float> row(::shape.head_dim);
-    for (const Segment& segment : cache.segments(::shape.layers - 1, 0)) {
+    std::vector<float> row(echo_shape.head_dim);
+    for (const Segment& segment : cache.segments(echo_shape.layers - 1, 0)) {
       for (std::size_t i = 0; i < segment.rows; ++i) {
         load_row(segment.values, i, row);
         text.push_back(static_cast<int>(row[3]));
@@ -108,9 +108,9 @@ std::vector<int> alone(std::vector<int> text, std::size_t max_new) {
 
 std::shared_ptr<const Plan> plan_of(std::size_t kind) {
   using Dense = DenseStorage<bfloat16>;
-  auto plan = std::make_shared<Plan>(shape);
+  auto plan = std::make_shared<Plan>(echo_shape);
   // The first head keeps all, so that the text can be read back.
-  for (std::size_t layer = 0; layer < shape.layers; ++layer) {
+  for (std::size_t layer = 0; layer < echo_shape.layers; ++layer) {
     if (kind == 1) plan->set(layer, 1, SinkRecentCache<Dense>::Config{.sinks = 4, .recent = 40});
     if (kind == 2) {
       QuantizedResidualCache<bfloat16, Granularity::per_token>::Config config;
