@@ -18,7 +18,8 @@
 #include <kvpolicy/cache/prefix_cache.hpp>
 #include <kvpolicy/memory/limited_memory.hpp>
 
-#include "state/twins.hpp"
+#include "cache/dump.hpp"
+#include "support/random_saved_plan.hpp"
 
 using namespace kvpolicy;
 using test::contains;

@@ -11,8 +11,8 @@
 #include <kvpolicy/kvpolicy.hpp>
 
 #include "cache/dump.hpp"
-#include "state/twins.hpp"
 #include "support/memory.hpp"
+#include "support/random_saved_plan.hpp"
 
 using namespace kvpolicy;
 

@@ -14,8 +14,9 @@
 #include <kvpolicy/duo.hpp>
 
 #include "cache/prefix_texts.hpp"
-#include "state/twins.hpp"
 #include "support/memory.hpp"
+#include "support/random_saved_plan.hpp"
+#include "support/random_tree.hpp"
 
 using namespace kvpolicy;
 using test::contains;
