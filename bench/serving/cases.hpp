@@ -5,11 +5,13 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstddef>
 #include <fstream>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -72,33 +74,33 @@ inline void verify(Report& report, const Settings& settings, Subject& subject, c
               {"moved_out", together.moved_out},
               {"peak_bytes", together.peak_bytes},
               {"budget_bytes", together.budget}},
-             fmt::format("{} of {} texts as alone, {} moved out, at most {:.1f} of {:.1f} MiB", equal, requests.size(),
-                         together.moved_out, mebibytes(together.peak_bytes), mebibytes(together.budget)));
+             fmt::format("{} of {} texts as alone, {} moved out, at most {:.1f} of {:.1f} MiB", equal,
+                         requests.size(), together.moved_out, mebibytes(together.peak_bytes),
+                         mebibytes(together.budget)));
 }
 
 /// Runs requests under the budget; arrivals, if any, in seconds.
-inline Measured under_budget(Report& report, const Settings& settings, Subject& subject, const std::string& name,
-                             const std::string& plan_name, std::size_t budget,
+inline Measured under_budget(Report& report, const Settings& settings, Subject& subject,
+                             const std::string& name, const std::string& plan_name, std::size_t budget,
                              const std::vector<DrawnRequest>& requests, const std::vector<double>& arrivals) {
   const PlanPtr plan = subject.plan(plan_name);
   Drive<> drive{subject.served(), settings.scheduler(budget)};
   double told = 0;
-  const Measured run =
-      drive.run(requests, plan, plan_name, arrivals, [&](const Drive<>& now_is) {
-        if (now_is.now() - told < 0.5) return;
-        told = now_is.now();
-        const auto ended = static_cast<double>(now_is.texts().size() - now_is.open());
-        report.progress().update(ended / static_cast<double>(requests.size()),
-                                 fmt::format("{}: {} running, {} open", name, now_is.scheduler().running(),
-                                             now_is.open()));
-      });
+  const Measured run = drive.run(requests, plan, plan_name, arrivals, [&](const Drive<>& now_is) {
+    if (now_is.now() - told < 0.5) return;
+    told = now_is.now();
+    const auto ended = static_cast<double>(now_is.texts().size() - now_is.open());
+    report.progress().update(
+        ended / static_cast<double>(requests.size()),
+        fmt::format("{}: {} running, {} open", name, now_is.scheduler().running(), now_is.open()));
+  });
   check(report, name, run);
   return run;
 }
 
 /// All requests are there at once: how many run together, and what comes out a second.
-inline Measured saturate(Report& report, const Settings& settings, Subject& subject, const std::string& plan_name,
-                         std::size_t budget) {
+inline Measured saturate(Report& report, const Settings& settings, Subject& subject,
+                         const std::string& plan_name, std::size_t budget) {
   const std::string name = "saturate/" + plan_name;
   const Measured run = under_budget(report, settings, subject, name, plan_name, budget,
                                     subject.draw(settings.traffic, settings.saturate), {});
@@ -107,8 +109,8 @@ inline Measured saturate(Report& report, const Settings& settings, Subject& subj
 }
 
 /// Poisson arrivals that do not wait for answers.
-inline void open_loop(Report& report, const Settings& settings, Subject& subject, const std::string& plan_name,
-                      std::size_t budget, double rate) {
+inline void open_loop(Report& report, const Settings& settings, Subject& subject,
+                      const std::string& plan_name, std::size_t budget, double rate) {
   const std::string name = fmt::format("open/{}/rate:{:.3g}", plan_name, rate);
   const std::vector<double> arrivals = poisson_arrivals(settings.requests, rate, settings.traffic.seed);
   const Measured run = under_budget(report, settings, subject, name, plan_name, budget,
@@ -125,7 +127,8 @@ inline void batch(Report& report, const Settings& settings, Subject& subject, co
   const PlanPtr plan = subject.plan(plan_name);
   const std::size_t prompt = settings.smoke ? 100 : 1024;
   const std::size_t tokens = settings.smoke ? 8 : settings.quick ? 32 : 64;
-  const std::vector<DrawnRequest> requests(texts, DrawnRequest{.prompt = subject.text(prompt, 0), .max_new = tokens});
+  const std::vector<DrawnRequest> requests(
+      texts, DrawnRequest{.prompt = subject.text(prompt, 0), .max_new = tokens});
   // Seconds for a decoded token.
   const auto time = [&](std::size_t at_once) {
     serve::SchedulerOptions options = settings.scheduler(std::size_t{1} << 40);
@@ -153,8 +156,8 @@ inline void batch(Report& report, const Settings& settings, Subject& subject, co
         to = std::min(to, text.token_times.back());
       }
       for (const Text& text : drive.texts()) {
-        count += static_cast<std::size_t>(std::ranges::count_if(
-            text.token_times, [&](double one) { return one > from && one <= to; }));
+        count += static_cast<std::size_t>(
+            std::ranges::count_if(text.token_times, [&](double one) { return one > from && one <= to; }));
       }
       seconds = to - from;
     }
@@ -181,8 +184,10 @@ inline void batch(Report& report, const Settings& settings, Subject& subject, co
               {"speedup", ratios.median()},
               {"speedup_least", ratios.at(0)},
               {"speedup_most", ratios.at(1)}},
-             fmt::format("{} texts together {:.1f} tokens/s, one after another {:.1f}: {:.2f} times as many ({:.2f} to {:.2f})",
-                         texts, 1 / together.median(), 1 / each.median(), ratios.median(), ratios.at(0), ratios.at(1)));
+             fmt::format("{} texts together {:.1f} tokens/s, one after another {:.1f}: {:.2f} times as many "
+                         "({:.2f} to {:.2f})",
+                         texts, 1 / together.median(), 1 / each.median(), ratios.median(), ratios.at(0),
+                         ratios.at(1)));
 }
 
 /// Many requests that begin alike: the time until all have their first token, and what they hold then. The prefix is known
@@ -224,25 +229,28 @@ inline void prefix(Report& report, const Settings& settings, Subject& subject, c
   {
     report.progress().update(0, name);
     Drive<> drive{subject.served(), options};
-    double first_done = 0;
+    bool is_due = false;
     const auto watch = [&](const Drive<>& now_is) {
       const auto begun = [](const Text& text) { return !text.tokens.empty(); };
-      if (now_is.texts().size() < count || !std::ranges::all_of(now_is.texts(), begun)) return;
-      if (now_is.scheduler().running() < running) return;
-      running = now_is.scheduler().running();
-      live = now_is.scheduler().memory().live_bytes();
+      if (running > 0 || !std::ranges::all_of(now_is.texts(), begun)) return;
+      if (!std::exchange(is_due, true)) {
+        // The scheduler tells ten times a second how it is: so it does with the next step.
+        std::this_thread::sleep_for(std::chrono::milliseconds{120});
+        return;
+      }
       const serve::Snapshot snapshot = now_is.scheduler().snapshot();
-      tails = 0;
+      running = snapshot.requests.size();
+      live = snapshot.live_bytes;
       for (const serve::RequestView& one : snapshot.requests) tails += one.bytes - one.shared_bytes;
       for (const PrefixInfo& one : snapshot.prefixes) {
         if (one.tokens == shared) prefix_bytes = one.bytes;
       }
     };
-    // The others come when the first has its first token.
+    // One request more comes first, and the others when it has its first token.
     DrawnRequest short_one = requests.front();
     short_one.max_new = 1;
     check(report, name, drive.run(std::span{&short_one, 1}, plan, plan_name));
-    first_done = drive.texts().front().token_times.front() - drive.texts().front().came;
+    const double first_done = drive.texts().front().token_times.front() - drive.texts().front().came;
     const Measured rest = drive.run(requests, plan, plan_name, {}, watch);
     check(report, name, rest);
     cached = rest.cached_tokens;
@@ -268,7 +276,12 @@ inline void prefix(Report& report, const Settings& settings, Subject& subject, c
   const Measured cold = until_first_tokens(true);
   const Measured at_once = until_first_tokens(false);
   const double ratio = cold.seconds / seconds;
-  const double prefixes = (static_cast<double>(live) - static_cast<double>(tails)) / static_cast<double>(prefix_bytes);
+  if (running != count || prefix_bytes == 0) {
+    report.wrong(name, fmt::format("{} of {} requests ran together, the prefix has {} bytes", running, count,
+                                   prefix_bytes));
+  }
+  const double prefixes =
+      (static_cast<double>(live) - static_cast<double>(tails)) / static_cast<double>(prefix_bytes);
   report.add(name,
              {{"requests", count},
               {"prefix_tokens", shared},
@@ -285,10 +298,11 @@ inline void prefix(Report& report, const Settings& settings, Subject& subject, c
               {"tails_bytes", tails},
               {"prefix_bytes", prefix_bytes},
               {"prefixes_in_memory", prefixes}},
-             fmt::format("{} requests over {} tokens: first tokens after {:.2f} s, cold {:.2f} s: {:.1f} times less; all at once {:.2f} s; "
+             fmt::format("{} requests over {} tokens: first tokens after {:.2f} s, cold {:.2f} s: {:.1f} "
+                         "times less; all at once {:.2f} s; "
                          "{} hold {:.1f} MiB = {:.2f} prefixes of {:.1f} + tails of {:.1f}",
-                         count, shared, seconds, cold.seconds, ratio, at_once.seconds, running, mebibytes(live),
-                         prefixes, mebibytes(prefix_bytes), mebibytes(tails)));
+                         count, shared, seconds, cold.seconds, ratio, at_once.seconds, running,
+                         mebibytes(live), prefixes, mebibytes(prefix_bytes), mebibytes(tails)));
 }
 
 /// Bytes of this program in memory now.
@@ -315,7 +329,8 @@ inline void hours(Report& report, const Settings& settings, double count) {
   const double piece = std::min(1.0, count);
   const auto pieces = static_cast<std::size_t>(std::ceil(count / piece));
   Json samples = Json::array();
-  std::size_t requests = 0, tokens = 0, moved_out = 0, most_rss = 0, first_rss = 0, last_rss = 0, most_running = 0;
+  std::size_t requests = 0, tokens = 0, moved_out = 0, most_rss = 0, first_rss = 0, last_rss = 0,
+              most_running = 0;
   const auto began = Clock::now();
   for (std::size_t hour = 0; hour < pieces; ++hour) {
     const std::string name = "hours";
@@ -330,10 +345,12 @@ inline void hours(Report& report, const Settings& settings, double count) {
     const serve::Snapshot idle = drive.scheduler().snapshot();
     if (!idle.requests.empty() || idle.promised_bytes != 0 || idle.swapped_bytes != 0 ||
         idle.live_bytes != idle.prefix_only_bytes || idle.live_bytes > idle.budget) {
-      report.wrong(name, fmt::format("after hour {} nothing runs, {} bytes are in use, {} of them of prefixes, {} moved out, "
-                                     "{} promised",
-                                     hour + 1, idle.live_bytes, idle.prefix_only_bytes, idle.swapped_bytes,
-                                     idle.promised_bytes));
+      report.wrong(
+          name,
+          fmt::format(
+              "after hour {} nothing runs, {} bytes are in use, {} of them of prefixes, {} moved out, "
+              "{} promised",
+              hour + 1, idle.live_bytes, idle.prefix_only_bytes, idle.swapped_bytes, idle.promised_bytes));
     }
     requests += run.requests;
     tokens += run.new_tokens + run.prompt_tokens;
@@ -350,7 +367,8 @@ inline void hours(Report& report, const Settings& settings, double count) {
                        {"resident_bytes", last_rss}});
   }
   const double took = seconds_since(began);
-  const double growth = static_cast<double>(last_rss) / static_cast<double>(std::max<std::size_t>(first_rss, 1));
+  const double growth =
+      static_cast<double>(last_rss) / static_cast<double>(std::max<std::size_t>(first_rss, 1));
   report.add("hours",
              {{"hours", count},
               {"rate", rate},
@@ -366,7 +384,8 @@ inline void hours(Report& report, const Settings& settings, double count) {
               {"resident_bytes_most", most_rss},
               {"resident_growth", growth},
               {"samples", samples}},
-             fmt::format("{:.3g} simulated hours in {:.0f} s: {} requests, {} moved out, at most {:.2f} of {:.2f} MiB, process {:.1f} MiB, "
+             fmt::format("{:.3g} simulated hours in {:.0f} s: {} requests, {} moved out, at most {:.2f} of "
+                         "{:.2f} MiB, process {:.1f} MiB, "
                          "{:.3f} times what it was after a quarter",
                          count, took, requests, moved_out, mebibytes(drive.scheduler().memory().peak_bytes()),
                          mebibytes(options.memory), mebibytes(most_rss), growth));

@@ -49,11 +49,12 @@ class RandomRows final : public serve::ServedModel {
     for (std::size_t layer = 0; layer < shape_.layers && !active.empty(); ++layer) {
       place(calls, active, before, layer);
       const std::size_t tokens = static_cast<std::size_t>(indptr_.back());
-      const auto left_out = batch_.step(
-          layer, sequences_, indptr_, TensorView<const float>{q_.data(), tokens, shape_.q_heads, shape_.head_dim},
-          TensorView<const bfloat16>{k_.data(), tokens, shape_.kv_heads, shape_.head_dim},
-          TensorView<const bfloat16>{v_.data(), tokens, shape_.kv_heads, shape_.head_dim},
-          TensorView<float>{out_.data(), tokens, shape_.q_heads, shape_.head_dim});
+      const auto left_out =
+          batch_.step(layer, sequences_, indptr_,
+                      TensorView<const float>{q_.data(), tokens, shape_.q_heads, shape_.head_dim},
+                      TensorView<const bfloat16>{k_.data(), tokens, shape_.kv_heads, shape_.head_dim},
+                      TensorView<const bfloat16>{v_.data(), tokens, shape_.kv_heads, shape_.head_dim},
+                      TensorView<float>{out_.data(), tokens, shape_.q_heads, shape_.head_dim});
       for (const LeftOut& one : left_out) results[active[one.sequence]].error = one.error;
       if (layer + 1 == shape_.layers) take_logits(calls, active, results);
       if (left_out.empty()) continue;
@@ -73,7 +74,8 @@ class RandomRows final : public serve::ServedModel {
   [[nodiscard]] std::size_t pool_size() const { return spare + q_width(); }
 
   // Where the numbers of a token begin; `kind`: its query, key or value.
-  [[nodiscard]] static std::size_t offset(int token, std::size_t position, std::size_t layer, std::size_t kind) {
+  [[nodiscard]] static std::size_t offset(int token, std::size_t position, std::size_t layer,
+                                          std::size_t kind) {
     std::uint64_t state = static_cast<std::uint64_t>(token) + 1;
     for (const std::size_t one : {position, layer, kind}) {
       state = (state + one + 0x9E3779B97F4A7C15U) * 0xBF58476D1CE4E5B9U;
@@ -88,8 +90,8 @@ class RandomRows final : public serve::ServedModel {
     indptr_.assign(1, 0);
     for (const std::size_t i : active) {
       const bool selects = calls[i].selects;
-      sequences_.push_back({calls[i].cache,
-                            {.read = selects ? Read::selected : Read::all, .refresh_selection = selects}});
+      sequences_.push_back(
+          {calls[i].cache, {.read = selects ? Read::selected : Read::all, .refresh_selection = selects}});
       indptr_.push_back(indptr_.back() + static_cast<std::int32_t>(calls[i].tokens.size()));
     }
     const auto tokens = static_cast<std::size_t>(indptr_.back());
@@ -118,9 +120,8 @@ class RandomRows final : public serve::ServedModel {
     for (std::size_t i = 0; i < active.size(); ++i) {
       const std::size_t call = active[i];
       if (!calls[call].wants_logits || results[call].error != nullptr) continue;
-      const auto first =
-          out_.begin() +
-          static_cast<std::ptrdiff_t>((static_cast<std::size_t>(indptr_[i + 1]) - 1) * q_width());
+      const auto first = out_.begin() + static_cast<std::ptrdiff_t>(
+                                            (static_cast<std::size_t>(indptr_[i + 1]) - 1) * q_width());
       results[call].logits.assign(first, first + static_cast<std::ptrdiff_t>(vocabulary()));
     }
   }

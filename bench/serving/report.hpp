@@ -46,13 +46,13 @@ class Report {
     const Machine here = machine();
     const auto now = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
     Json context{{"date", fmt::format("{:%FT%TZ}", fmt::gmtime(now))},
-               {"command", command},
-               {"cpu", here.cpu},
-               {"num_cpus", std::thread::hardware_concurrency()},
-               {"threads", tools::threads()},
-               {"target", hwy::TargetName(HWY_TARGET)},
-               {"smoke", settings.smoke},
-               {"quick", settings.quick}};
+                 {"command", command},
+                 {"cpu", here.cpu},
+                 {"num_cpus", std::thread::hardware_concurrency()},
+                 {"threads", tools::threads()},
+                 {"target", hwy::TargetName(HWY_TARGET)},
+                 {"smoke", settings.smoke},
+                 {"quick", settings.quick}};
     context.update(subject.about());
     context["memory_bytes"] = budget;
     context["swap_bytes"] = settings.swap_memory * mebibyte;
@@ -131,7 +131,8 @@ class Report {
       mebibytes(run.budget));
   if (run.refused > 0) line += fmt::format(", {} refused", run.refused);
   if (run.asked > 0) {
-    line += fmt::format(", {} right", tools::percent(static_cast<double>(run.right) / static_cast<double>(run.asked)));
+    line += fmt::format(", {} right",
+                        tools::percent(static_cast<double>(run.right) / static_cast<double>(run.asked)));
   }
   return line;
 }

@@ -49,7 +49,8 @@ struct Wanted {
 
 void run(Settings& settings, const std::string& command) {
   tools::set_threads(settings.threads);
-  Wanted wanted{settings.saturate > 0, !settings.rates.empty(), settings.batch, settings.prefix, settings.hours > 0};
+  Wanted wanted{settings.saturate > 0, !settings.rates.empty(), settings.batch, settings.prefix,
+                settings.hours > 0};
   if (!wanted.saturate && !wanted.open && !wanted.batch && !wanted.prefix && !wanted.hours) {
     wanted = {true, true, true, true, true};
   }
@@ -91,7 +92,8 @@ void run(Settings& settings, const std::string& command) {
   }
   if (wanted.open) {
     for (const double rate : rates) {
-      for (const std::string& plan : settings.plans) open_loop(report, settings, *subject, plan, budget, rate);
+      for (const std::string& plan : settings.plans)
+        open_loop(report, settings, *subject, plan, budget, rate);
     }
   }
   for (const std::string plan : {"full", "duo+int4:0.5"}) {
@@ -114,26 +116,30 @@ int main(int argc, char** argv) {
   CLI::App app{description, "serving_bench"};
   app.footer(examples);
   app.get_formatter()->column_width(26);
-  const auto count = [&](const std::string& name, std::size_t& value, const std::string& what, std::size_t least) {
+  const auto count = [&](const std::string& name, std::size_t& value, const std::string& what,
+                         std::size_t least) {
     app.add_option(name, value, what)
         ->type_name("N")
         ->check(tools::whole_number(least, 100'000'000))
         ->capture_default_str();
   };
-  app.add_option("--model", settings.model, "Model folder or GGUF file, or llama3: the shape of Llama-3-8B without weights")
+  app.add_option("--model", settings.model,
+                 "Model folder or GGUF file, or llama3: the shape of Llama-3-8B without weights")
       ->type_name("DIR");
   count("--layers", settings.layers, "Layers of llama3; 0: all 32", 0);
   app.add_option("--plans", settings.plans,
                  "Names of plans or plan files; default: full int8 duo:0.5 duo+int4:0.5 headkv:128")
       ->type_name("PLAN ...");
-  count("--memory", settings.memory, "MiB for KV caches; 0: 64 (shipped model), 512, or 128 a layer of llama3", 0);
+  count("--memory", settings.memory,
+        "MiB for KV caches; 0: 64 (shipped model), 512, or 128 a layer of llama3", 0);
   count("--swap-memory", settings.swap_memory, "MiB for rows of requests that are moved out; 0: none is", 0);
   count("--step-tokens", settings.step_tokens, "Most tokens of prompts in a step", 1);
   count("--max-running", settings.max_running, "Most requests in a step", 1);
   count("--threads", settings.threads, "Threads of the model; 0: all that OpenMP offers", 0);
   count("--saturate", settings.saturate, "So many requests, all queued at once", 0);
   app.add_option("--rate", settings.rates,
-                 "Poisson arrivals a second; several are measured one after another. Default: 0.8 of what the first plan "
+                 "Poisson arrivals a second; several are measured one after another. Default: 0.8 of what "
+                 "the first plan "
                  "ends a second when everything is queued")
       ->type_name("R ...")
       ->check(tools::number_from(1e-6, 1e6));

@@ -59,7 +59,8 @@ struct Traffic {
 };
 
 /// Poisson arrivals: when each of `count` requests comes, at `rate` a second.
-[[nodiscard]] inline std::vector<double> poisson_arrivals(std::size_t count, double rate, std::uint64_t seed) {
+[[nodiscard]] inline std::vector<double> poisson_arrivals(std::size_t count, double rate,
+                                                          std::uint64_t seed) {
   tools::Random random{seed, count, 1};
   std::vector<double> times(count);
   double time = 0;

@@ -158,10 +158,11 @@ class TextSubject final : public Subject {
     std::vector<tools::RetrievalText> systems;
     std::vector<std::vector<int>> system_tokens;
     for (std::size_t i = 0; i < traffic.systems.size(); ++i) {
-      const tools::RetrievalTextConfig config{.questions = 8,
-                                              .kind = reads_bytes() ? tools::FactKind::keys : tools::FactKind::words,
-                                              .seed = traffic.seed,
-                                              .number = i};
+      const tools::RetrievalTextConfig config{
+          .questions = 8,
+          .kind = reads_bytes() ? tools::FactKind::keys : tools::FactKind::words,
+          .seed = traffic.seed,
+          .number = i};
       systems.push_back(tools::draw_text_in_tokens(model_, plain_, traffic.systems[i], config));
       system_tokens.push_back(model_.encode(systems.back().body));
     }
@@ -205,8 +206,8 @@ class TextSubject final : public Subject {
   [[nodiscard]] bool reads_bytes() const { return model_.config().vocabulary == 256; }
   // Text of at least so many tokens, in all likelihood.
   [[nodiscard]] std::string plain_text(std::size_t tokens, std::size_t number) const {
-    const auto bytes = static_cast<std::size_t>(1.2 * static_cast<double>(tokens) *
-                                                std::max(1.0, model_.bytes_per_token(plain_.substr(0, 4096))));
+    const auto bytes = static_cast<std::size_t>(
+        1.2 * static_cast<double>(tokens) * std::max(1.0, model_.bytes_per_token(plain_.substr(0, 4096))));
     return tools::draw_plain_text(plain_, {.length = bytes + 16, .seed = 11, .number = number}).body;
   }
 
