@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <new>
 #include <span>
 #include <utility>
@@ -67,6 +68,13 @@ struct Scheduler::Sequence {
   [[nodiscard]] bool is_mark(std::size_t tokens, std::size_t every) const {
     if (tokens == 0 || tokens >= request.prompt.size()) return false;
     return std::ranges::binary_search(request.marks, tokens) || (every > 0 && tokens % every == 0);
+  }
+  // The last mark of the prompt that is not beyond `tokens`; 0 if there is none.
+  [[nodiscard]] std::size_t last_mark(std::size_t tokens, std::size_t every) const {
+    tokens = std::min(tokens, request.prompt.size() - 1);
+    const auto after = std::ranges::upper_bound(request.marks, tokens);
+    const std::size_t named = after == request.marks.begin() ? 0 : *std::prev(after);
+    return std::max(named, every > 0 ? tokens / every * every : 0);
   }
 };
 
@@ -243,6 +251,22 @@ void Scheduler::make_room(std::size_t more) {
   }
 }
 
+// Whether a running sequence reads just now what this one begins with: soon it is there as a prefix. That sequence has a
+// part in every few steps and is not moved out before it writes, so nobody waits for ever.
+bool Scheduler::is_being_read(const Sequence& sequence) const {
+  const std::span<const int> prompt = sequence.request.prompt;
+  return std::ranges::any_of(running_, [&](const auto& one) {
+    if (!one->reads()) return false;
+    const std::size_t read = one->cache->tokens();
+    if (one->last_mark(prompt.size() - 1, options_.mark_every) <= read) return false;
+    const auto& own = sequence.request.plan;
+    if (one->request.plan != own && *one->request.plan != *own) return false;
+    const std::span<const int> other = one->request.prompt;
+    const auto common = std::ranges::mismatch(prompt.first(prompt.size() - 1), other).in1 - prompt.begin();
+    return one->last_mark(static_cast<std::size_t>(common), options_.mark_every) > read;
+  });
+}
+
 bool Scheduler::try_admit(Sequence& sequence) {
   const std::span<const int> prompt = sequence.request.prompt;
   const auto begin = [&] {
@@ -308,6 +332,10 @@ void Scheduler::admit() {
   bool passed = false;  // somebody who came first did not fit
   for (auto next = waiting_.begin(); next != waiting_.end() && running_.size() < options_.max_running;) {
     Sequence& sequence = **next;
+    if (!sequence.out && is_being_read(sequence)) {
+      ++next;
+      continue;
+    }
     const auto try_it = [&](Sequence& one) {
       if (one.tried_at_change == changes_) return false;
       const bool fit = one.out ? bring_back(one) : try_admit(one);

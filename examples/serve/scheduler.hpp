@@ -8,7 +8,8 @@
 // memory. Prefixes of texts live in what is left, and go when a sequence needs their room.
 //
 // Order. Requests come in as they arrived. One that does not fit lets later ones pass for a while; after that
-// the sequence that has written most since it came in is moved out for it, and waits in turn.
+// the sequence that has written most since it came in is moved out for it, and waits in turn. One whose beginning
+// another sequence is reading waits until that has come to its last common mark, and goes on from there.
 #pragma once
 
 #include <atomic>
@@ -166,6 +167,7 @@ class Scheduler {
   void take_inbox();
   void end(Sequence& sequence, FinishReason reason, const std::string& error = {});
   void admit();
+  [[nodiscard]] bool is_being_read(const Sequence& sequence) const;
   [[nodiscard]] bool try_admit(Sequence& sequence);
   [[nodiscard]] bool bring_back(Sequence& sequence);
   [[nodiscard]] bool move_one_out();
