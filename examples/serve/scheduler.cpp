@@ -425,8 +425,15 @@ void Scheduler::take_result(Sequence& sequence, std::size_t tokens, const refere
     if (now_read < sequence.request.prompt.size()) return;
     counters_.cached_tokens += sequence.cached;
     if (sequence.needs.compress) {
+      const std::size_t before = sequence.cache->bytes();
       const std::size_t layers = model_.shape().layers;
       for (std::size_t layer = 0; layer < layers; ++layer) sequence.cache->compress(layer);
+      // The peak was that of the whole prompt. From here on it is what is left, and the answer's rows.
+      const std::size_t freed = before - std::min(before, sequence.cache->bytes());
+      const std::size_t answer =
+          sequence.request.plan->memory(sequence.request.max_new, cache_options_).total();
+      sequence.peak -= std::min(sequence.peak, freed - std::min(freed, answer));
+      ++changes_;
     }
   }
   write(sequence, sequence.sampler.next(read.logits));
