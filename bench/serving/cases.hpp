@@ -243,7 +243,11 @@ inline void prefix(Report& report, const Settings& settings, Subject& subject, c
       live = snapshot.live_bytes;
       for (const serve::RequestView& one : snapshot.requests) tails += one.bytes - one.shared_bytes;
       for (const PrefixInfo& one : snapshot.prefixes) {
-        if (one.tokens == shared) prefix_bytes = one.bytes;
+        if (one.tokens == shared) {
+          prefix_bytes = one.bytes;
+        } else {
+          tails += one.freed_bytes;  // the text of the first request
+        }
       }
     };
     // One request more comes first, and the others when it has its first token.
@@ -315,7 +319,7 @@ inline void prefix(Report& report, const Settings& settings, Subject& subject, c
 
 /// Simulated hours of arrivals at a tiny model: whether memory grows. A step takes 50 ms of the simulated time.
 inline void hours(Report& report, const Settings& settings, double count) {
-  constexpr double rate = 1.5;
+  constexpr double rate = 2;
   ShapeSubject subject{ModelShape{2, 2, 2, 16}};
   Traffic traffic = settings.traffic;
   traffic.systems = {128, 256, 512};

@@ -62,7 +62,6 @@ void run(Settings& settings, const std::string& command) {
     settings.traffic.own = {.median = 40, .sigma = 0.5, .least = 16, .most = 80};
     settings.traffic.answer = {.median = 12, .sigma = 0.5, .least = 8, .most = 24};
   }
-  if (settings.plans.empty()) settings.plans = {"full", "int8", "duo:0.5", "duo+int4:0.5", "headkv:128"};
 
   std::unique_ptr<Subject> subject;
   if (settings.model == "llama3") {
@@ -73,6 +72,7 @@ void run(Settings& settings, const std::string& command) {
     subject = std::make_unique<TextSubject>(
         settings.model, std::filesystem::path{settings.model}.lexically_normal().filename().string());
   }
+  if (settings.plans.empty()) settings.plans = subject->plans();
   const std::size_t budget = settings.memory > 0 ? settings.memory * mebibyte
                              : settings.smoke    ? 4 * mebibyte * (settings.model == "llama3" ? 2 : 1)
                                                  : subject->memory() * mebibyte;
@@ -128,7 +128,8 @@ int main(int argc, char** argv) {
       ->type_name("DIR");
   count("--layers", settings.layers, "Layers of llama3; 0: all 32", 0);
   app.add_option("--plans", settings.plans,
-                 "Names of plans or plan files; default: full int8 duo:0.5 duo+int4:0.5 headkv:128")
+                 "Names of plans or plan files; default: full int8 duo:0.5 duo+int4:0.5 headkv:128 (for "
+                 "bytes headkv:128,kernel=29,beta=2)")
       ->type_name("PLAN ...");
   count("--memory", settings.memory,
         "MiB for KV caches; 0: 64 (shipped model), 512, or 128 a layer of llama3", 0);

@@ -48,7 +48,11 @@ class Subject {
   [[nodiscard]] virtual std::vector<DrawnRequest> draw(const Traffic& traffic, std::size_t count) const = 0;
   /// So many tokens of text. Other numbers give other texts.
   [[nodiscard]] virtual std::vector<int> text(std::size_t tokens, std::size_t number) const = 0;
-  /// MiB of the budget that the plans are compared at.
+  /// The plans that are compared: the published settings, where they suit the model.
+  [[nodiscard]] virtual std::vector<std::string> plans() const {
+    return {"full", "int8", "duo:0.5", "duo+int4:0.5", "headkv:128"};
+  }
+  /// MiB of the budget that they are compared at.
   [[nodiscard]] virtual std::size_t memory() const = 0;
   [[nodiscard]] virtual Json about() const = 0;
 
@@ -188,6 +192,13 @@ class TextSubject final : public Subject {
 
   [[nodiscard]] std::vector<int> text(std::size_t tokens, std::size_t number) const override {
     return tools::draw_plain_tokens(model_, plain_, tokens, {.seed = 7, .number = number});
+  }
+
+  // A byte is less than a word-piece: votes are pooled over more rows (docs/results.md).
+  [[nodiscard]] std::vector<std::string> plans() const override {
+    std::vector<std::string> names = Subject::plans();
+    if (reads_bytes()) names.back() = "headkv:128,kernel=29,beta=2";
+    return names;
   }
 
   [[nodiscard]] std::size_t memory() const override { return reads_bytes() ? 64 : 512; }
