@@ -139,6 +139,22 @@ class ShapeSubject final : public Subject {
   RandomRows rows_;
 };
 
+/// A model whose answers are as long as they were drawn: it does not end them by itself.
+class EndlessLlama final : public serve::ServedModel {
+ public:
+  explicit EndlessLlama(const tools::TextModel& model) : llama_{model} {}
+  [[nodiscard]] ModelShape shape() const override { return llama_.shape(); }
+  [[nodiscard]] std::size_t context() const override { return llama_.context(); }
+  void fit(serve::Plan& plan) const override { llama_.fit(plan); }
+  [[nodiscard]] std::vector<reference::BatchedRead> read(std::span<const serve::StepCall> calls) override {
+    return llama_.read(calls);
+  }
+  [[nodiscard]] bool is_end(int) const override { return false; }
+
+ private:
+  serve::LlamaServed llama_;
+};
+
 /// A model with its tokenizer. The shared texts hide facts, and every request asks for one of them.
 class TextSubject final : public Subject {
  public:
@@ -165,6 +181,7 @@ class TextSubject final : public Subject {
       const tools::RetrievalTextConfig config{
           .questions = 8,
           .kind = reads_bytes() ? tools::FactKind::keys : tools::FactKind::words,
+          .lead_in = !reads_bytes(),  // such models go on better than they answer
           .seed = traffic.seed,
           .number = i};
       systems.push_back(tools::draw_text_in_tokens(model_, plain_, traffic.systems[i], config));
@@ -224,7 +241,7 @@ class TextSubject final : public Subject {
 
   std::string folder_, name_;
   tools::TextModel model_;
-  serve::LlamaServed served_;
+  EndlessLlama served_;
   std::string plain_;
 };
 
