@@ -130,7 +130,7 @@ int main(int argc, char** argv) {
   app.add_option("--plans", settings.plans,
                  "Names of plans or plan files; default: full int8 duo:0.5 duo+int4:0.5 headkv:128 (for "
                  "bytes headkv:128,kernel=29,beta=2)")
-      ->type_name("PLAN ...");
+      ->type_name("PLAN");
   count("--memory", settings.memory,
         "MiB for KV caches; 0: 64 (shipped model), 512, or 128 a layer of llama3", 0);
   count("--swap-memory", settings.swap_memory, "MiB for rows of requests that are moved out; 0: none is", 0);
@@ -142,7 +142,7 @@ int main(int argc, char** argv) {
                  "Poisson arrivals a second; several are measured one after another. Default: 0.8 of what "
                  "the first plan "
                  "ends a second when everything is queued")
-      ->type_name("R ...")
+      ->type_name("R")
       ->check(tools::number_from(1e-6, 1e6));
   count("--requests", settings.requests, "Requests of each such run; 0: 200", 0);
   app.add_flag("--batch", settings.batch, "Eight equal texts, together and one after another");
@@ -150,7 +150,7 @@ int main(int argc, char** argv) {
   app.add_option("--hours", settings.hours, "Simulated hours of a tiny model: does memory stay flat?")
       ->type_name("H")
       ->check(tools::number_from(0.001, 10'000));
-  app.add_option("--systems", settings.traffic.systems, "Tokens of the shared texts")->type_name("N ...");
+  app.add_option("--systems", settings.traffic.systems, "Tokens of the shared texts")->type_name("N");
   app.add_option("--own", settings.traffic.own.median, "Tokens of a request's own text, median")
       ->check(tools::number_from(1, 1e6))
       ->capture_default_str();
