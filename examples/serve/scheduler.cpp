@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <new>
 #include <span>
 #include <utility>
@@ -64,15 +65,16 @@ struct Scheduler::Sequence {
     if (every > 0) end = std::min(end, from / every * every + every);
     return end;
   }
-  // The last mark that lies at or before `tokens`; 0 if there is none.
-  [[nodiscard]] std::size_t last_mark(std::size_t tokens, std::size_t every) const {
-    const auto after = std::ranges::upper_bound(request.marks, tokens);
-    const std::size_t named = after == request.marks.begin() ? 0 : *(after - 1);
-    return std::max(named, every > 0 ? tokens / every * every : 0);
-  }
   [[nodiscard]] bool is_mark(std::size_t tokens, std::size_t every) const {
     if (tokens == 0 || tokens >= request.prompt.size()) return false;
     return std::ranges::binary_search(request.marks, tokens) || (every > 0 && tokens % every == 0);
+  }
+  // The last mark of the prompt that is not beyond `tokens`; 0 if there is none.
+  [[nodiscard]] std::size_t last_mark(std::size_t tokens, std::size_t every) const {
+    tokens = std::min(tokens, request.prompt.size() - 1);
+    const auto after = std::ranges::upper_bound(request.marks, tokens);
+    const std::size_t named = after == request.marks.begin() ? 0 : *std::prev(after);
+    return std::max(named, every > 0 ? tokens / every * every : 0);
   }
 };
 
@@ -249,18 +251,19 @@ void Scheduler::make_room(std::size_t more) {
   }
 }
 
-// Whether another request reads a prefix that this one could then go on from: it is worth the wait.
+// Whether a running sequence reads just now what this one begins with: soon it is there as a prefix. That sequence has a
+// part in every few steps and is not moved out before it writes, so nobody waits for ever.
 bool Scheduler::is_being_read(const Sequence& sequence) const {
-  const auto& prompt = sequence.request.prompt;
+  const std::span<const int> prompt = sequence.request.prompt;
   return std::ranges::any_of(running_, [&](const auto& one) {
-    if (one->is_over || !one->cache || !one->reads()) return false;
-    const auto& other = one->request.prompt;
-    if (one->request.plan != sequence.request.plan && *one->request.plan != *sequence.request.plan)
-      return false;
-    const auto common = static_cast<std::size_t>(std::ranges::mismatch(prompt, other).in1 - prompt.begin());
-    // The last token is read in any case, and a prompt's end is no mark.
-    const std::size_t most = std::min({common, prompt.size() - 1, other.size() - 1});
-    return one->last_mark(most, options_.mark_every) > one->cache->tokens();
+    if (!one->reads()) return false;
+    const std::size_t read = one->cache->tokens();
+    if (one->last_mark(prompt.size() - 1, options_.mark_every) <= read) return false;
+    const auto& own = sequence.request.plan;
+    if (one->request.plan != own && *one->request.plan != *own) return false;
+    const std::span<const int> other = one->request.prompt;
+    const auto common = std::ranges::mismatch(prompt.first(prompt.size() - 1), other).in1 - prompt.begin();
+    return one->last_mark(static_cast<std::size_t>(common), options_.mark_every) > read;
   });
 }
 
@@ -428,8 +431,15 @@ void Scheduler::take_result(Sequence& sequence, std::size_t tokens, const refere
     if (now_read < sequence.request.prompt.size()) return;
     counters_.cached_tokens += sequence.cached;
     if (sequence.needs.compress) {
+      const std::size_t before = sequence.cache->bytes();
       const std::size_t layers = model_.shape().layers;
       for (std::size_t layer = 0; layer < layers; ++layer) sequence.cache->compress(layer);
+      // The peak was that of the whole prompt. From here on it is what is left, and the answer's rows.
+      const std::size_t freed = before - std::min(before, sequence.cache->bytes());
+      const std::size_t answer =
+          sequence.request.plan->memory(sequence.request.max_new, cache_options_).total();
+      sequence.peak -= std::min(sequence.peak, freed - std::min(freed, answer));
+      ++changes_;
     }
   }
   write(sequence, sequence.sampler.next(read.logits));

@@ -7,8 +7,9 @@
 // for prompt and answer, less what it shares) fit into the budget, so a request that was admitted never fails for
 // memory. Prefixes of texts live in what is left, and go when a sequence needs their room.
 //
-// Order. Requests come in as they arrived, but for those that begin with a prefix which another one reads: they wait for it. One that does not fit lets later ones pass for a while; after that
-// the sequence that has written most since it came in is moved out for it, and waits in turn.
+// Order. Requests come in as they arrived. One that does not fit lets later ones pass for a while; after that
+// the sequence that has written most since it came in is moved out for it, and waits in turn. One whose beginning
+// another sequence is reading waits until that has come to its last common mark, and goes on from there.
 #pragma once
 
 #include <atomic>
@@ -152,6 +153,8 @@ class Scheduler {
   /// Bytes that a text of this prompt and answer takes at most.
   [[nodiscard]] std::size_t peak_bytes(const Plan& plan, std::size_t prompt, std::size_t max_new) const;
   [[nodiscard]] const SchedulerOptions& options() const { return options_; }
+  /// Sequences that hold a cache in fast memory now.
+  [[nodiscard]] std::size_t running() const { return running_.size(); }
   /// For who saves and loads them while nothing is stepped.
   [[nodiscard]] Prefixes& prefixes() { return prefixes_; }
   [[nodiscard]] const LimitedMemory& memory() const { return memory_; }

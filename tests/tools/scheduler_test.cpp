@@ -265,3 +265,48 @@ TEST_CASE("what can never be served is refused at once") {
   scheduler.stop();
   CHECK_THROWS_AS(submit(10, 5), QueueFull);
 }
+
+TEST_CASE("requests that come together read what they have in common once") {
+  EchoModel model;
+  SchedulerOptions options;
+  options.step_tokens = 40;
+  options.mark_every = 0;
+  options.page_rows = 16;
+  Scheduler scheduler{model, options};
+  std::vector<int> system(300);
+  for (std::size_t i = 0; i < system.size(); ++i) system[i] = static_cast<int>(i * i % 190);
+  constexpr std::size_t count = 6;
+  std::vector<Served> all(count);
+  // The last one has another plan, which shares nothing.
+  for (std::size_t i = 0; i < count; ++i) {
+    Served& one = all[i];
+    one.prompt = system;
+    for (std::size_t more = 0; more <= i; ++more) one.prompt.push_back(static_cast<int>(i));
+    Request request;
+    request.prompt = one.prompt;
+    request.marks = {system.size()};
+    request.max_new = 5;
+    request.plan = plan_of(i + 1 == count ? 2 : 1);
+    request.on_token = [&one](int token) {
+      one.got.push_back(token);
+      return true;
+    };
+    request.on_end = [&one](const Outcome& outcome) { one.outcome = outcome; };
+    one.id = scheduler.submit(std::move(request));
+  }
+  scheduler.step();
+  CHECK(scheduler.running() == 2);
+  SUBCASE("to their ends") {}
+  SUBCASE("also if the one that reads it goes away") { scheduler.cancel(all[0].id); }
+  while (scheduler.step()) {
+  }
+  std::size_t cached = 0;
+  for (const Served& one : all) {
+    REQUIRE(one.outcome);
+    if (one.outcome->reason == FinishReason::cancelled) continue;
+    CHECK(one.got == alone(one.prompt, 5));
+    cached += one.outcome->cached_tokens;
+  }
+  CHECK(cached ==
+        (all[0].outcome->reason == FinishReason::cancelled ? count - 3 : count - 2) * system.size());
+}
