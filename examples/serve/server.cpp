@@ -105,9 +105,11 @@ Server::Server(const Api& api, Scheduler& scheduler, const ServerOptions& option
   http.set_keep_alive_timeout(2);
   http.set_tcp_nodelay(true);
   // The default lets two servers share a port, and each would get some of the requests.
-  http.set_socket_options([](socket_t socket) {
+  socket_t listening = INVALID_SOCKET;
+  http.set_socket_options([&listening](socket_t socket) {
     const int yes = 1;
     ::setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+    listening = socket;
   });
   add_paths();
   const bool bound = options.port == 0 ? (port_ = http.bind_to_any_port(options.host)) > 0
@@ -116,6 +118,9 @@ Server::Server(const Api& api, Scheduler& scheduler, const ServerOptions& option
     throw StorageError(message("cannot listen on ", options.host, ":", options.port,
                                "; another program may use the port: choose one with --port, or 0 for any"));
   }
+  // The library lets five connections wait until they are accepted; a crowd that comes at once would be reset.
+  ::listen(listening, SOMAXCONN);
+  http.set_socket_options([](socket_t) {});
 }
 
 Server::~Server() = default;
