@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <limits>
 
 #include <kvpolicy/core/error.hpp>
@@ -88,8 +87,6 @@ class PageSequence {
     if (table_.size() == 0 || end_ / page_rows_ == page_end()) {
       if (table_.reserved() == 0) table_.reserve(1, page_bytes);
       table_.begin_page();
-      // Places of rows that never come must not show what the memory held before: full pages are saved whole.
-      if (end_ % page_rows_ != 0) std::memset(table_.address(table_.size() - 1), 0, page_bytes);
     }
     return table_.address(table_.size() - 1);
   }

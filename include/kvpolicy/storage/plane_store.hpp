@@ -216,7 +216,13 @@ class PlaneStore {
   [[nodiscard]] detail::RowEncoder encoder() const {
     return {format(), precision_, head_dim_, pages_.page_rows()};
   }
-  [[nodiscard]] std::byte* open_page() { return pages_.open_page(layout().page_bytes); }
+  [[nodiscard]] std::byte* open_page() {
+    const bool from_its_middle = pages_.table().size() == 0 && end() % pages_.page_rows() != 0;
+    std::byte* page = pages_.open_page(layout().page_bytes);
+    // Places of rows that never come must not show what the memory held before: full pages are saved whole.
+    if (from_its_middle) std::memset(page, 0, layout().page_bytes);
+    return page;
+  }
 
   // visit(first row, rows) for each page of the rows [begin, end).
   template <class Visit>
