@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include <kvpolicy/cuda/kernels/call_slot.cuh>
 #include <kvpolicy/cuda/kernels/head.cuh>
 #include <kvpolicy/cuda/kernels/quantize.cuh>
 #include <kvpolicy/cuda/kernels/simt.cuh>
@@ -25,16 +26,43 @@ namespace kvpolicy::cuda {
 struct AppendParams {
   const HeadView* heads = nullptr;  ///< [sequences, kv_heads]
   LayerState* states = nullptr;     ///< [sequences]
+  /// [sequences], of a ragged call; or null: all sequences have as many rows. The slots then say which heads and
+  /// states change, how many rows come and how many may be taken back, and tensors are [tokens, heads, head_dim],
+  /// with a sequence stride of 0.
+  const CallSlot* slots = nullptr;
   int sequences = 1;
   int kv_heads = 0;
   int page_rows = 64;
-  int rows = 0;  ///< new rows of each sequence
-  int commit_rows = 0;
+  int rows = 0;         ///< new rows of each sequence; of a ragged call the most of a sequence
+  int commit_rows = 0;  ///< of a ragged call: 0, or `rows` for those of each sequence
   int max_rollback = 0;
   Tensor k = {};  ///< [sequences, rows, kv_heads, head_dim]; rows are aligned to 16 bytes
   Tensor v = {};
+  Tensor q = {};  ///< [tokens, kv_heads * group, head_dim], for slots that keep queries; or none
+  int group = 0;  ///< of q
   std::uint32_t* tickets = nullptr;  ///< [sequences]; 0 before and after a call
   int* out_of_range = nullptr;       ///< counts numbers that had to be clamped; or null
+
+  KVPOLICY_HOST_DEVICE const HeadView& head_of(int sequence, int kv_head) const {
+    return slots == nullptr ? heads[sequence * kv_heads + kv_head] : slots[sequence].heads[kv_head];
+  }
+  KVPOLICY_HOST_DEVICE LayerState& state_of(int sequence) const {
+    return slots == nullptr ? states[sequence] : *slots[sequence].state;
+  }
+  KVPOLICY_HOST_DEVICE CallTokens tokens_of(int sequence) const {
+    if (slots == nullptr) return {sequence, 0, rows};
+    return {0, slots[sequence].first, slots[sequence].tokens};
+  }
+  /// Whether the call changes nothing of a sequence.
+  KVPOLICY_HOST_DEVICE bool is_empty(int sequence) const {
+    return slots != nullptr && slots[sequence].tokens == 0;
+  }
+  KVPOLICY_HOST_DEVICE LayerState after(int sequence) const {
+    const LayerState& before = state_of(sequence);
+    if (slots == nullptr) return before.after(rows, commit_rows, max_rollback);
+    const CallSlot& slot = slots[sequence];
+    return before.after(slot.tokens, commit_rows == 0 ? 0 : slot.tokens, slot.max_rollback);
+  }
 };
 
 template <int HeadDim>
@@ -50,13 +78,14 @@ constexpr std::size_t append_shared_bytes() {
   }
 }
 
-/// One head's part of a call.
+/// One head's part of a call, of a sequence that is not empty.
 template <Element E, int HeadDim>
 struct HeadAppend {
   const AppendParams& params;
   const HeadView& head;
   int sequence;
   int kv_head;
+  CallTokens tokens;
   LayerState before;
   LayerState after;
   // Pages that the text used before the call and uses after it, for a head in slow memory.
@@ -65,11 +94,12 @@ struct HeadAppend {
 
   KVPOLICY_DEVICE HeadAppend(const AppendParams& p, int of_sequence, int of_head)
       : params{p},
-        head{p.heads[of_sequence * p.kv_heads + of_head]},
+        head{p.head_of(of_sequence, of_head)},
         sequence{of_sequence},
         kv_head{of_head},
-        before{p.states[of_sequence]},
-        after{before.after(p.rows, p.commit_rows, p.max_rollback)} {
+        tokens{p.tokens_of(of_sequence)},
+        before{p.state_of(of_sequence)},
+        after{p.after(of_sequence)} {
     if (head.slow == nullptr) return;
     entered_before = head.slow->state->entered;
     entered = larger(entered_before, pages_come_to(head, head.slow->packed != 0, params.page_rows, after));
@@ -81,7 +111,7 @@ struct HeadAppend {
   /// The address of a row that is not packed yet.
   KVPOLICY_DEVICE const std::uint16_t* exact(int row, bool key) const {
     const int own = row - stored();
-    if (own >= 0) return (key ? params.k : params.v).row(sequence, own, kv_head);
+    if (own >= 0) return (key ? params.k : params.v).row(tokens.sequence, tokens.first + own, kv_head);
     return exact_row<HeadDim>(head, params.page_rows, row, key);
   }
 
@@ -98,7 +128,7 @@ struct HeadAppend {
         const int row = begin + first * quantized_together;
         quantize_block<E, HeadDim>(
             head, params.page_rows, row, [&](int i) { return exact(i, true); },
-            [&](int i) { return exact(i, false); }, shared_memory(), params.out_of_range, entered,
+            [&](int i) { return exact(i, false); }, shared_memory(), out_of_range(), entered,
             head.keys_end(before.committed) - row, head.values_end(before.committed) - row);
       }
     }
@@ -127,7 +157,7 @@ struct HeadAppend {
       for (; row < keys.end; row += quantized_together) {
         quantize_keys<E, HeadDim>(
             head, params.page_rows, row, larger(row, keys.begin), smaller(row + quantized_together, keys.end),
-            [&](int i) { return exact(i, true); }, shared_memory(), params.out_of_range, entered);
+            [&](int i) { return exact(i, true); }, shared_memory(), out_of_range(), entered);
       }
     }
   }
@@ -149,7 +179,7 @@ struct HeadAppend {
       for (int side = 0; side < 2; ++side) {
         if (side == 0 && row >= keys.begin && row < keys.end) continue;
         const Words4 numbers = *reinterpret_cast<const Words4*>(
-            (side == 0 ? params.k : params.v).row(sequence, own, kv_head) + channel);
+            (side == 0 ? params.k : params.v).row(tokens.sequence, tokens.first + own, kv_head) + channel);
         const auto write_to = [&](std::byte* to) {
           std::byte* row_place = head.exact_place(to, slot % params.page_rows, side == 0);
           *reinterpret_cast<Words4*>(row_place + channel * 2) = numbers;
@@ -160,13 +190,37 @@ struct HeadAppend {
     }
   }
 
+  /// Keeps the queries that the KV head serves, of the latest tokens in [first, last), in the ring of a slot that
+  /// has one (queries.cuh).
+  KVPOLICY_DEVICE void keep_queries(int first, int last) const {
+    if (params.slots == nullptr || params.q.data == nullptr) return;
+    const CallSlot& slot = params.slots[sequence];
+    if (slot.query_ring == nullptr) return;
+    constexpr int vectors = HeadDim / 8;
+    const int q_heads = params.kv_heads * params.group;
+    const int of_token = params.group * vectors;
+    first = larger(first, slot.tokens - slot.query_slots);
+    for (int i = first * of_token + thread_index(); i < last * of_token; i += thread_count()) {
+      const int token = i / of_token;
+      const int q_head = kv_head * params.group + i % of_token / vectors;
+      const int place = (before.tokens + token) % slot.query_slots * q_heads + q_head;
+      const auto* from = reinterpret_cast<const Words4*>(params.q.row(0, slot.first + token, q_head));
+      reinterpret_cast<Words4*>(slot.query_ring)[static_cast<long long>(place) * vectors + i % vectors] =
+          from[i % vectors];
+    }
+  }
+
+  KVPOLICY_DEVICE int* out_of_range() const {
+    return params.slots == nullptr ? params.out_of_range : params.slots[sequence].out_of_range;
+  }
+
   /// `blocks` thread blocks call this for a sequence; the last one advances the counters.
   KVPOLICY_DEVICE void arrive(int blocks) const {
     sync_block();  // every thread has read the counters
     if (thread_index() > 0) return;
     fence_device();
     if (atomic_add(params.tickets + sequence, 1U) == static_cast<std::uint32_t>(blocks) - 1U) {
-      params.states[sequence] = after;
+      params.state_of(sequence) = after;
       params.tickets[sequence] = 0;
     }
   }
@@ -176,11 +230,13 @@ struct HeadAppend {
 template <Element E, int HeadDim>
 KVPOLICY_KERNEL(write_threads, 4)
 append_kernel(const KVPOLICY_GRID_CONSTANT AppendParams params) {
+  if (params.is_empty(block_y())) return;
   const HeadAppend<E, HeadDim> task{params, block_y(), block_x()};
   task.commit(0, 1);
   sync_block();  // a new row may use the slot of a row that was just quantised
-  task.write(0, params.rows, 0);
+  task.write(0, task.tokens.count, 0);
   task.flush();
+  task.keep_queries(0, task.tokens.count);
   if (task.head.slow != nullptr) enter_pages(*task.head.slow, task.entered_before, task.entered);
   task.arrive(params.kv_heads);
 }
@@ -189,6 +245,7 @@ append_kernel(const KVPOLICY_GRID_CONSTANT AppendParams params) {
 template <Element E, int HeadDim>
 KVPOLICY_KERNEL(write_threads, 4)
 commit_kernel(const KVPOLICY_GRID_CONSTANT AppendParams params) {
+  if (params.is_empty(block_y() / params.kv_heads)) return;
   const HeadAppend<E, HeadDim> task{params, block_y() / params.kv_heads, block_y() % params.kv_heads};
   task.commit(block_x(), grid_x());
 }
@@ -198,6 +255,7 @@ commit_kernel(const KVPOLICY_GRID_CONSTANT AppendParams params) {
 template <Element E, int HeadDim>
 KVPOLICY_KERNEL(write_threads, 4)
 flush_kernel(const KVPOLICY_GRID_CONSTANT AppendParams params) {
+  if (params.is_empty(block_y() / params.kv_heads)) return;
   HeadAppend<E, HeadDim>{params, block_y() / params.kv_heads, block_y() % params.kv_heads}.flush();
 }
 
@@ -208,6 +266,7 @@ inline constexpr int write_tile_rows = 64;
 template <Element E, int HeadDim>
 KVPOLICY_KERNEL(write_threads, 4)
 write_kernel(const KVPOLICY_GRID_CONSTANT AppendParams params) {
+  if (params.is_empty(block_y() / params.kv_heads)) return;
   const HeadAppend<E, HeadDim> task{params, block_y() / params.kv_heads, block_y() % params.kv_heads};
   // Rows that are packed by now are never read as exact again, except for a chunk that is not full.
   const HeadView& head = task.head;
@@ -215,8 +274,11 @@ write_kernel(const KVPOLICY_GRID_CONSTANT AppendParams params) {
   if (head.chunk_rows > 0) {
     needed = smaller(needed, head.closed_chunks(task.after.committed) * head.chunk_rows);
   }
-  for (int first = block_x() * write_tile_rows; first < params.rows; first += grid_x() * write_tile_rows) {
-    task.write(first, smaller(first + write_tile_rows, params.rows), needed);
+  const int rows = task.tokens.count;
+  for (int first = block_x() * write_tile_rows; first < rows; first += grid_x() * write_tile_rows) {
+    const int last = smaller(first + write_tile_rows, rows);
+    task.write(first, last, needed);
+    task.keep_queries(first, last);
   }
   task.arrive(grid_x() * params.kv_heads);
 }

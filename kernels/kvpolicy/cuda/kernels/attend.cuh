@@ -3,6 +3,7 @@
 // What the two attention kernels share: decode.cuh for few queries, prefill.cuh for many.
 #pragma once
 
+#include <kvpolicy/cuda/kernels/call_slot.cuh>
 #include <kvpolicy/cuda/kernels/head.cuh>
 #include <kvpolicy/cuda/kernels/simt.cuh>
 
@@ -37,13 +38,18 @@ struct Workspace {
 struct AttendParams {
   const HeadView* heads = nullptr;     ///< [sequences, kv_heads]
   const LayerState* states = nullptr;  ///< [sequences]
+  /// [sequences], of a ragged call; or null: all sequences have as many queries. The slots then say which heads
+  /// and states are read, and tensors are [tokens, heads, head_dim], with a sequence stride of 0.
+  const CallSlot* slots = nullptr;
   int sequences = 1;
   int kv_heads = 0;
   int group = 1;  ///< query heads for each KV head
   int page_rows = 64;
-  Request request = {};  ///< the same for every sequence
-  Tensor q = {};         ///< [sequences, queries, kv_heads * group, head_dim]
-  Tensor k = {};         ///< the call's own rows [sequences, queries, kv_heads, head_dim], or none
+  Request request = {};  ///< the same for every sequence; of a ragged call `own_rows` and the most queries
+  int least_queries =
+      0;          ///< of a ragged call: sequences with fewer, or with more than the most, are left out
+  Tensor q = {};  ///< [sequences, queries, kv_heads * group, head_dim]
+  Tensor k = {};  ///< the call's own rows [sequences, queries, kv_heads, head_dim], or none
   Tensor v = {};
   Tensor out = {};                             ///< shaped as q
   float* log_sum_exp = nullptr;                ///< [sequences, queries, log_sum_exp_heads] or null
@@ -53,6 +59,27 @@ struct AttendParams {
   float softcap = 0.0F;                        ///< natural logit -> cap * tanh(logit / cap); 0: no cap
   Workspace workspace = {};
   int splits = 1;  ///< prefill.cuh: blocks that share a tile of queries
+
+  /// What the call asks of a sequence.
+  KVPOLICY_HOST_DEVICE Request request_of(int sequence) const {
+    if (slots == nullptr) return request;
+    const CallSlot& slot = slots[sequence];
+    const bool served = slot.tokens >= least_queries && slot.tokens <= request.queries;
+    return {.queries = served ? slot.tokens : 0,
+            .own_rows = request.own_rows,
+            .selected = slot.selected != 0,
+            .tree = slot.tree};
+  }
+  KVPOLICY_HOST_DEVICE CallTokens tokens_of(int sequence) const {
+    if (slots == nullptr) return {sequence, 0, request.queries};
+    return {0, slots[sequence].first, slots[sequence].tokens};
+  }
+  KVPOLICY_HOST_DEVICE const HeadView& head_of(int sequence, int kv_head) const {
+    return slots == nullptr ? heads[sequence * kv_heads + kv_head] : slots[sequence].read_heads[kv_head];
+  }
+  KVPOLICY_HOST_DEVICE const LayerState& state_of(int sequence) const {
+    return slots == nullptr ? states[sequence] : *slots[sequence].state;
+  }
 
   /// How many numbers log_sum_exp has for each token.
   KVPOLICY_HOST_DEVICE int state_heads() const {

@@ -19,6 +19,9 @@ KVPOLICY_DEVICE int page_of(int slot, int page_rows) {
 
 struct BlockSlice {
   HeadView head;
+  Request request;    ///< of the head's sequence
+  CallTokens tokens;  ///< of the head's sequence
+  int kv_head;
   DeviceSegmentList list;
   UnitRange range[most_segments];
   int skipped[most_segments];         ///< rows of unit 0 before the segment's first
@@ -30,13 +33,18 @@ struct BlockSlice {
   bool begins;                        ///< the share includes the head's first unit
   bool ends;                          ///< the share includes the head's last unit
 
-  /// `place` is where the head begins in the work of all heads; this block's slice is [from, to).
+  /// `index` is the head's among the heads of all sequences, `place` where it begins in the work of all heads;
+  /// this block's slice is [from, to).
   KVPOLICY_DEVICE void describe(const AttendParams& p, int index, long long place, long long from,
                                 long long to) {
-    head = p.heads[index];
+    const int sequence = index / p.kv_heads;
+    kv_head = index % p.kv_heads;
+    head = p.head_of(sequence, kv_head);
+    request = p.request_of(sequence);
+    tokens = p.tokens_of(sequence);
     list.count = 0;
-    list_segments(head, p.states[index / p.kv_heads], p.request, list);
-    last_position = list.first_position + p.request.span();
+    list_segments(head, p.state_of(sequence), request, list);
+    last_position = list.first_position + request.span();
     units[0] = units[1] = 0;
     rotated = false;
     place += cost_of_head;
@@ -92,8 +100,9 @@ KVPOLICY_DEVICE void mask_tree(float (&logits)[Tiles][ColumnTiles][4], const Att
   for (int i = 2 * ColumnTiles * rows - 1; i >= 0; --i) {
     const int column = i / rows / 2 * tile_columns + lane_index() % 4 * 2 + i / rows % 2;
     const int row = first + i % rows * 8 + lane_index() / 4;
-    const bool sees = column < p.request.queries * p.group &&
-                      TreeQuery{p.request, column / p.group}.sees(segment, slice.list.first_position, row);
+    const bool sees =
+        column < slice.request.queries * p.group &&
+        TreeQuery{slice.request, column / p.group}.sees(segment, slice.list.first_position, row);
     seen = seen * 2 + (sees ? 1U : 0U);
   }
   KVPOLICY_UNROLL
@@ -136,7 +145,7 @@ KVPOLICY_DEVICE void cap_and_mask(float (&logits)[Tiles][ColumnTiles][4], const 
   }
   if (!cut) return;
   // Rows of nodes always need the mask, because their segment begins at the first query's position.
-  if (p.request.tree.nodes > 0) {
+  if (slice.request.tree.nodes > 0) {
     mask_tree(logits, p, slice, segment, first);
     return;
   }
@@ -147,12 +156,12 @@ KVPOLICY_DEVICE void cap_and_mask(float (&logits)[Tiles][ColumnTiles][4], const 
     KVPOLICY_UNROLL
     for (int upper = 0; upper < 2; ++upper) {
       const int i = first + tile * tile_rows + upper * 8 + g;
-      int begin = p.request.queries * p.group;  // columns begin .. end - 1 see the row
+      int begin = slice.request.queries * p.group;  // columns begin .. end - 1 see the row
       int end = begin;
       if (i >= 0 && i < segment.rows) {
         const int ahead = segment.position_of(i) - query;  // relative to the call's first query
         begin = larger(ahead, 0) * p.group;
-        if (segment.window < p.request.queries - ahead) {
+        if (segment.window < slice.request.queries - ahead) {
           end = larger(ahead + segment.window, 0) * p.group;
         }
       }

@@ -78,10 +78,7 @@ class DecodeBlock {
 
  public:
   KVPOLICY_DEVICE explicit DecodeBlock(const AttendParams& params)
-      : p{params},
-        shared{shared_memory()},
-        heads{params.sequences * params.kv_heads},
-        used_columns{params.request.queries * params.group} {}
+      : p{params}, shared{shared_memory()}, heads{params.sequences * params.kv_heads} {}
 
   KVPOLICY_DEVICE void run() {
     scan_work();
@@ -107,6 +104,13 @@ class DecodeBlock {
   KVPOLICY_DEVICE BlockSlice& slice() const {
     return *reinterpret_cast<BlockSlice*>(shared + Layout::slice_at);
   }
+  /// Of a head of any sequence; 0: there is nothing to read.
+  KVPOLICY_DEVICE int cost(int head) const {
+    const int sequence = head / p.kv_heads;
+    const Request request = p.request_of(sequence);
+    if (request.queries == 0) return 0;
+    return cost_of(p.head_of(sequence, head % p.kv_heads), p.state_of(sequence), request);
+  }
   KVPOLICY_DEVICE FinishedRow* finished() const {
     return reinterpret_cast<FinishedRow*>(shared + Layout::finished_at);
   }
@@ -121,7 +125,7 @@ class DecodeBlock {
     const int last = smaller(first + share_of_thread, heads);
     long long mine = 0;
     for (int head = first; head < last; ++head) {
-      place[head] = cost_of(p.heads[head], p.states[head / p.kv_heads], p.request);
+      place[head] = cost(head);
       mine += place[head];
     }
     long long before = mine;
@@ -149,13 +153,12 @@ class DecodeBlock {
     using Queries = typename Layout::Queries;
     const Queries queries{.plain = shared,
                           .code_columns = reinterpret_cast<CodeColumn*>(shared + Layout::code_columns_at)};
-    const int sequence = head / p.kv_heads;
-    const int kv_head = head % p.kv_heads;
     sync_block();  // the previous head no longer uses shared memory
     if (thread_index() == 0) slice().describe(p, head, work_prefix()[head], from, to);
-    queries.load(p, sequence, kv_head);
+    queries.load(p, head / p.kv_heads, head % p.kv_heads);
     sync_block();
     if (slice().units[0] + slice().units[1] == 0) return;
+    const int used_columns = slice().request.queries * p.group;
     const bool packed = Packed && slice().units[1] > 0;
     if (slice().rotated) queries.turn(p, slice());
     if constexpr (Packed) {
@@ -171,7 +174,7 @@ class DecodeBlock {
                                                            softmax);
       }
     }
-    attend_exact<E, HeadDim, ColumnTiles, Layout::warps>(p, slice(), head, queries.plain, queries.turned(),
+    attend_exact<E, HeadDim, ColumnTiles, Layout::warps>(p, slice(), queries.plain, queries.turned(),
                                                          softmax);
     const typename Layout::Merge warps{.values = reinterpret_cast<float*>(shared),
                                        .states = reinterpret_cast<PartialState*>(shared + Layout::states_at)};
@@ -203,6 +206,7 @@ class DecodeBlock {
   /// results.
   KVPOLICY_DEVICE void merge_if_last(int head, int first_block, int last_block) const {
     const Partials partials{p.workspace, first_block, last_block - first_block + 1};
+    const int used_columns = slice().request.queries * p.group;
     auto* const arrived = reinterpret_cast<std::uint32_t*>(shared);
     fence_device();
     sync_block();
@@ -238,11 +242,12 @@ class DecodeBlock {
     finished()[column] =
         finish_row(state, p.attention_sink_bias == nullptr ? nullptr : p.attention_sink_bias + q_head);
     if (p.log_sum_exp == nullptr) return;
-    const long long query = static_cast<long long>(head / p.kv_heads) * p.request.queries + column / p.group;
+    const long long query = p.tokens_of(head / p.kv_heads).index(column / p.group);
     p.log_sum_exp[query * p.state_heads() + q_head] = finished()[column].log_sum_exp;
   }
   /// Writes the output of a head without visible rows.
   KVPOLICY_DEVICE void write_nothing(int head) const {
+    const int used_columns = p.request_of(head / p.kv_heads).queries * p.group;
     if (thread_index() < used_columns) finish(head, thread_index(), {minus_infinity(), 0.0F});
     for (int i = thread_index(); i < used_columns * HeadDim; i += thread_count()) {
       out(head, i / HeadDim)[i % HeadDim] = 0;
@@ -253,16 +258,16 @@ class DecodeBlock {
     return head % p.kv_heads * p.group + column % p.group;
   }
   KVPOLICY_DEVICE std::uint16_t* out(int head, int column) const {
-    return p.out.row(head / p.kv_heads, column / p.group, query_head(head, column));
+    const CallTokens tokens = p.tokens_of(head / p.kv_heads);
+    return p.out.row(tokens.sequence, tokens.first + column / p.group, query_head(head, column));
   }
 
   const AttendParams& p;
   std::byte* shared;
   int heads;
-  int used_columns;
 };
 
-/// Requires request.queries * group <= 8 * ColumnTiles. Runs in `decode_threads` threads and any
+/// Requires queries * group <= 8 * ColumnTiles, of every sequence. Runs in `decode_threads` threads and any
 /// number of blocks, ideally one for each multiprocessor. `Packed`: heads may be quantised.
 template <Element E, int HeadDim, int ColumnTiles, bool Packed>
 KVPOLICY_KERNEL((decode_threads<HeadDim, ColumnTiles, Packed>), 1)

@@ -19,17 +19,16 @@ struct RowAddress {
 };
 
 template <int HeadDim>
-KVPOLICY_DEVICE RowAddress address_of_row(const AttendParams& p, const BlockSlice& slice, int index,
+KVPOLICY_DEVICE RowAddress address_of_row(const AttendParams& p, const BlockSlice& slice,
                                           const UnitCursor& at) {
   const DeviceSegment& segment = slice.list.segment[at.segment];
   // Rows beyond the end repeat the last row, which some query sees, so its numbers are finite.
   const int i = smaller(at.unit * tile_rows + lane_index() % tile_rows, segment.rows - 1);
   const int row = segment.row(i);
   if (segment.source == DeviceSegment::Source::call) {
-    const int sequence = index / p.kv_heads;
-    const int kv_head = index % p.kv_heads;
-    return {reinterpret_cast<unsigned long long>(p.k.row(sequence, row, kv_head)),
-            reinterpret_cast<unsigned long long>(p.v.row(sequence, row, kv_head))};
+    const CallTokens& own = slice.tokens;
+    return {reinterpret_cast<unsigned long long>(p.k.row(own.sequence, own.first + row, slice.kv_head)),
+            reinterpret_cast<unsigned long long>(p.v.row(own.sequence, own.first + row, slice.kv_head))};
   }
   const int slot = slice.head.exact_slot(row);
   const auto page = reinterpret_cast<unsigned long long>(slice.head.exact_pages[page_of(slot, p.page_rows)]);
@@ -56,20 +55,19 @@ KVPOLICY_DEVICE void load_values(ValueTile<HeadDim>& values, const RowAddress& a
   values.load(rows);
 }
 
-/// `index` is the head's index among the heads of all sequences. The keys of the next unit are
+/// The keys of the next unit are
 /// loaded as soon as the products with the current keys are done, and its values as soon as the
 /// current values are added, so loads are always in flight. If registers do not suffice, the two
 /// halves of the keys and then the values are loaded one after another, and only other warps' loads
 /// are in flight meanwhile.
 template <Element E, int HeadDim, int ColumnTiles, int Warps>
-KVPOLICY_DEVICE void attend_exact(const AttendParams& p, const BlockSlice& slice, int index,
-                                  const std::byte* plain, const std::byte* turned,
-                                  OnlineSoftmax<HeadDim, ColumnTiles>& softmax) {
+KVPOLICY_DEVICE void attend_exact(const AttendParams& p, const BlockSlice& slice, const std::byte* plain,
+                                  const std::byte* turned, OnlineSoftmax<HeadDim, ColumnTiles>& softmax) {
   constexpr bool overlaps = HeadDim * (1 + ColumnTiles) < 768;
   UnitCursor at = UnitCursor::first(slice);
   bool more = at.skip(slice, false, warp_index());
   if (!more) return;
-  RowAddress address = address_of_row<HeadDim>(p, slice, index, at);
+  RowAddress address = address_of_row<HeadDim>(p, slice, at);
   constexpr int key_channels = overlaps ? HeadDim : HeadDim / 2;
   constexpr int key_step = QueryOperands<key_channels, ColumnTiles>::bytes;
   KeyTile<key_channels> keys;
@@ -81,7 +79,7 @@ KVPOLICY_DEVICE void attend_exact(const AttendParams& p, const BlockSlice& slice
   while (more) {
     const UnitCursor now = at;
     more = at.skip(slice, false, Warps);
-    if (overlaps && more) address = address_of_row<HeadDim>(p, slice, index, at);
+    if (overlaps && more) address = address_of_row<HeadDim>(p, slice, at);
 
     float logits[1][ColumnTiles][4] = {};
     const std::byte* queries = slice.list.segment[now.segment].rotated ? turned : plain;
@@ -105,7 +103,7 @@ KVPOLICY_DEVICE void attend_exact(const AttendParams& p, const BlockSlice& slice
     weight_operands<E>(weights, logits[0]);
     if constexpr (!overlaps) {
       load_values(values, address);
-      if (more) address = address_of_row<HeadDim>(p, slice, index, at);
+      if (more) address = address_of_row<HeadDim>(p, slice, at);
     }
     KVPOLICY_UNROLL
     for (int step = 0; step < HeadDim / 16; ++step) {

@@ -34,13 +34,16 @@ struct DecodeQueries {
   KVPOLICY_DEVICE std::byte* halves() const { return converts ? plain + 2 * Operands::bytes : plain; }
 
   KVPOLICY_DEVICE void load(const AttendParams& p, int sequence, int kv_head) const {
+    const int used_columns = p.request_of(sequence).queries * p.group;
+    const CallTokens tokens = p.tokens_of(sequence);
     for (int i = thread_index(); i < columns * vectors; i += thread_count()) {
       const int column = i / vectors;
       const int channel = i % vectors * 8;
       Words4 q{};
-      if (column < p.request.queries * p.group) {
+      if (column < used_columns) {
         q = *reinterpret_cast<const Words4*>(
-            p.q.row(sequence, column / p.group, kv_head * p.group + column % p.group) + channel);
+            p.q.row(tokens.sequence, tokens.first + column / p.group, kv_head * p.group + column % p.group) +
+            channel);
       }
       *Operands::place(plain, column, channel) = q;
     }
@@ -51,8 +54,8 @@ struct DecodeQueries {
     for (int i = thread_index(); i < columns * vectors / 2; i += thread_count()) {
       const int column = i / (vectors / 2);
       const int channel = i % (vectors / 2) * 8;
-      const int query = smaller(column / p.group, p.request.queries - 1);
-      const int position = slice.list.first_position + p.request.place_of(query);
+      const int query = smaller(column / p.group, slice.request.queries - 1);
+      const int position = slice.list.first_position + slice.request.place_of(query);
       const int steps = smaller(slice.head.rotation_limit - position, 0);
       Words4 low = *Operands::place(plain, column, channel);
       Words4 high = *Operands::place(plain, column, channel + HeadDim / 2);

@@ -23,6 +23,7 @@ template <Element E, int HeadDim, class Channel>
 KVPOLICY_KERNEL(write_threads, 4)
 own_summary_kernel(const KVPOLICY_GRID_CONSTANT OwnSummaryParams p) {
   const AppendParams& call = p.call;
+  if (call.is_empty(block_y() / call.kv_heads)) return;
   const HeadAppend<E, HeadDim> task{call, block_y() / call.kv_heads, block_y() % call.kv_heads};
   const HeadView& head = task.head;
   if (head.own_summary != p.summary) return;

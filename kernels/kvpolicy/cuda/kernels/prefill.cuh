@@ -51,7 +51,8 @@ KVPOLICY_DEVICE void copy_queries(int tile, const Tensor& q, const PrefillItem& 
     const int chunk = i % Shape::chunks;
     const int head = item.kv_head * queries.group + queries.head(row);
     cp_async_16(tile_chunk<HeadDim>(tile, row, chunk),
-                q.row(item.sequence, queries.token(row), head) + chunk * 8, row < queries.rows);
+                q.row(item.tokens.sequence, item.tokens.first + queries.token(row), head) + chunk * 8,
+                row < queries.rows);
   }
 }
 
@@ -138,7 +139,7 @@ KVPOLICY_DEVICE void multiply_values(OutputTile<HeadDim>& output, const WeightTi
   }
 }
 
-/// Grid: prefill_items(params) * params.splits blocks of prefill_threads threads. `Packed`: some
+/// Grid: prefill_items(params) * params.splits blocks, of a ragged call as many as all its sequences have, of prefill_threads threads. `Packed`: some
 /// head may have quantised rows.
 template <Element E, int HeadDim, bool Packed>
 KVPOLICY_KERNEL(prefill_threads, 2)
@@ -146,7 +147,7 @@ prefill_kernel(const KVPOLICY_GRID_CONSTANT AttendParams params) {
   using Shape = PrefillShape<HeadDim>;
   constexpr int query_memory = 0;  // offset of the queries' tile in shared memory
   auto& notes = *reinterpret_cast<PrefillNotes*>(shared_memory() + Shape::tiles_bytes);
-  find_item<HeadDim>(params, shared_memory(), notes.item, notes.queries, notes.live);
+  if (!find_item<HeadDim>(params, shared_memory(), notes.item, notes.queries, notes.live)) return;
   const PrefillItem& item = notes.item;
   const QueryTile& queries = notes.queries;
   const LiveTiles& live = notes.live;
@@ -187,7 +188,7 @@ prefill_kernel(const KVPOLICY_GRID_CONSTANT AttendParams params) {
       if (segment.segment.rotated != rotated) {
         rotated = !rotated;
         if (rotated) {
-          rotate_queries<E, HeadDim>(query_memory, item.head(params), queries);
+          rotate_queries<E, HeadDim>(query_memory, *item.head, queries);
         } else {
           copy_queries<HeadDim>(query_memory, params.q, item, queries);
           cp_async_commit();
@@ -199,8 +200,8 @@ prefill_kernel(const KVPOLICY_GRID_CONSTANT AttendParams params) {
       multiply_keys<E, HeadDim>(logits, query_memory, ring.keys());
       scale.prepare(logits);
       if (segment.cuts(cursor.tile)) {
-        if (params.request.tree.nodes > 0) {
-          hide_of_tree<HeadDim>(logits, segment, cursor.tile, queries, params.request);
+        if (item.request.tree.nodes > 0) {
+          hide_of_tree<HeadDim>(logits, segment, cursor.tile, queries, item.request);
         } else {
           hide<HeadDim>(logits, segment, cursor.tile, queries);
         }

@@ -21,12 +21,28 @@ KVPOLICY_HOST_DEVICE constexpr int prefill_items(const AttendParams& params) {
   return params.sequences * params.kv_heads * prefill_tiles<HeadDim>(params.request, params.group);
 }
 
-/// The item's index among all items, for tickets and slots.
+/// The sequence of a block, and which of its blocks it is; a sequence after the last one if there is no work.
+struct PrefillPlace {
+  int sequence = 0;
+  int block = 0;
+  int items_before = 0;  ///< of earlier sequences
+};
 template <int HeadDim>
-KVPOLICY_DEVICE int index_of(const AttendParams& params, const PrefillItem& item) {
-  return (item.sequence * params.kv_heads + item.kv_head) *
-             prefill_tiles<HeadDim>(params.request, params.group) +
-         item.tile;
+KVPOLICY_DEVICE PrefillPlace place_of_block(const AttendParams& params) {
+  if (params.slots == nullptr) {
+    const int items = params.kv_heads * prefill_tiles<HeadDim>(params.request, params.group);
+    const int sequence = block_x() / (items * params.splits);
+    return {sequence, block_x() % (items * params.splits), sequence * items};
+  }
+  PrefillPlace place{.sequence = 0, .block = block_x(), .items_before = 0};
+  for (; place.sequence < params.sequences; ++place.sequence) {
+    const int items =
+        params.kv_heads * prefill_tiles<HeadDim>(params.request_of(place.sequence), params.group);
+    if (place.block < items * params.splits) break;
+    place.block -= items * params.splits;
+    place.items_before += items;
+  }
+  return place;
 }
 
 /// The tile of queries, without its text position, which list_segments computes.
@@ -47,32 +63,33 @@ KVPOLICY_DEVICE QueryTile query_tile(const Request& request, int group, int tile
 template <int HeadDim>
 inline constexpr int most_ranked_heads = PrefillShape<HeadDim>::tiles_bytes / static_cast<int>(sizeof(int));
 
-/// Finds the block's item and its visible tiles. Called by all threads; ends with a barrier, after
-/// which `scratch` may be overwritten.
+/// Finds the block's item and its visible tiles; false if there is no work for the block. Called by all threads;
+/// ends with a barrier, after which `scratch` may be overwritten.
 ///
 /// Heads with at least half as many tiles as the longest head come first, then the others. Inside
 /// both groups, later queries come first, because they see most, and for equal queries the longest
 /// head. Splits of an item are neighbours. Each block ranks the heads of its sequence itself. This
 /// needs no plan on the host, so a captured launch stays valid while the text grows.
 template <int HeadDim>
-KVPOLICY_DEVICE void find_item(const AttendParams& params, std::byte* scratch, PrefillItem& item,
+KVPOLICY_DEVICE bool find_item(const AttendParams& params, std::byte* scratch, PrefillItem& item,
                                QueryTile& queries, LiveTiles& live) {
   constexpr int key_rows = PrefillShape<HeadDim>::key_rows;
   int* const tiles = reinterpret_cast<int*>(scratch);  // tiles of each head, for the last queries
-  const int query_tiles = prefill_tiles<HeadDim>(params.request, params.group);
+  const PrefillPlace place = place_of_block<HeadDim>(params);
+  if (place.sequence == params.sequences) return false;
+  const int block = place.block;
+  const Request request = params.request_of(place.sequence);
+  const int query_tiles = prefill_tiles<HeadDim>(request, params.group);
   const int heads = params.kv_heads;
-  const int blocks = heads * query_tiles * params.splits;  // blocks of a sequence
-  const int sequence = block_x() / blocks;
-  const int block = block_x() % blocks;
-  const HeadView* head = params.heads + sequence * heads;
-  const LayerState& state = params.states[sequence];
+  const HeadView* head = &params.head_of(place.sequence, 0);
+  const LayerState& state = params.state_of(place.sequence);
 
   const bool ranked = heads > 1 && heads <= most_ranked_heads<HeadDim>;
   int heavy = heads;
   if (ranked) {
     for (int h = thread_index(); h < heads; h += prefill_threads) {
-      TileCount<key_rows> count{query_tile<HeadDim>(params.request, params.group, query_tiles - 1), head[h]};
-      list_segments(head[h], state, params.request, count);
+      TileCount<key_rows> count{query_tile<HeadDim>(request, params.group, query_tiles - 1), head[h]};
+      list_segments(head[h], state, request, count);
       tiles[h] = count.tiles;
     }
     sync_block();
@@ -100,17 +117,20 @@ KVPOLICY_DEVICE void find_item(const AttendParams& params, std::byte* scratch, P
   }
   sync_block();
   if (thread_index() == 0) {
-    item.sequence = sequence;
+    item.head = head + item.kv_head;
+    item.request = request;
+    item.tokens = params.tokens_of(place.sequence);
     item.tile = query_tiles - 1 - in_class / of_class;
+    item.index = place.items_before + item.kv_head * query_tiles + item.tile;
     item.split = in_class % params.splits;
     live.segments = 0;
     live.tiles = 0;
-    const HeadView& view = head[item.kv_head];
-    TileList<key_rows> list{query_tile<HeadDim>(params.request, params.group, item.tile), view, live};
-    list_segments(view, state, params.request, list);
+    TileList<key_rows> list{query_tile<HeadDim>(request, params.group, item.tile), *item.head, live};
+    list_segments(*item.head, state, request, list);
     queries = list;
   }
   sync_block();
+  return true;
 }
 
 }  // namespace kvpolicy::cuda

@@ -21,10 +21,9 @@ struct RowTarget {
   KVPOLICY_DEVICE RowTarget(const PrefillItem& item, const QueryTile& queries, int row)
       : token{queries.token(row)}, head{item.kv_head * queries.group + queries.head(row)} {}
 
-  KVPOLICY_DEVICE void write_log_sum_exp(const AttendParams& params, int sequence, float value) const {
-    params.log_sum_exp[(static_cast<long long>(sequence) * params.request.queries + token) *
-                           params.state_heads() +
-                       head] = value;
+  KVPOLICY_DEVICE void write_log_sum_exp(const AttendParams& params, const CallTokens& tokens,
+                                         float value) const {
+    params.log_sum_exp[tokens.index(token) * params.state_heads() + head] = value;
   }
 };
 
@@ -44,7 +43,7 @@ KVPOLICY_DEVICE void write_rows(const OutputTile<HeadDim>& output, const RowStat
           states.of(m, half),
           params.attention_sink_bias == nullptr ? nullptr : params.attention_sink_bias + target.head);
       if (params.log_sum_exp != nullptr && lane_index() % 4 == 0 && row < queries.rows) {
-        target.write_log_sum_exp(params, item.sequence, finished.log_sum_exp);
+        target.write_log_sum_exp(params, item.tokens, finished.log_sum_exp);
       }
       const ChunkRow<HeadDim> place{staging, row, 0};
       KVPOLICY_UNROLL
@@ -62,7 +61,8 @@ KVPOLICY_DEVICE void write_rows(const OutputTile<HeadDim>& output, const RowStat
     const int chunk = i % Shape::chunks;
     if (row >= queries.rows) break;
     const RowTarget target{item, queries, row};
-    *reinterpret_cast<Words4*>(params.out.row(item.sequence, target.token, target.head) + chunk * 8) =
+    *reinterpret_cast<Words4*>(
+        params.out.row(item.tokens.sequence, item.tokens.first + target.token, target.head) + chunk * 8) =
         *reinterpret_cast<const Words4*>(tile_chunk<HeadDim>(staging, row, chunk));
   }
 }
@@ -73,7 +73,7 @@ KVPOLICY_DEVICE void share_rows(const OutputTile<HeadDim>& output, const RowStat
                                 const AttendParams& params, const PrefillItem& item,
                                 const QueryTile& queries) {
   using Shape = PrefillShape<HeadDim>;
-  const long long slot = static_cast<long long>(index_of<HeadDim>(params, item)) * params.splits + item.split;
+  const long long slot = static_cast<long long>(item.index) * params.splits + item.split;
   KVPOLICY_UNROLL
   for (int m = 0; m < Shape::row_tiles; ++m) {
     KVPOLICY_UNROLL
@@ -99,7 +99,7 @@ KVPOLICY_DEVICE bool is_last_to_arrive(const AttendParams& params, const Prefill
                                        std::uint32_t& arrived) {
   fence_device();
   sync_block();
-  std::uint32_t* ticket = params.workspace.tickets + index_of<HeadDim>(params, item);
+  std::uint32_t* ticket = params.workspace.tickets + item.index;
   if (thread_index() == 0) arrived = atomic_add(ticket, 1);
   sync_block();
   const bool last = arrived + 1 == static_cast<std::uint32_t>(params.splits);
@@ -116,7 +116,7 @@ KVPOLICY_DEVICE void merge_rows(const AttendParams& params, const PrefillItem& i
                                 const QueryTile& queries) {
   using Shape = PrefillShape<HeadDim>;
   constexpr int pairs = HeadDim / 2;
-  const long long first_slot = static_cast<long long>(index_of<HeadDim>(params, item)) * params.splits;
+  const long long first_slot = static_cast<long long>(item.index) * params.splits;
   KVPOLICY_NO_UNROLL
   for (int row = warp_index(); row < queries.rows; row += prefill_warps) {
     const auto state_of = [&](int split) {
@@ -135,9 +135,10 @@ KVPOLICY_DEVICE void merge_rows(const AttendParams& params, const PrefillItem& i
     const FinishedRow finished = finish_row(
         all, params.attention_sink_bias == nullptr ? nullptr : params.attention_sink_bias + target.head);
     if (params.log_sum_exp != nullptr && lane_index() == 0) {
-      target.write_log_sum_exp(params, item.sequence, finished.log_sum_exp);
+      target.write_log_sum_exp(params, item.tokens, finished.log_sum_exp);
     }
-    auto* out = reinterpret_cast<std::uint32_t*>(params.out.row(item.sequence, target.token, target.head));
+    auto* out = reinterpret_cast<std::uint32_t*>(
+        params.out.row(item.tokens.sequence, item.tokens.first + target.token, target.head));
     KVPOLICY_NO_UNROLL
     for (int pair = lane_index(); pair < pairs; pair += warp_lanes) {
       float low = 0.0F;

@@ -153,8 +153,8 @@ struct TileLoader {
   template <bool Values>
   KVPOLICY_DEVICE void widen(int tile_memory, const TileCursor& at) const {
     if constexpr (Packed) {
-      PackedLoader<E, HeadDim, Values>{item.head(params), params.page_rows}.load(
-          tile_memory, live.segment[at.segment], at.tile);
+      PackedLoader<E, HeadDim, Values>{*item.head, params.page_rows}.load(tile_memory,
+                                                                          live.segment[at.segment], at.tile);
     }
   }
 };

@@ -218,14 +218,13 @@ struct TileRing {
 
 /// Split `split` of the attention of one tile of query rows of one KV head.
 struct PrefillItem {
-  int sequence = 0;
+  const HeadView* head = nullptr;
+  Request request = {};    ///< of the head's sequence
+  CallTokens tokens = {};  ///< of the head's sequence
+  int index = 0;           ///< among all items, for tickets and slots
   int kv_head = 0;
   int tile = 0;
   int split = 0;
-
-  KVPOLICY_DEVICE const HeadView& head(const AttendParams& params) const {
-    return params.heads[sequence * params.kv_heads + kv_head];
-  }
 };
 
 /// Copies exact rows and the call's rows to shared memory. Each warp copies a part of a tile's
@@ -257,9 +256,10 @@ struct RowLoader {
   KVPOLICY_DEVICE void find(const LiveSegment& live, int tile) {
     const int row = row_of_lane(live, tile);
     if (live.segment.source == DeviceSegment::Source::call) {
-      key = reinterpret_cast<const std::byte*>(params.k.row(item.sequence, row, item.kv_head));
+      key = reinterpret_cast<const std::byte*>(
+          params.k.row(item.tokens.sequence, item.tokens.first + row, item.kv_head));
     } else {
-      const HeadView& head = item.head(params);
+      const HeadView& head = *item.head;
       const int slot = head.exact_slot(row);
       key = head.exact_place(head.exact_pages[slot / params.page_rows], slot % params.page_rows, true);
     }
@@ -268,10 +268,11 @@ struct RowLoader {
   KVPOLICY_DEVICE void load_keys(int tile_memory) const { copy(tile_memory, key); }
 
   KVPOLICY_DEVICE void load_values(int tile_memory, const LiveSegment& live, int tile) const {
-    const std::byte* value = live.segment.source == DeviceSegment::Source::call
-                                 ? reinterpret_cast<const std::byte*>(
-                                       params.v.row(item.sequence, row_of_lane(live, tile), item.kv_head))
-                                 : key + item.head(params).exact_values_offset;
+    const std::byte* value =
+        live.segment.source == DeviceSegment::Source::call
+            ? reinterpret_cast<const std::byte*>(params.v.row(
+                  item.tokens.sequence, item.tokens.first + row_of_lane(live, tile), item.kv_head))
+            : key + item.head->exact_values_offset;
     copy(tile_memory, value);
   }
 

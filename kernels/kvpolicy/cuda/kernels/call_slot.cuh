@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The sequences of a ragged call, as kernels receive them: a table of slots in device memory. A launch has one
+// row of the table for each slot, taken or not, so that a captured launch serves whatever sequences have the
+// slots when it is replayed.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include <kvpolicy/cuda/kernels/head.cuh>
+#include <kvpolicy/cuda/kernels/simt.cuh>
+
+namespace kvpolicy::cuda {
+
+/// One sequence in one layer. All pointers are device pointers. In the call's tensors, which are
+/// [tokens of all sequences, heads, head_dim], its tokens are [first, first + tokens).
+struct CallSlot {
+  const HeadView* read_heads = nullptr;  ///< [kv_heads]: as the call's queries read them
+  const HeadView* heads = nullptr;       ///< [kv_heads]: as its rows are written
+  LayerState* state = nullptr;
+  int* out_of_range = nullptr;          ///< see AppendParams
+  std::uint16_t* query_ring = nullptr;  ///< [query_slots, q_heads, head_dim] (queries.cuh), or null
+  CallTree tree = {};
+  int query_slots = 0;
+  int first = 0;
+  int tokens = 0;  ///< 0: the slot is empty, nothing is read or written for it
+  int max_rollback = 0;
+  int selected = 0;  ///< 1: Read::selected
+  int padding = 0;
+};
+static_assert(sizeof(CallSlot) % 8 == 0 && std::has_unique_object_representations_v<CallSlot>);
+
+/// Where a sequence's tokens are in a call's tensors: row `token` of tensor t is t.row(sequence, first + token).
+struct CallTokens {
+  int sequence = 0;
+  int first = 0;
+  int count = 0;
+
+  /// Index of a token among those of all sequences.
+  KVPOLICY_HOST_DEVICE long long index(int token) const {
+    return static_cast<long long>(sequence) * count + first + token;
+  }
+};
+
+}  // namespace kvpolicy::cuda
