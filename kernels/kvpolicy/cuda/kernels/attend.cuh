@@ -51,8 +51,10 @@ struct AttendParams {
   Tensor q = {};  ///< [sequences, queries, kv_heads * group, head_dim]
   Tensor k = {};  ///< the call's own rows [sequences, queries, kv_heads, head_dim], or none
   Tensor v = {};
-  Tensor out = {};                             ///< shaped as q
-  float* log_sum_exp = nullptr;                ///< [sequences, queries, log_sum_exp_heads] or null
+  Tensor out = {};  ///< shaped as q
+  /// [sequences, queries, log_sum_exp_heads], of a ragged call [tokens, log_sum_exp_heads]; or null, where the
+  /// slots of a ragged call may have their own.
+  float* log_sum_exp = nullptr;
   int log_sum_exp_heads = 0;                   ///< 0: kv_heads * group; more for a part of the heads
   const float* attention_sink_bias = nullptr;  ///< [kv_heads * group] or null
   float scale_log2 = 0.0F;                     ///< scale of a dot product, times log2(e)
@@ -81,6 +83,13 @@ struct AttendParams {
     return slots == nullptr ? states[sequence] : *slots[sequence].state;
   }
 
+  /// Of a sequence's own tokens, [queries, state_heads()], or null.
+  KVPOLICY_HOST_DEVICE float* log_sum_exp_of(int sequence) const {
+    if (log_sum_exp == nullptr) return slots == nullptr ? nullptr : slots[sequence].log_sum_exp;
+    const CallTokens tokens = tokens_of(sequence);
+    const long long first = static_cast<long long>(tokens.sequence) * tokens.count + tokens.first;
+    return log_sum_exp + first * state_heads();
+  }
   /// How many numbers log_sum_exp has for each token.
   KVPOLICY_HOST_DEVICE int state_heads() const {
     return log_sum_exp_heads > 0 ? log_sum_exp_heads : kv_heads * group;

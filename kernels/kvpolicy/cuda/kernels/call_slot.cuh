@@ -21,6 +21,7 @@ struct CallSlot {
   LayerState* state = nullptr;
   int* out_of_range = nullptr;          ///< see AppendParams
   std::uint16_t* query_ring = nullptr;  ///< [query_slots, q_heads, head_dim] (queries.cuh), or null
+  float* log_sum_exp = nullptr;         ///< [tokens, q_heads], or null
   CallTree tree = {};
   int query_slots = 0;
   int first = 0;
@@ -36,11 +37,6 @@ struct CallTokens {
   int sequence = 0;
   int first = 0;
   int count = 0;
-
-  /// Index of a token among those of all sequences.
-  KVPOLICY_HOST_DEVICE long long index(int token) const {
-    return static_cast<long long>(sequence) * count + first + token;
-  }
 };
 
 }  // namespace kvpolicy::cuda

@@ -241,9 +241,9 @@ class DecodeBlock {
     const int q_head = query_head(head, column);
     finished()[column] =
         finish_row(state, p.attention_sink_bias == nullptr ? nullptr : p.attention_sink_bias + q_head);
-    if (p.log_sum_exp == nullptr) return;
-    const long long query = p.tokens_of(head / p.kv_heads).index(column / p.group);
-    p.log_sum_exp[query * p.state_heads() + q_head] = finished()[column].log_sum_exp;
+    float* log_sum_exp = p.log_sum_exp_of(head / p.kv_heads);
+    if (log_sum_exp == nullptr) return;
+    log_sum_exp[column / p.group * p.state_heads() + q_head] = finished()[column].log_sum_exp;
   }
   /// Writes the output of a head without visible rows.
   KVPOLICY_DEVICE void write_nothing(int head) const {

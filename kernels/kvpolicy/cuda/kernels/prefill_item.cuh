@@ -120,6 +120,7 @@ KVPOLICY_DEVICE bool find_item(const AttendParams& params, std::byte* scratch, P
     item.head = head + item.kv_head;
     item.request = request;
     item.tokens = params.tokens_of(place.sequence);
+    item.log_sum_exp = params.log_sum_exp_of(place.sequence);
     item.tile = query_tiles - 1 - in_class / of_class;
     item.index = place.items_before + item.kv_head * query_tiles + item.tile;
     item.split = in_class % params.splits;

@@ -21,9 +21,8 @@ struct RowTarget {
   KVPOLICY_DEVICE RowTarget(const PrefillItem& item, const QueryTile& queries, int row)
       : token{queries.token(row)}, head{item.kv_head * queries.group + queries.head(row)} {}
 
-  KVPOLICY_DEVICE void write_log_sum_exp(const AttendParams& params, const CallTokens& tokens,
-                                         float value) const {
-    params.log_sum_exp[tokens.index(token) * params.state_heads() + head] = value;
+  KVPOLICY_DEVICE void write_log_sum_exp(const AttendParams& params, float* log_sum_exp, float value) const {
+    log_sum_exp[static_cast<long long>(token) * params.state_heads() + head] = value;
   }
 };
 
@@ -42,8 +41,8 @@ KVPOLICY_DEVICE void write_rows(const OutputTile<HeadDim>& output, const RowStat
       const FinishedRow finished = finish_row(
           states.of(m, half),
           params.attention_sink_bias == nullptr ? nullptr : params.attention_sink_bias + target.head);
-      if (params.log_sum_exp != nullptr && lane_index() % 4 == 0 && row < queries.rows) {
-        target.write_log_sum_exp(params, item.tokens, finished.log_sum_exp);
+      if (item.log_sum_exp != nullptr && lane_index() % 4 == 0 && row < queries.rows) {
+        target.write_log_sum_exp(params, item.log_sum_exp, finished.log_sum_exp);
       }
       const ChunkRow<HeadDim> place{staging, row, 0};
       KVPOLICY_UNROLL
@@ -134,8 +133,8 @@ KVPOLICY_DEVICE void merge_rows(const AttendParams& params, const PrefillItem& i
     const RowTarget target{item, queries, row};
     const FinishedRow finished = finish_row(
         all, params.attention_sink_bias == nullptr ? nullptr : params.attention_sink_bias + target.head);
-    if (params.log_sum_exp != nullptr && lane_index() == 0) {
-      target.write_log_sum_exp(params, item.tokens, finished.log_sum_exp);
+    if (item.log_sum_exp != nullptr && lane_index() == 0) {
+      target.write_log_sum_exp(params, item.log_sum_exp, finished.log_sum_exp);
     }
     auto* out = reinterpret_cast<std::uint32_t*>(
         params.out.row(item.tokens.sequence, item.tokens.first + target.token, target.head));

@@ -219,9 +219,10 @@ struct TileRing {
 /// Split `split` of the attention of one tile of query rows of one KV head.
 struct PrefillItem {
   const HeadView* head = nullptr;
-  Request request = {};    ///< of the head's sequence
-  CallTokens tokens = {};  ///< of the head's sequence
-  int index = 0;           ///< among all items, for tickets and slots
+  Request request = {};          ///< of the head's sequence
+  CallTokens tokens = {};        ///< of the head's sequence
+  float* log_sum_exp = nullptr;  ///< of the head's sequence, or null
+  int index = 0;                 ///< among all items, for tickets and slots
   int kv_head = 0;
   int tile = 0;
   int split = 0;
