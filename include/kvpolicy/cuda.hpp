@@ -10,12 +10,14 @@
 // cuda/saved_cache.hpp saves and loads caches; cuda/host_copy.hpp copies a cache to and from the host.
 #pragma once
 
+#include <kvpolicy/cuda/batch.hpp>
 #include <kvpolicy/cuda/engine.hpp>
 #include <kvpolicy/cuda/kv_cache.hpp>
 #include <kvpolicy/cuda/memory.hpp>
 #include <kvpolicy/cuda/memory_of.hpp>
 #include <kvpolicy/cuda/options.hpp>
 #include <kvpolicy/cuda/pinned_memory.hpp>
+#include <kvpolicy/cuda/seated_batch.hpp>
 #if defined(__CUDACC__)
 #include <kvpolicy/cuda/tensor.hpp>
 #endif

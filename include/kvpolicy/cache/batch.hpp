@@ -12,12 +12,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
-#include <functional>
 #include <new>
 #include <span>
 #include <utility>
 #include <vector>
 
+#include <kvpolicy/cache/batch_call.hpp>
 #include <kvpolicy/cache/kv_cache.hpp>
 #include <kvpolicy/cache/layer_calls.hpp>
 #include <kvpolicy/core/attention.hpp>
@@ -25,20 +25,6 @@
 #include <kvpolicy/core/tensor_view.hpp>
 
 namespace kvpolicy {
-
-/// One sequence of a batch.
-template <class Cache>
-struct BatchSequence {
-  Cache* cache = nullptr;
-  /// Of its own tokens: `log_sum_exp` is [tokens of the sequence, q_heads], `selection_query` one of them.
-  AttendOptions options = {};
-};
-
-/// A sequence that a call left out, because its memory could not be had. Its cache is as before the call.
-struct LeftOut {
-  std::size_t sequence;
-  std::exception_ptr error;  ///< std::bad_alloc or StorageError
-};
 
 /// Calls of many sequences. Each sequence gets the same bits as by the calls of KvCache alone, with an
 /// engine of as many threads. What the caller did wrong (a shape, an option, a pending tree) throws what
@@ -76,13 +62,13 @@ class Batch {
                                 std::span<const std::int32_t> indptr, const ConstTensor& q,
                                 const ConstTensor& k, const ConstTensor& v, const MutableTensor& out) {
     check("step", sequences, indptr, q);
-    check_whole("k", k, q.tokens);
-    check_whole("v", v, q.tokens);
-    check_whole("out", out, q.tokens);
+    detail::check_whole("k", k, q.tokens);
+    detail::check_whole("v", v, q.tokens);
+    detail::check_whole("out", out, q.tokens);
     check_written_once(out);
     const auto tensors = [&](std::size_t i) {
-      return detail::StepTensors{part(q, indptr, i), part(k, indptr, i), part(v, indptr, i),
-                                 part(out, indptr, i)};
+      return detail::StepTensors{detail::part_of(q, indptr, i), detail::part_of(k, indptr, i),
+                                 detail::part_of(v, indptr, i), detail::part_of(out, indptr, i)};
     };
     begin(sequences, [&](std::size_t i, Pending& call) {
       Cache& cache = *sequences[i].cache;
@@ -110,18 +96,19 @@ class Batch {
                                   std::span<const std::int32_t> indptr, const ConstTensor& k,
                                   const ConstTensor& v) {
     check("append", sequences, indptr, k);
-    check_whole("v", v, k.tokens);
+    detail::check_whole("v", v, k.tokens);
     begin(sequences, [&](std::size_t i, Pending& call) {
       Cache& cache = *sequences[i].cache;
       call.layer = &cache.own_layer(layer);
-      return cache.calls_.begin_append(*call.layer, part(k, indptr, i), part(v, indptr, i),
-                                       sequences[i].options.tree, cache.options_);
+      return cache.calls_.begin_append(*call.layer, detail::part_of(k, indptr, i),
+                                       detail::part_of(v, indptr, i), sequences[i].options.tree,
+                                       cache.options_);
     });
     return end([&](const Pending& call) {
       const std::size_t i = call.sequence;
       Cache& cache = *sequences[i].cache;
-      cache.calls_.end_append(*call.layer, part(k, indptr, i), part(v, indptr, i), sequences[i].options.tree,
-                              cache.options_);
+      cache.calls_.end_append(*call.layer, detail::part_of(k, indptr, i), detail::part_of(v, indptr, i),
+                              sequences[i].options.tree, cache.options_);
     });
   }
 
@@ -135,20 +122,21 @@ class Batch {
                                   std::span<const std::int32_t> indptr, const ConstTensor& q,
                                   const MutableTensor& out) {
     check("attend", sequences, indptr, q);
-    check_whole("out", out, q.tokens);
+    detail::check_whole("out", out, q.tokens);
     check_written_once(out);
     begin(sequences, [&](std::size_t i, Pending& call) {
       Cache& cache = *sequences[i].cache;
       call.layer = &cache.read_by(layer);
       call.options = cache.completed(sequences[i].options, layer);
       call.attention = cache.calls_.begin_attend(*call.layer, layer, cache.plan_.shape().layer(layer).q_heads,
-                                                 part(q, indptr, i), part(out, indptr, i), call.options);
+                                                 detail::part_of(q, indptr, i),
+                                                 detail::part_of(out, indptr, i), call.options);
       return call.attention.queries.tokens > 0;
     });
     attend_pending(sequences);
     return end([&](const Pending& call) {
       Cache& cache = *sequences[call.sequence].cache;
-      cache.calls_.end_attend(*call.layer, layer, part(q, indptr, call.sequence), call.options);
+      cache.calls_.end_attend(*call.layer, layer, detail::part_of(q, indptr, call.sequence), call.options);
     });
   }
 
@@ -163,46 +151,11 @@ class Batch {
     LayerAttention attention = {};
   };
 
-  // The tokens of one sequence.
-  template <class Tensor>
-  [[nodiscard]] static Tensor part(const Tensor& tensor, std::span<const std::int32_t> indptr,
-                                   std::size_t sequence) {
-    const auto first = static_cast<std::size_t>(indptr[sequence]);
-    Tensor own = tensor;
-    own.tokens = static_cast<std::size_t>(indptr[sequence + 1]) - first;
-    if (own.tokens > 0 && own.data != nullptr) own.data = tensor.row(first, 0);
-    return own;
-  }
-
-  // The tensor of all sequences together; what it must be for a layer is checked sequence by sequence.
-  template <class Tensor>
-  static void check_whole(const char* name, const Tensor& tensor, std::size_t tokens) {
-    require<ShapeError>(tensor.tokens == tokens, "Batch: ", name, " has ", tensor.tokens,
-                        " tokens, must have as many as the first tensor, ", tokens);
-    check_tensor(name, tensor, tokens, tensor.heads, tensor.head_dim);
-  }
-
   // `first`: the call's first tensor.
   void check(const char* call, std::span<const Sequence> sequences, std::span<const std::int32_t> indptr,
              const ConstTensor& first) {
-    const std::size_t tokens = first.tokens;
-    check_whole("the first tensor", first, tokens);
-    require<ShapeError>(indptr.size() == sequences.size() + 1, "Batch::", call, ": indptr has ",
-                        indptr.size(), " places, must have one more than the ", sequences.size(),
-                        " sequences");
-    require<ShapeError>(indptr.front() == 0 && std::cmp_equal(indptr.back(), tokens), "Batch::", call,
-                        ": indptr is from ", indptr.front(), " to ", indptr.back(),
-                        ", must be from 0 to the ", tokens, " tokens of the tensors");
-    for (std::size_t i = 0; i < sequences.size(); ++i) {
-      require<ShapeError>(indptr[i] <= indptr[i + 1], "Batch::", call, ": sequence ", i,
-                          ": indptr falls from ", indptr[i], " to ", indptr[i + 1], ", must not fall");
-      require(sequences[i].cache != nullptr, "Batch::", call, ": sequence ", i, " has no cache");
-    }
-    caches_.clear();
-    for (const Sequence& sequence : sequences) caches_.push_back(sequence.cache);
-    std::ranges::sort(caches_, std::less{});
-    require(std::ranges::adjacent_find(caches_) == caches_.end(), "Batch::", call,
-            ": a cache is listed twice, each sequence must have its own");
+    detail::check_whole("the first tensor", first, first.tokens);
+    detail::check_sequences(call, sequences, indptr, first.tokens, caches_);
   }
 
   // Begins the calls of all sequences, or of none. `begin_one` returns whether there is anything to do.
@@ -215,22 +168,13 @@ class Batch {
     pending_.reserve(sequences.size());
     left_out_.reserve(sequences.size());
     works_.reserve(sequences.size());
-    for (std::size_t i = 0; i < sequences.size(); ++i) {
-      Pending call{.sequence = i};
-      KVPOLICY_TRY {
-        if (begin_one(i, call)) pending_.push_back(call);
-      }
-      KVPOLICY_CATCH_AS(std::bad_alloc, no_memory) { leave_out(i, no_memory); }
-      KVPOLICY_CATCH_AS(StorageError, unreadable) { leave_out(i, unreadable); }
-      KVPOLICY_CATCH_AS(ShapeError, shape) { give_up<ShapeError>(i, shape); }
-      KVPOLICY_CATCH_AS(CapacityError, capacity) { give_up<CapacityError>(i, capacity); }
-      KVPOLICY_CATCH_AS(RollbackError, rollback) { give_up<RollbackError>(i, rollback); }
-      KVPOLICY_CATCH_AS(ConfigError, config) { give_up<ConfigError>(i, config); }
-      KVPOLICY_CATCH_ALL {
-        abandon();
-        KVPOLICY_RETHROW;
-      }
-    }
+    detail::begin_each(
+        sequences.size(), left_out_,
+        [&](std::size_t i) {
+          Pending call{.sequence = i};
+          if (begin_one(i, call)) pending_.push_back(call);
+        },
+        [&] { abandon(); });
   }
 
   // The attention of all pending calls, and what heads add up of it. An engine that takes one call at a time may
@@ -275,12 +219,6 @@ class Batch {
     for (const Pending& call : pending_) Calls::abandon(*call.layer);
     pending_.clear();
     left_out_.clear();
-  }
-
-  template <class E2>
-  [[noreturn]] void give_up(std::size_t sequence, const E2& error) {
-    abandon();
-    fail<E2>("Batch: sequence ", sequence, ": ", error.what());
   }
 
   Engine engine_;

@@ -11,6 +11,7 @@
 #include <kvpolicy/cache/call_checks.hpp>
 #include <kvpolicy/core/attention.hpp>
 #include <kvpolicy/core/tensor_view.hpp>
+#include <kvpolicy/cuda/kernels/attend.cuh>
 #include <kvpolicy/cuda/kernels/head.cuh>
 
 namespace kvpolicy::cuda {
@@ -51,6 +52,14 @@ template <class E>
           .sequence_stride = 0,
           .token_stride = static_cast<long long>(view.token_stride),
           .head_stride = static_cast<long long>(view.head_stride)};
+}
+
+/// Scale, soft cap and sink logits of a call.
+inline void set_logits(AttendParams& params, const AttendOptions& options, std::size_t head_dim) {
+  params.attention_sink_bias =
+      options.attention_sink_bias.empty() ? nullptr : options.attention_sink_bias.data();
+  params.scale_log2 = options.scale.value_or(1.0F / std::sqrt(static_cast<float>(head_dim))) * log2_e;
+  params.softcap = options.softcap;
 }
 
 }  // namespace kvpolicy::cuda

@@ -184,6 +184,45 @@ class Engine {
     });
   }
 
+  /// The same for a ragged call (AttendParams::slots): `queries` are those of each slot, 0 where nothing is to be
+  /// done. One launch serves the slots of few queries and one those of many, whatever their number.
+  /// @throws DeviceError
+  void attend_ragged(AttendParams params, std::span<const int> queries, bool packs, std::size_t longest,
+                     cudaStream_t stream) const {
+    check_heads(params.sequences, params.kv_heads);
+    params.workspace = workspace();
+    const int most_few = decode_most_columns / params.group;
+    int few = 0;
+    int many = 0;
+    for (const int count : queries) {
+      int& most = count <= most_few ? few : many;
+      most = std::max(most, count);
+    }
+    dispatch_head_dim(shape_.head_dim, [&]<int D>() {
+      const auto attend_packs = [&]<bool Packed>() {
+        if (few > 0) {
+          params.request.queries = few;
+          params.least_queries = 1;
+          attend_few<D, Packed>(params, few * params.group, stream);
+        }
+        if (many == 0) return;
+        std::size_t items = 0;
+        for (const int count : queries) {
+          if (count <= most_few) continue;
+          params.request.queries = count;
+          items += static_cast<std::size_t>(params.kv_heads * prefill_tiles<D>(params.request, params.group));
+        }
+        params.request.queries = many;
+        params.least_queries = most_few + 1;
+        attend_many<D, Packed>(params, items, longest, stream);
+      };
+      if constexpr (can_quantize<D>) {
+        if (packs) return attend_packs.template operator()<true>();
+      }
+      attend_packs.template operator()<false>();
+    });
+  }
+
   /// New rows and what they commit. `jobs`: about how many blocks and chunks are committed at most.
   /// `slow`: some head is in slow memory; `flushes`: some head has KIVI's flush; `own_summaries`: names of
   /// summaries of the caller's own that some head has. @throws DeviceError
@@ -419,9 +458,15 @@ class Engine {
 
   template <int D, bool Packed>
   void attend_with(AttendParams& params, int columns, std::size_t longest, cudaStream_t stream) const {
-    if (columns <= 8) return decode_with<D, 1, Packed>(params, stream);
-    if (columns <= decode_most_columns) return decode_with<D, 2, Packed>(params, stream);
-    const auto items = static_cast<std::size_t>(prefill_items<D>(params));
+    if (columns <= decode_most_columns) return attend_few<D, Packed>(params, columns, stream);
+    attend_many<D, Packed>(params, static_cast<std::size_t>(prefill_items<D>(params)), longest, stream);
+  }
+  template <int D, bool Packed>
+  void attend_few(const AttendParams& params, int columns, cudaStream_t stream) const {
+    columns <= 8 ? decode_with<D, 1, Packed>(params, stream) : decode_with<D, 2, Packed>(params, stream);
+  }
+  template <int D, bool Packed>
+  void attend_many(AttendParams& params, std::size_t items, std::size_t longest, cudaStream_t stream) const {
     // Few tiles of queries over many rows: several blocks share a tile, as long as one block has
     // some work (a tile of keys is 64 rows).
     constexpr std::size_t min_rows = 512;

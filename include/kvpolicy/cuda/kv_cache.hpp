@@ -33,6 +33,10 @@ namespace kvpolicy::cuda {
 
 template <Element E>
 class HostCopies;
+template <Element E>
+class Batch;
+template <Element E>
+class SeatedBatch;
 
 /// One sequence on a device: the calls of kvpolicy::KvCache, each put on a stream.
 /// Shapes: q and out [tokens, q_heads, head_dim], k and v [tokens, kv_heads, head_dim], in device
@@ -171,15 +175,7 @@ class KvCache {
   /// takes scale, soft cap and sink logits from the latest call that was not captured.
   /// @throws CapacityError if the text would pass what is reserved, RollbackError if a tree is pending
   void replayed(std::size_t times = 1, std::size_t tokens = 1, bool refreshes = false, bool apart = false) {
-    cache_.refuse_tree("replayed");
-    constexpr std::size_t most = std::size_t{1} << 31;
-    const std::size_t more = std::min(times, most) * std::min(tokens, most);
-    for (std::size_t l = 0; l < cache_.layers.size(); ++l) {
-      const Layer& layer = cache_.layers[l];
-      require<CapacityError>(layer.tokens + more <= layer.reserved, "cuda::KvCache::replayed: ", more,
-                             " more tokens after ", layer.tokens, " exceed the ", layer.reserved,
-                             " that layer ", l, " has room for; reserve more first");
-    }
+    check_replay(times, tokens);
     for (Layer& layer : cache_.layers) {
       for (std::size_t i = 0; i < times; ++i) {
         layer.queries.push(layer.tokens, tokens);
@@ -377,9 +373,24 @@ class KvCache {
  private:
   static constexpr std::string_view name = CachedLayers<E>::name;
 
-  friend class HostCopies<E>;  // cuda/host_copy.hpp
+  friend class HostCopies<E>;   // cuda/host_copy.hpp
+  friend class Batch<E>;        // cuda/batch.hpp
+  friend class SeatedBatch<E>;  // cuda/seated_batch.hpp
 
   explicit KvCache(CachedLayers<E> cache) : cache_{std::move(cache)} {}
+
+  // What `replayed` refuses.
+  void check_replay(std::size_t times, std::size_t tokens) const {
+    cache_.refuse_tree("replayed");
+    constexpr std::size_t most = std::size_t{1} << 31;
+    const std::size_t more = std::min(times, most) * std::min(tokens, most);
+    for (std::size_t l = 0; l < cache_.layers.size(); ++l) {
+      const Layer& layer = cache_.layers[l];
+      require<CapacityError>(layer.tokens + more <= layer.reserved, "cuda::KvCache::replayed: ", more,
+                             " more tokens after ", layer.tokens, " exceed the ", layer.reserved,
+                             " that layer ", l, " has room for; reserve more first");
+    }
+  }
 
   void compress_checked(std::size_t first, std::size_t count, cudaStream_t stream) {
     refuse_capture(stream, "compress");

@@ -5,7 +5,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <new>
 
@@ -15,6 +14,7 @@
 #include <kvpolicy/cuda/cached_layers.hpp>
 #include <kvpolicy/cuda/call_checks.hpp>
 #include <kvpolicy/cuda/commit.hpp>
+#include <kvpolicy/cuda/kernels/call_slot.cuh>
 
 namespace kvpolicy::cuda {
 
@@ -34,6 +34,13 @@ class LayerCall {
         capturing_{is_capturing(stream)} {}
 
   void step(const Rows& q, const Rows& k, const Rows& v, const Out& out) {
+    if (begin_step(q, k, v, out)) run(k, v, out);
+  }
+
+  // ---- a step in parts, whose launches may serve many sequences (batch.hpp)
+
+  /// Checks a step and obtains its memory; whether there is anything to do. @throws as KvCache::step
+  [[nodiscard]] bool begin_step(const Rows& q, const Rows& k, const Rows& v, const Out& out) {
     const ModelShape& shape = cache_->plan.shape();
     check_rows("q", q, q.tokens, shape.q_heads, shape.head_dim);
     check_rows("k", k, q.tokens, shape.kv_heads, shape.head_dim);
@@ -41,19 +48,81 @@ class LayerCall {
     check_attending(q, out);
     refuse_staging();
     check_growth("step", q.tokens);
-    DeviceTree::Next next = prepare_tree(q.tokens);
+    next_ = prepare_tree(q.tokens);
     cache_->make_room(l_, q.tokens, capturing_, stream_);
-    if (q.tokens == 0) return;
+    q_ = q;
+    own_rows_ = true;
+    return q.tokens > 0;
+  }
+  /// The rest of the step, by launches of its own. @throws DeviceError
+  void run(const Rows& k, const Rows& v, const Out& out) {
+    describe();
+    attend_layer(&k, &v, out);
+    note_attention(&k);
+    write_rows(*cache_, l_, &k, &v, q_.tokens, q_.tokens, stream_);
+    end_step();
+  }
+  /// Whether the step cannot be part of a launch that serves others: rows are staged for one sequence at a time.
+  [[nodiscard]] bool is_alone() const {
+    return cache_->options.has_slow_memory() || cache_->options.launches != Launches::joint;
+  }
+  /// Brings near what the call reads and lets heads choose their chunks. @throws DeviceError
+  void describe() {
     fetch_rows();
-    attend_layer(request(next, q.tokens, /*own_rows=*/true), q, &k, &v, out);
-    write_rows(*cache_, l_, &k, &v, q.tokens, q.tokens, stream_);
+    request_ = {.queries = static_cast<int>(q_.tokens),
+                .own_rows = own_rows_,
+                .selected = reads_selected(),
+                .tree = write_tree(next_, q_.tokens)};
+    if (request_.selected) {
+      // A recorded refresh_selection is one of all heads, for that is what `replayed` takes it for.
+      const bool all = options_->refresh_selection || (capturing_ && layer_->is_stale());
+      layer_->for_each_stale(all, [&](std::size_t first, std::size_t count) {
+        refresh(first, count, q_, own_rows_ ? q_.tokens : 0);
+      });
+    }
+    heads_ = near_heads(request_);
+  }
+  /// What a launch that serves many sequences must know of this one; `first`: where its tokens begin.
+  [[nodiscard]] CallSlot slot(std::size_t first) const {
+    return {.read_heads = heads_,
+            .heads = cache_->device.heads(l_),
+            .state = cache_->device.counters(l_),
+            .out_of_range = cache_->device.out_of_range(),
+            .query_ring = layer_->queries.numbers(),
+            .log_sum_exp = options_->log_sum_exp.empty() ? nullptr : options_->log_sum_exp.data(),
+            .tree = request_.tree,
+            .query_slots = static_cast<int>(layer_->queries.slots()),
+            .first = static_cast<int>(first),
+            .tokens = request_.queries,
+            .max_rollback = static_cast<int>(cache_->options.max_rollback),
+            .selected = request_.selected ? 1 : 0};
+  }
+  /// What heads keep of a call besides its rows; `keeps_queries`: the launch that keeps the rows does not keep the
+  /// queries. @throws DeviceError
+  void note_attention(const Rows* k, bool keeps_queries = true) {
+    if (layer_->accumulates()) {
+      accumulate(k);
+      if (!capturing_) {
+        cache_->observed_rows += layer_->accumulated_rows(layer_->tokens + (own_rows_ ? q_.tokens : 0));
+      }
+    }
+    if (keeps_queries) {
+      layer_->queries.copy(cache_->device.counters(l_), request_, tensor_of(q_), stream_);
+    }
+    if (!capturing_) layer_->remember_logits(*options_, stream_);
+  }
+  /// After the rows were written: the host's counters move on, and heads compress that are due.
+  void end_step() {
     if (!capturing_) {
-      layer_->queries.push(layer_->tokens, q.tokens);
-      layer_->advance(q.tokens, q.tokens, cache_->options.max_rollback);
+      layer_->queries.push(layer_->tokens, q_.tokens);
+      layer_->advance(q_.tokens, q_.tokens, cache_->options.max_rollback);
       if (options_->tree != nullptr) layer_->tree.keep(*options_->tree);
     }
-    finish(q);
+    finish(q_);
   }
+  [[nodiscard]] int page_rows() const { return static_cast<int>(cache_->options.page_rows); }
+  [[nodiscard]] const Layer& layer() const { return *layer_; }
+  [[nodiscard]] std::size_t longest_read() const { return layer_->longest_read(request_); }
 
   void append(const Rows& k, const Rows& v) {
     const ModelShape& shape = cache_->plan.shape();
@@ -87,9 +156,11 @@ class LayerCall {
       layer_->tree.check_is(*options_->tree, q.tokens);
     }
     if (q.tokens == 0) return;
-    DeviceTree::Next next = prepare_tree(q.tokens);
-    fetch_rows();
-    attend_layer(request(next, q.tokens, /*own_rows=*/false), q, nullptr, nullptr, out);
+    next_ = prepare_tree(q.tokens);
+    q_ = q;
+    describe();
+    attend_layer(nullptr, nullptr, out);
+    note_attention(nullptr);
     if (!capturing_) layer_->queries.push(layer_->tokens - q.tokens, q.tokens);
     // What is added up cannot be taken back, so the rows that it belongs to may not be either.
     if (layer_->accumulates()) {
@@ -118,57 +189,39 @@ class LayerCall {
     require<CapacityError>(!capturing_ || !layer_->compresses_by_itself(), "cuda::KvCache: layer ", l_,
                            " compresses by itself, for which it asks for memory: not in a graph");
   }
-  [[nodiscard]] Request request(DeviceTree::Next& next, std::size_t queries, bool own_rows) {
-    return {.queries = static_cast<int>(queries),
-            .own_rows = own_rows,
-            .selected = reads_selected(),
-            .tree = write_tree(next, queries)};
-  }
 
-  void attend_layer(const Request& request, const Rows& q, const Rows* k, const Rows* v, const Out& out) {
-    if (request.selected) {
-      // A recorded refresh_selection is one of all heads, for that is what `replayed` takes it for.
-      const bool all = options_->refresh_selection || (capturing_ && layer_->is_stale());
-      layer_->for_each_stale(all, [&](std::size_t first, std::size_t count) {
-        refresh(first, count, q, request.own_rows ? q.tokens : 0);
-      });
-    }
-    AttendParams params{.heads = near_heads(request),
-                        .states = cache_->device.counters(l_),
-                        .kv_heads = static_cast<int>(layer_->heads.size()),
-                        .group = static_cast<int>(cache_->plan.shape().queries_per_kv()),
-                        .page_rows = static_cast<int>(cache_->options.page_rows),
-                        .request = request,
-                        .q = tensor_of(q),
-                        .out = tensor_of(Rows{out})};
-    if (k != nullptr) params.k = tensor_of(*k);
-    if (v != nullptr) params.v = tensor_of(*v);
-    params.log_sum_exp = options_->log_sum_exp.empty() ? nullptr : options_->log_sum_exp.data();
-    params.attention_sink_bias =
-        options_->attention_sink_bias.empty() ? nullptr : options_->attention_sink_bias.data();
-    params.scale_log2 = options_->scale.value_or(1.0F / std::sqrt(static_cast<float>(q.head_dim))) * log2_e;
-    params.softcap = options_->softcap;
-    const std::size_t longest = layer_->longest_read(request);
+  // How a call's logits come about, and what it brings.
+  [[nodiscard]] AttendParams params(const Rows* k) const {
+    AttendParams made{.heads = heads_,
+                      .states = cache_->device.counters(l_),
+                      .kv_heads = static_cast<int>(layer_->heads.size()),
+                      .group = static_cast<int>(cache_->plan.shape().queries_per_kv()),
+                      .page_rows = static_cast<int>(cache_->options.page_rows),
+                      .request = request_,
+                      .q = tensor_of(q_)};
+    if (k != nullptr) made.k = tensor_of(*k);
+    set_logits(made, *options_, q_.head_dim);
+    return made;
+  }
+  void attend_layer(const Rows* k, const Rows* v, const Out& out) {
+    AttendParams call = params(k);
+    call.out = tensor_of(Rows{out});
+    if (v != nullptr) call.v = tensor_of(*v);
+    call.log_sum_exp = options_->log_sum_exp.empty() ? nullptr : options_->log_sum_exp.data();
+    const std::size_t longest = longest_read();
     if (cache_->options.launches == Launches::joint) {
-      cache_->engine->attend(params, layer_->packs(), longest, stream_);
+      cache_->engine->attend(call, layer_->packs(), longest, stream_);
     } else {
       layer_->for_each_kind([&](std::size_t first, std::size_t count, bool packs) {
-        cache_->engine->attend(heads_of(params, first, count), packs, longest, stream_);
+        cache_->engine->attend(heads_of(call, first, count), packs, longest, stream_);
       });
     }
-    if (layer_->accumulates()) {
-      accumulate(params);
-      if (!capturing_) {
-        cache_->observed_rows += layer_->accumulated_rows(layer_->tokens + (request.own_rows ? q.tokens : 0));
-      }
-    }
-    layer_->queries.copy(params.states, request, params.q, stream_);
-    if (!capturing_) layer_->remember_logits(*options_, stream_);
   }
 
   // Adds what a call's queries pay to the sums of heads that rank their rows by it. The rows are those
   // that the call has just read.
-  void accumulate(const AttendParams& call) const {
+  void accumulate(const Rows* k) const {
+    const AttendParams call = params(k);
     const auto memory = cache_->engine->accumulation_memory();
     cache_->engine->add_columns({.observed = {.heads = call.heads,
                                               .state = call.states,
@@ -289,6 +342,12 @@ class LayerCall {
   const AttendOptions* options_;
   cudaStream_t stream_;
   bool capturing_;
+  // Of a call that has begun.
+  DeviceTree::Next next_ = {};
+  Rows q_ = {};
+  bool own_rows_ = false;
+  Request request_ = {};
+  const HeadView* heads_ = nullptr;  // as the call reads them
 };
 
 }  // namespace kvpolicy::cuda

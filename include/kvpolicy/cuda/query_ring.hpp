@@ -39,6 +39,8 @@ class QueryRing {
             .token_stride = static_cast<long long>(q_heads_ * head_dim_),
             .head_stride = static_cast<long long>(head_dim_)};
   }
+  /// The same numbers on the device; null if none are kept.
+  [[nodiscard]] std::uint16_t* numbers() const { return reinterpret_cast<std::uint16_t*>(queries_.get()); }
   /// How many queries are known, at most `window`; they end at text position `end`.
   [[nodiscard]] std::size_t size() const { return std::min(held_.size(), window_); }
   [[nodiscard]] std::size_t end() const { return held_.end(); }
@@ -130,8 +132,6 @@ class QueryRing {
   }
 
  private:
-  // [slots, q_heads, head_dim]
-  [[nodiscard]] std::uint16_t* numbers() const { return reinterpret_cast<std::uint16_t*>(queries_.get()); }
   // visit(slot, queries before, count) for each run of neighbouring slots of the queries from `at` on.
   template <class Visit>
   void for_each_run(std::size_t at, Visit visit) const {

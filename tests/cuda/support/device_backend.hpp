@@ -107,7 +107,7 @@ class WaitingCache : public kvpolicy::cuda::KvCache<E> {
     wait();
   }
 
- private:
+ protected:
   static kvpolicy::cuda::DeviceBuffer move_sinks(kvpolicy::AttendOptions& options) {
     const std::size_t bytes = options.attention_sink_bias.size_bytes();
     if (bytes == 0) return nullptr;
