@@ -162,9 +162,10 @@ TEST_CASE("what does not fit a batch is refused, and no sequence has changed") {
   CHECK(contains(thrown<RollbackError>([&] { crowd.step(0, {1, 1, 1}); }), "sequence 1"));
   for (int i = 0; i < 4; ++i) crowd.add(test::mixed_device_plan(shape));
   CHECK(contains(thrown<ShapeError>([&] { crowd.step(0, {0, 0, 0, 0, 0, 0, 0}); }),
-                 "7 sequences, the batch has 6"));
-  CHECK(contains(thrown<ConfigError>([&] { cuda::Batch<E>{crowd.engine, 0}; }), "0 slots, must be 1 to 512"));
-  CHECK(contains(thrown<ConfigError>([&] { cuda::Batch<E>{crowd.engine, 513}; }), "513 slots"));
+                 "7 sequences, the batch takes 6"));
+  CHECK(contains(thrown<ConfigError>([&] { cuda::Batch<E>{crowd.engine, 0}; }),
+                 "0 sequences in a call, must be 1 to 512"));
+  CHECK(contains(thrown<ConfigError>([&] { cuda::Batch<E>{crowd.engine, 513}; }), "513 sequences in a call"));
   const test::Stream stream;
   test::succeed(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
   const DeviceChunk<E> none{shape, 0};

@@ -223,7 +223,8 @@ TEST_CASE("what cannot have a seat is refused, and what has one keeps it") {
   CHECK(contains(thrown<ConfigError>([&] { seat(2, stranger); }), "another engine"));
   CHECK(contains(thrown<ConfigError>([&] { cuda::SeatedBatch<E>{hall.engine, 2, 9}; }),
                  "9 tokens for each seat, must be 1 to 8"));
-  CHECK(contains(thrown<ConfigError>([&] { cuda::SeatedBatch<E>{hall.engine, 513}; }), "513 slots"));
+  CHECK(contains(thrown<ConfigError>([&] { cuda::SeatedBatch<E>{hall.engine, 513}; }),
+                 "513 sequences in a call"));
   const std::string room = thrown<CapacityError>([&] { hall.batch.replayed(1000); });
   CHECK(contains(room, "seat 1"));
   CHECK(contains(room, "reserve more first"));

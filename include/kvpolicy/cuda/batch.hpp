@@ -18,7 +18,7 @@
 #include <kvpolicy/core/tensor_view.hpp>
 #include <kvpolicy/cuda/kv_cache.hpp>
 #include <kvpolicy/cuda/layer_call.hpp>
-#include <kvpolicy/cuda/slot_table.hpp>
+#include <kvpolicy/cuda/sequence_table.hpp>
 
 namespace kvpolicy::cuda {
 
@@ -41,17 +41,19 @@ class Batch {
   using Rows = TensorView<const E>;
   using Out = TensorView<E>;
 
-  /// `slots`: the most sequences of a call.
-  /// @throws ConfigError for a number of slots that does not fit, std::bad_alloc, DeviceError
-  Batch(std::shared_ptr<Engine<E>> engine, std::size_t slots, MemoryResource* memory = default_memory(),
-        cudaStream_t stream = nullptr)
-      : engine_{std::move(engine)}, table_{checked_layers(slots), slots, memory, stream}, latest_{stream} {}
+  /// `max_sequences`: the most of a call.
+  /// @throws ConfigError for a number that does not fit, std::bad_alloc, DeviceError
+  Batch(std::shared_ptr<Engine<E>> engine, std::size_t max_sequences,
+        MemoryResource* memory = default_memory(), cudaStream_t stream = nullptr)
+      : engine_{std::move(engine)},
+        table_{checked_layers(max_sequences), max_sequences, memory, stream},
+        latest_{stream} {}
   Batch(Batch&&) noexcept = default;
   Batch& operator=(Batch&&) = delete;
   ~Batch() { table_.give_back_on(latest_); }
 
   [[nodiscard]] const std::shared_ptr<Engine<E>>& engine() const { return engine_; }
-  [[nodiscard]] std::size_t slots() const { return table_.slots(); }
+  [[nodiscard]] std::size_t max_sequences() const { return table_.max_sequences(); }
 
   /// KvCache::step of every sequence. The tokens [indptr[i], indptr[i + 1]) of all tensors are those of
   /// sequence i; there may be none. Returns the sequences that were left out because they lack memory, in
@@ -72,7 +74,7 @@ class Batch {
                    own_part(out, indptr, one.sequence));
     });
     if (!pending_.empty()) {
-      write_slots(layer, sequences.size(), indptr, stream);
+      write_table(layer, sequences.size(), indptr, stream);
       attend(layer, sequences, q, k, v, out, stream);
       for (Pending& one : pending_) {
         const Rows rows = own_rows(one.sequence);
@@ -93,8 +95,8 @@ class Batch {
     LayerCall<E> call;
   };
 
-  [[nodiscard]] std::size_t checked_layers(std::size_t slots) const {
-    check_slots("cuda::Batch", *engine_, slots);
+  [[nodiscard]] std::size_t checked_layers(std::size_t max_sequences) const {
+    check_sequence_count("cuda::Batch", *engine_, max_sequences);
     return engine_->shape().layers;
   }
 
@@ -106,8 +108,8 @@ class Batch {
     kvpolicy::detail::check_whole("out", MutableTensor{out}, q.tokens);
     check_written_once(MutableTensor{out});
     kvpolicy::detail::check_sequences("step", sequences, indptr, q.tokens, caches_);
-    require<ShapeError>(sequences.size() <= slots(), "cuda::Batch::step: ", sequences.size(),
-                        " sequences, the batch has ", slots(), " slots");
+    require<ShapeError>(sequences.size() <= max_sequences(), "cuda::Batch::step: ", sequences.size(),
+                        " sequences, the batch takes ", max_sequences());
     for (std::size_t i = 0; i < sequences.size(); ++i) {
       const Sequence& one = sequences[i];
       require(one.cache->engine() == engine_, "cuda::Batch::step: sequence ", i,
@@ -165,27 +167,27 @@ class Batch {
   }
 
   // Tells the device of the calls that are left, and of no others.
-  void write_slots(std::size_t layer, std::size_t count, std::span<const std::int32_t> indptr,
+  void write_table(std::size_t layer, std::size_t count, std::span<const std::int32_t> indptr,
                    cudaStream_t stream) {
     queries_.assign(count, 0);
     DeviceWrites writes{stream};
     auto next = pending_.begin();
     for (std::size_t i = 0; i < count; ++i) {
-      CallSlot slot;
+      CallSequence told;
       if (next != pending_.end() && next->sequence == i) {
         next->call.describe();
-        slot = next->call.slot(static_cast<std::size_t>(indptr[i]));
-        queries_[i] = slot.tokens;
+        told = next->call.told(static_cast<std::size_t>(indptr[i]));
+        queries_[i] = told.tokens;
         ++next;
       }
-      table_.write(layer, i, slot, writes);
+      table_.write(layer, i, told, writes);
     }
     writes.flush();
   }
 
   void attend(std::size_t layer, std::span<const Sequence> sequences, const Rows& q, const Rows& k,
               const Rows& v, const Out& out, cudaStream_t stream) const {
-    AttendParams params{.slots = table_.layer(layer),
+    AttendParams params{.ragged = table_.layer(layer),
                         .sequences = static_cast<int>(queries_.size()),
                         .kv_heads = static_cast<int>(engine_->shape().kv_heads),
                         .group = static_cast<int>(engine_->shape().queries_per_kv()),
@@ -206,7 +208,7 @@ class Batch {
 
   void keep(std::size_t layer, const Rows& q, const Rows& k, const Rows& v, cudaStream_t stream) {
     const int most = *std::ranges::max_element(queries_);
-    AppendParams params{.slots = table_.layer(layer),
+    AppendParams params{.ragged = table_.layer(layer),
                         .sequences = static_cast<int>(queries_.size()),
                         .kv_heads = static_cast<int>(engine_->shape().kv_heads),
                         .page_rows = pending_.front().call.page_rows(),
@@ -231,7 +233,7 @@ class Batch {
   }
 
   std::shared_ptr<Engine<E>> engine_;
-  SlotTable table_;
+  SequenceTable table_;
   cudaStream_t latest_;
   // Of the current call.
   std::vector<Cache*> caches_;

@@ -184,8 +184,8 @@ class Engine {
     });
   }
 
-  /// The same for a ragged call (AttendParams::slots): `queries` are those of each slot, 0 where nothing is to be
-  /// done. One launch serves the slots of few queries and one those of many, whatever their number.
+  /// The same for a ragged call (AttendParams::ragged): `queries` are those of each sequence, 0 where nothing is to be
+  /// done. One launch serves the sequences of few queries and one those of many, whatever their number.
   /// @throws DeviceError
   void attend_ragged(AttendParams params, std::span<const int> queries, bool packs, std::size_t longest,
                      cudaStream_t stream) const {

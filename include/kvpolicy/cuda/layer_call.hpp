@@ -14,7 +14,7 @@
 #include <kvpolicy/cuda/cached_layers.hpp>
 #include <kvpolicy/cuda/call_checks.hpp>
 #include <kvpolicy/cuda/commit.hpp>
-#include <kvpolicy/cuda/kernels/call_slot.cuh>
+#include <kvpolicy/cuda/kernels/call_sequence.cuh>
 
 namespace kvpolicy::cuda {
 
@@ -83,7 +83,7 @@ class LayerCall {
     heads_ = near_heads(request_);
   }
   /// What a launch that serves many sequences must know of this one; `first`: where its tokens begin.
-  [[nodiscard]] CallSlot slot(std::size_t first) const {
+  [[nodiscard]] CallSequence told(std::size_t first) const {
     return {.read_heads = heads_,
             .heads = cache_->device.heads(l_),
             .state = cache_->device.counters(l_),

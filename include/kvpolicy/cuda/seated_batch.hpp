@@ -14,7 +14,7 @@
 #include <kvpolicy/core/attention.hpp>
 #include <kvpolicy/core/tensor_view.hpp>
 #include <kvpolicy/cuda/kv_cache.hpp>
-#include <kvpolicy/cuda/slot_table.hpp>
+#include <kvpolicy/cuda/sequence_table.hpp>
 
 namespace kvpolicy::cuda {
 
@@ -105,7 +105,7 @@ class SeatedBatch {
             const AttendOptions& options = {}, cudaStream_t stream = nullptr) {
     check_step(layer, q, k, v, out, options);
     const ModelShape& shape = engine_->shape();
-    AttendParams reading{.slots = table_.layer(layer),
+    AttendParams reading{.ragged = table_.layer(layer),
                          .sequences = static_cast<int>(seats()),
                          .kv_heads = static_cast<int>(shape.kv_heads),
                          .group = static_cast<int>(shape.queries_per_kv()),
@@ -119,7 +119,7 @@ class SeatedBatch {
     // Whoever gets a seat later may have quantised rows.
     engine_->attend_ragged(reading, queries_, /*packs=*/true, /*longest=*/0, stream);
     const int rows = static_cast<int>(tokens_);
-    engine_->append({.slots = reading.slots,
+    engine_->append({.ragged = reading.ragged,
                      .sequences = reading.sequences,
                      .kv_heads = reading.kv_heads,
                      .page_rows = reading.page_rows,
@@ -153,7 +153,7 @@ class SeatedBatch {
 
   [[nodiscard]] std::size_t checked_layers() const {
     const ModelShape& shape = engine_->shape();
-    check_slots(name, *engine_, seats());
+    check_sequence_count(name, *engine_, seats());
     const std::size_t most = static_cast<std::size_t>(decode_most_columns) / shape.queries_per_kv();
     require(tokens_ >= 1 && tokens_ <= most, name, ": ", tokens_, " tokens for each seat, must be 1 to ",
             most, " for ", shape.queries_per_kv(), " query heads that share a KV head");
@@ -203,7 +203,7 @@ class SeatedBatch {
   std::size_t page_rows_;
   std::vector<Cache*> caches_;
   std::vector<int> queries_;  // of each seat, taken or not
-  SlotTable table_;
+  SequenceTable table_;
   cudaStream_t latest_;
 };
 

@@ -3,6 +3,7 @@
 // Everything a cache can launch, for half and one head dimension: compiled where nvcc is found,
 // also where nothing can run it.
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <vector>
 
@@ -35,6 +36,13 @@ kvpolicy::cuda::CachedRows use(const Plan& plan, const __half* q, const __half* 
   cache.accept(std::vector<std::size_t>{0}, stream);
   cache.commit(stream);
   cache.compress(stream);
-  const Cache other = cache.fork(stream);
+  Cache other = cache.fork(stream);
+  kvpolicy::cuda::Batch<kvpolicy::half> batch{cache.engine(), 2};
+  const std::vector<kvpolicy::BatchSequence<Cache>> sequences{{&other, {}}};
+  batch.step(0, sequences, std::vector<std::int32_t>{0, 1}, queries, rows, rows, result, stream);
+  kvpolicy::cuda::SeatedBatch<kvpolicy::half> seated{cache.engine(), 1};
+  seated.seat(0, other, kvpolicy::Read::selected, stream);
+  seated.replayed();
+  seated.step(0, queries, rows, rows, result, {}, stream);
   return other.rows(0, 0);
 }

@@ -12,7 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include <kvpolicy/cuda/kernels/call_slot.cuh>
+#include <kvpolicy/cuda/kernels/call_sequence.cuh>
 #include <kvpolicy/cuda/kernels/head.cuh>
 #include <kvpolicy/cuda/kernels/quantize.cuh>
 #include <kvpolicy/cuda/kernels/simt.cuh>
@@ -26,10 +26,10 @@ namespace kvpolicy::cuda {
 struct AppendParams {
   const HeadView* heads = nullptr;  ///< [sequences, kv_heads]
   LayerState* states = nullptr;     ///< [sequences]
-  /// [sequences], of a ragged call; or null: all sequences have as many rows. The slots then say which heads and
+  /// [sequences], of a ragged call; or null: all sequences have as many rows. The table then says which heads and
   /// states change, how many rows come and how many may be taken back, and tensors are [tokens, heads, head_dim],
   /// with a sequence stride of 0.
-  const CallSlot* slots = nullptr;
+  const CallSequence* ragged = nullptr;
   int sequences = 1;
   int kv_heads = 0;
   int page_rows = 64;
@@ -38,30 +38,30 @@ struct AppendParams {
   int max_rollback = 0;
   Tensor k = {};  ///< [sequences, rows, kv_heads, head_dim]; rows are aligned to 16 bytes
   Tensor v = {};
-  Tensor q = {};  ///< [tokens, kv_heads * group, head_dim], for slots that keep queries; or none
+  Tensor q = {};  ///< [tokens, kv_heads * group, head_dim], for sequences that keep queries; or none
   int group = 0;  ///< of q
   std::uint32_t* tickets = nullptr;  ///< [sequences]; 0 before and after a call
   int* out_of_range = nullptr;       ///< counts numbers that had to be clamped; or null
 
   KVPOLICY_HOST_DEVICE const HeadView& head_of(int sequence, int kv_head) const {
-    return slots == nullptr ? heads[sequence * kv_heads + kv_head] : slots[sequence].heads[kv_head];
+    return ragged == nullptr ? heads[sequence * kv_heads + kv_head] : ragged[sequence].heads[kv_head];
   }
   KVPOLICY_HOST_DEVICE LayerState& state_of(int sequence) const {
-    return slots == nullptr ? states[sequence] : *slots[sequence].state;
+    return ragged == nullptr ? states[sequence] : *ragged[sequence].state;
   }
   KVPOLICY_HOST_DEVICE CallTokens tokens_of(int sequence) const {
-    if (slots == nullptr) return {sequence, 0, rows};
-    return {0, slots[sequence].first, slots[sequence].tokens};
+    if (ragged == nullptr) return {sequence, 0, rows};
+    return {0, ragged[sequence].first, ragged[sequence].tokens};
   }
   /// Whether the call changes nothing of a sequence.
   KVPOLICY_HOST_DEVICE bool is_empty(int sequence) const {
-    return slots != nullptr && slots[sequence].tokens == 0;
+    return ragged != nullptr && ragged[sequence].tokens == 0;
   }
   KVPOLICY_HOST_DEVICE LayerState after(int sequence) const {
     const LayerState& before = state_of(sequence);
-    if (slots == nullptr) return before.after(rows, commit_rows, max_rollback);
-    const CallSlot& slot = slots[sequence];
-    return before.after(slot.tokens, commit_rows == 0 ? 0 : slot.tokens, slot.max_rollback);
+    if (ragged == nullptr) return before.after(rows, commit_rows, max_rollback);
+    const CallSequence& own = ragged[sequence];
+    return before.after(own.tokens, commit_rows == 0 ? 0 : own.tokens, own.max_rollback);
   }
 };
 
@@ -190,28 +190,28 @@ struct HeadAppend {
     }
   }
 
-  /// Keeps the queries that the KV head serves, of the latest tokens in [first, last), in the ring of a slot that
+  /// Keeps the queries that the KV head serves, of the latest tokens in [first, last), in the ring of a sequence that
   /// has one (queries.cuh).
   KVPOLICY_DEVICE void keep_queries(int first, int last) const {
-    if (params.slots == nullptr || params.q.data == nullptr) return;
-    const CallSlot& slot = params.slots[sequence];
-    if (slot.query_ring == nullptr) return;
+    if (params.ragged == nullptr || params.q.data == nullptr) return;
+    const CallSequence& own = params.ragged[sequence];
+    if (own.query_ring == nullptr) return;
     constexpr int vectors = HeadDim / 8;
     const int q_heads = params.kv_heads * params.group;
     const int of_token = params.group * vectors;
-    first = larger(first, slot.tokens - slot.query_slots);
+    first = larger(first, own.tokens - own.query_slots);
     for (int i = first * of_token + thread_index(); i < last * of_token; i += thread_count()) {
       const int token = i / of_token;
       const int q_head = kv_head * params.group + i % of_token / vectors;
-      const int place = (before.tokens + token) % slot.query_slots * q_heads + q_head;
-      const auto* from = reinterpret_cast<const Words4*>(params.q.row(0, slot.first + token, q_head));
-      reinterpret_cast<Words4*>(slot.query_ring)[static_cast<long long>(place) * vectors + i % vectors] =
+      const int place = (before.tokens + token) % own.query_slots * q_heads + q_head;
+      const auto* from = reinterpret_cast<const Words4*>(params.q.row(0, own.first + token, q_head));
+      reinterpret_cast<Words4*>(own.query_ring)[static_cast<long long>(place) * vectors + i % vectors] =
           from[i % vectors];
     }
   }
 
   KVPOLICY_DEVICE int* out_of_range() const {
-    return params.slots == nullptr ? params.out_of_range : params.slots[sequence].out_of_range;
+    return params.ragged == nullptr ? params.out_of_range : params.ragged[sequence].out_of_range;
   }
 
   /// `blocks` thread blocks call this for a sequence; the last one advances the counters.

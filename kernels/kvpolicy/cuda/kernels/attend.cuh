@@ -3,7 +3,7 @@
 // What the two attention kernels share: decode.cuh for few queries, prefill.cuh for many.
 #pragma once
 
-#include <kvpolicy/cuda/kernels/call_slot.cuh>
+#include <kvpolicy/cuda/kernels/call_sequence.cuh>
 #include <kvpolicy/cuda/kernels/head.cuh>
 #include <kvpolicy/cuda/kernels/simt.cuh>
 
@@ -38,9 +38,9 @@ struct Workspace {
 struct AttendParams {
   const HeadView* heads = nullptr;     ///< [sequences, kv_heads]
   const LayerState* states = nullptr;  ///< [sequences]
-  /// [sequences], of a ragged call; or null: all sequences have as many queries. The slots then say which heads
+  /// [sequences], of a ragged call; or null: all sequences have as many queries. The table then says which heads
   /// and states are read, and tensors are [tokens, heads, head_dim], with a sequence stride of 0.
-  const CallSlot* slots = nullptr;
+  const CallSequence* ragged = nullptr;
   int sequences = 1;
   int kv_heads = 0;
   int group = 1;  ///< query heads for each KV head
@@ -53,7 +53,7 @@ struct AttendParams {
   Tensor v = {};
   Tensor out = {};  ///< shaped as q
   /// [sequences, queries, log_sum_exp_heads], of a ragged call [tokens, log_sum_exp_heads]; or null, where the
-  /// slots of a ragged call may have their own.
+  /// sequences of a ragged call may have their own.
   float* log_sum_exp = nullptr;
   int log_sum_exp_heads = 0;                   ///< 0: kv_heads * group; more for a part of the heads
   const float* attention_sink_bias = nullptr;  ///< [kv_heads * group] or null
@@ -64,28 +64,28 @@ struct AttendParams {
 
   /// What the call asks of a sequence.
   KVPOLICY_HOST_DEVICE Request request_of(int sequence) const {
-    if (slots == nullptr) return request;
-    const CallSlot& slot = slots[sequence];
-    const bool served = slot.tokens >= least_queries && slot.tokens <= request.queries;
-    return {.queries = served ? slot.tokens : 0,
+    if (ragged == nullptr) return request;
+    const CallSequence& own = ragged[sequence];
+    const bool served = own.tokens >= least_queries && own.tokens <= request.queries;
+    return {.queries = served ? own.tokens : 0,
             .own_rows = request.own_rows,
-            .selected = slot.selected != 0,
-            .tree = slot.tree};
+            .selected = own.selected != 0,
+            .tree = own.tree};
   }
   KVPOLICY_HOST_DEVICE CallTokens tokens_of(int sequence) const {
-    if (slots == nullptr) return {sequence, 0, request.queries};
-    return {0, slots[sequence].first, slots[sequence].tokens};
+    if (ragged == nullptr) return {sequence, 0, request.queries};
+    return {0, ragged[sequence].first, ragged[sequence].tokens};
   }
   KVPOLICY_HOST_DEVICE const HeadView& head_of(int sequence, int kv_head) const {
-    return slots == nullptr ? heads[sequence * kv_heads + kv_head] : slots[sequence].read_heads[kv_head];
+    return ragged == nullptr ? heads[sequence * kv_heads + kv_head] : ragged[sequence].read_heads[kv_head];
   }
   KVPOLICY_HOST_DEVICE const LayerState& state_of(int sequence) const {
-    return slots == nullptr ? states[sequence] : *slots[sequence].state;
+    return ragged == nullptr ? states[sequence] : *ragged[sequence].state;
   }
 
   /// Of a sequence's own tokens, [queries, state_heads()], or null.
   KVPOLICY_HOST_DEVICE float* log_sum_exp_of(int sequence) const {
-    if (log_sum_exp == nullptr) return slots == nullptr ? nullptr : slots[sequence].log_sum_exp;
+    if (log_sum_exp == nullptr) return ragged == nullptr ? nullptr : ragged[sequence].log_sum_exp;
     const CallTokens tokens = tokens_of(sequence);
     const long long first = static_cast<long long>(tokens.sequence) * tokens.count + tokens.first;
     return log_sum_exp + first * state_heads();

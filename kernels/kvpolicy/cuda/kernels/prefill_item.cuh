@@ -29,7 +29,7 @@ struct PrefillPlace {
 };
 template <int HeadDim>
 KVPOLICY_DEVICE PrefillPlace place_of_block(const AttendParams& params) {
-  if (params.slots == nullptr) {
+  if (params.ragged == nullptr) {
     const int items = params.kv_heads * prefill_tiles<HeadDim>(params.request, params.group);
     const int sequence = block_x() / (items * params.splits);
     return {sequence, block_x() % (items * params.splits), sequence * items};

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The sequences of a ragged call, as kernels receive them: a table of slots in device memory. A launch has one
-// row of the table for each slot, taken or not, so that a captured launch serves whatever sequences have the
-// slots when it is replayed.
+// The sequences of a ragged call, as kernels receive them: a table in device memory. A launch has blocks for
+// each line of the table, taken or not, so that a captured launch serves whatever sequences are in the table when
+// it is replayed.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace kvpolicy::cuda {
 
 /// One sequence in one layer. All pointers are device pointers. In the call's tensors, which are
 /// [tokens of all sequences, heads, head_dim], its tokens are [first, first + tokens).
-struct CallSlot {
+struct CallSequence {
   const HeadView* read_heads = nullptr;  ///< [kv_heads]: as the call's queries read them
   const HeadView* heads = nullptr;       ///< [kv_heads]: as its rows are written
   LayerState* state = nullptr;
@@ -25,12 +25,12 @@ struct CallSlot {
   CallTree tree = {};
   int query_slots = 0;
   int first = 0;
-  int tokens = 0;  ///< 0: the slot is empty, nothing is read or written for it
+  int tokens = 0;  ///< 0: nothing is read or written for it
   int max_rollback = 0;
   int selected = 0;  ///< 1: Read::selected
-  int padding = 0;
+  int padding = 0;   ///< so that two of them can be compared byte by byte
 };
-static_assert(sizeof(CallSlot) % 8 == 0 && std::has_unique_object_representations_v<CallSlot>);
+static_assert(sizeof(CallSequence) % 8 == 0 && std::has_unique_object_representations_v<CallSequence>);
 
 /// Where a sequence's tokens are in a call's tensors: row `token` of tensor t is t.row(sequence, first + token).
 struct CallTokens {
