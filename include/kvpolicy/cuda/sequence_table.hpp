@@ -48,7 +48,7 @@ class SequenceTable {
   DeviceBuffer table_;
 };
 
-/// @throws ConfigError if an engine cannot serve so many sequences in a call
+/// Checks how many sequences a call may have. @throws ConfigError if the engine cannot serve so many
 template <class Engine>
 void check_sequence_count(const char* name, const Engine& engine, std::size_t count) {
   const std::size_t most = Engine::max_heads / engine.shape().kv_heads;
