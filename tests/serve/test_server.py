@@ -21,6 +21,7 @@ import time
 import unittest
 
 PROGRAM = None
+PATIENCE = 400  # seconds: other tests may want the machine meanwhile
 QUESTION = "The key of Bamelo is 48213. The sky is blue. What is the key of Bamelo? "
 
 
@@ -37,10 +38,15 @@ class Server:
 
     def stop(self):
         self.process.send_signal(signal.SIGTERM)
-        _, errors = self.process.communicate(timeout=60)
+        _, errors = self.process.communicate(timeout=PATIENCE)
         return self.process.returncode, errors
 
-    def ask(self, method, path, body=None, timeout=60):
+    def kill(self):
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.communicate()
+
+    def ask(self, method, path, body=None, timeout=PATIENCE):
         """(status, text) of one request."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
@@ -58,11 +64,11 @@ class Server:
         return float(re.search(rf"^kvpolicy_{re.escape(name)} (\S+)$", self.ask("GET", "/metrics")[1], re.M).group(1))
 
     def wait_until_idle(self):
-        for _ in range(200):
+        for _ in range(10 * PATIENCE):
             if self.metric("running") + self.metric("waiting") == 0:
                 return
             time.sleep(0.1)
-        raise AssertionError("requests still run after 20 seconds")
+        raise AssertionError(f"requests still run after {PATIENCE} seconds")
 
 
 def events(text):
@@ -204,7 +210,7 @@ class Answers(unittest.TestCase):
     def test_client_that_goes(self):
         before = self.server.metric('requests_ended_total{reason="cancelled"}')
         for stream in [True, False]:
-            connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=60)
+            connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=PATIENCE)
             body = {"prompt": QUESTION, "max_tokens": 1500, "stream": stream, "temperature": 1}
             connection.request("POST", "/v1/completions", json.dumps(body))
             if stream:
@@ -233,7 +239,7 @@ class Answers(unittest.TestCase):
         crowd = []
         try:
             for _ in range(1000):
-                crowd.append(socket.create_connection(("127.0.0.1", self.server.port), timeout=20))
+                crowd.append(socket.create_connection(("127.0.0.1", self.server.port), timeout=PATIENCE))
             self.assertEqual(self.server.complete()[0], 200)
         finally:
             for one in crowd:
@@ -241,7 +247,7 @@ class Answers(unittest.TestCase):
         self.assertEqual(self.server.complete()[0], 200)
 
     def test_half_a_request(self):
-        half = socket.create_connection(("127.0.0.1", self.server.port), timeout=20)
+        half = socket.create_connection(("127.0.0.1", self.server.port), timeout=PATIENCE)
         half.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
         self.assertEqual(self.server.complete()[0], 200)
         half.close()
@@ -276,28 +282,34 @@ class Answers(unittest.TestCase):
 
 
 class Restarts(unittest.TestCase):
+    def start(self, *options):
+        """A server that does not outlive its test."""
+        server = Server(*options)
+        self.addCleanup(server.kill)
+        return server
+
     def test_prefixes_survive(self):
         prompt = "".join(f"Fact {i}: nothing. " for i in range(60)) + QUESTION
         with tempfile.TemporaryDirectory() as folder:
-            server = Server("--prefixes", os.path.join(folder, "new"))
+            server = self.start("--prefixes", os.path.join(folder, "new"))
             first = server.complete(prompt=prompt)[1]
             self.assertEqual(first["usage"]["prompt_tokens_details"]["cached_tokens"], 0)
             status, errors = server.stop()
             self.assertEqual(status, 0)
             self.assertRegex(errors, r"prefixes +[1-9]\d* saved")
-            server = Server("--prefixes", os.path.join(folder, "new"))
+            server = self.start("--prefixes", os.path.join(folder, "new"))
             again = server.complete(prompt=prompt)[1]
             self.assertEqual(again["choices"], first["choices"])
             self.assertGreater(again["usage"]["prompt_tokens_details"]["cached_tokens"], 500)
             self.assertRegex(server.stop()[1], r"prefixes +[1-9]\d* loaded")
-            server = Server("--prefixes", os.path.join(folder, "new"), "--weights", "int8")
+            server = self.start("--prefixes", os.path.join(folder, "new"), "--weights", "int8")
             self.assertEqual(server.complete(prompt=prompt)[1]["usage"]["prompt_tokens_details"]["cached_tokens"], 0)
             self.assertIn("not loaded", server.stop()[1])
 
     def test_little_memory(self):
         """Many requests under a budget for a few, some of which wait in a file."""
         with tempfile.TemporaryDirectory() as folder:
-            server = Server("--memory", "6", "--swap-folder", folder, "--max-waiting", "100")
+            server = self.start("--memory", "6", "--swap-folder", folder, "--max-waiting", "100")
             with concurrent.futures.ThreadPoolExecutor(24) as pool:
                 said = list(pool.map(lambda i: server.complete(max_tokens=150, kv_plan=["full", "duo:0.5"][i % 2]), range(24)))
             self.assertEqual({status for status, _ in said}, {200})
@@ -311,8 +323,8 @@ class Restarts(unittest.TestCase):
             self.assertEqual(server.stop()[0], 0)
 
     def test_a_port_that_is_taken(self):
-        server = Server()
-        second = subprocess.run([PROGRAM, "--port", str(server.port)], capture_output=True, text=True, timeout=60)
+        server = self.start()
+        second = subprocess.run([PROGRAM, "--port", str(server.port)], capture_output=True, text=True, timeout=PATIENCE)
         self.assertEqual(second.returncode, 1)
         self.assertIn("--port", second.stderr)
         self.assertEqual(server.stop()[0], 0)
@@ -327,7 +339,11 @@ def run_with_openai(folder):
         made = subprocess.run([sys.executable, "-m", "venv", folder], capture_output=True, text=True)
         pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--retries", "1", "openai"]
         if made.returncode == 0:
-            made = subprocess.run(pip, capture_output=True, text=True, timeout=300)
+            try:
+                made = subprocess.run(pip, capture_output=True, text=True, timeout=300)
+            except subprocess.TimeoutExpired:
+                print("openai cannot be installed, its test is skipped: the package index does not answer")
+                return
         if made.returncode != 0:
             print("openai cannot be installed, its test is skipped:", (made.stderr or made.stdout).strip().split("\n")[-1])
             return
