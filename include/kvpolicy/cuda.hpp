@@ -18,6 +18,7 @@
 #include <kvpolicy/cuda/options.hpp>
 #include <kvpolicy/cuda/pinned_memory.hpp>
 #include <kvpolicy/cuda/seated_batch.hpp>
+#include <kvpolicy/cuda/swapped_cache.hpp>
 #if defined(__CUDACC__)
 #include <kvpolicy/cuda/tensor.hpp>
 #endif

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <climits>
 #include <cstddef>
 #include <cstdint>
@@ -149,9 +150,14 @@ class HeadStore {
     }
     describe_pages();
   }
+  // ---- a sequence that waits (swapped_cache.hpp)
+
+  /// Its pages on the device: exact, packed, summaries.
+  [[nodiscard]] std::array<Pages*, 3> pages() { return {&exact_, &packed_, &summaries_}; }
+
   /// Where the memory goes back.
   void give_back_on(cudaStream_t stream) noexcept {
-    for (Pages* pages : {&exact_, &packed_, &summaries_}) pages->give_back_on(stream);
+    for (Pages* own : pages()) own->give_back_on(stream);
     if (slow_) slow_->give_back_on(stream);
     sums_.give_back_on(stream);
     for (const DeviceBuffer* block : {&selections_, &scores_, &positions_}) {

@@ -37,6 +37,8 @@ template <Element E>
 class Batch;
 template <Element E>
 class SeatedBatch;
+template <Element E>
+class SwappedCache;
 
 /// One sequence on a device: the calls of kvpolicy::KvCache, each put on a stream.
 /// Shapes: q and out [tokens, q_heads, head_dim], k and v [tokens, kv_heads, head_dim], in device
@@ -373,9 +375,10 @@ class KvCache {
  private:
   static constexpr std::string_view name = CachedLayers<E>::name;
 
-  friend class HostCopies<E>;   // cuda/host_copy.hpp
-  friend class Batch<E>;        // cuda/batch.hpp
-  friend class SeatedBatch<E>;  // cuda/seated_batch.hpp
+  friend class HostCopies<E>;    // cuda/host_copy.hpp
+  friend class Batch<E>;         // cuda/batch.hpp
+  friend class SeatedBatch<E>;   // cuda/seated_batch.hpp
+  friend class SwappedCache<E>;  // cuda/swapped_cache.hpp
 
   explicit KvCache(CachedLayers<E> cache) : cache_{std::move(cache)} {}
 

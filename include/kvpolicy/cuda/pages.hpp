@@ -61,8 +61,7 @@ class Pages {
       return;
     }
     while (first < last) {
-      std::size_t end = first + 1;  // pages up to here follow each other in memory
-      while (end < last && pages_[end] == pages_[end - 1] + page_bytes_) ++end;
+      const std::size_t end = end_of_run(first, last);
       check(cudaMemcpyAsync(to + first * page_bytes_, pages_[first], (end - first) * page_bytes_,
                             cudaMemcpyDefault, stream),
             "cudaMemcpyAsync");
@@ -118,6 +117,54 @@ class Pages {
     }
     for (std::size_t i = growth.places > 0 ? 0 : first; i < growth.count; ++i) write_entry(i, writes);
   }
+  // ---- a sequence that waits (swapped_cache.hpp)
+
+  /// Bytes of all pages, wherever they are.
+  [[nodiscard]] std::size_t page_total() const { return pages_.size() * page_bytes_; }
+  /// Puts copies of all pages on the stream, one after another from `to` on, and lets go of the pages. The table
+  /// stays, and must not be read. @throws DeviceError
+  void move_out(std::byte* to, cudaStream_t stream) {
+    copy(0, pages_.size(), to, stream);
+    for (const Slab& slab : slabs_) cuda::give_back_on(slab.memory, stream);
+    slabs_.clear();
+    of_pool_ = of_pool_.empty();
+  }
+  /// Memory for as many pages. @throws std::bad_alloc
+  [[nodiscard]] Growth prepare_back(cudaStream_t stream) {
+    Growth growth;
+    growth.count = pages_.size();
+    if (growth.count == 0) return growth;
+    if (of_pool_.pool() != nullptr) {
+      of_pool_.reserve(growth.count);
+      growth.of_pool = of_pool_.empty();
+      growth.of_pool.allocate(page_bytes_, growth.count);
+    } else {
+      slabs_.reserve(1);
+      growth.slab = allocate(memory_, page_total(), stream);
+    }
+    return growth;
+  }
+  /// The pages that `move_out` copied to `from` lie in this memory. @throws DeviceError
+  void move_back(Growth& growth, const std::byte* from, DeviceWrites& writes) {
+    for (std::size_t i = 0; i < growth.count; ++i) {
+      pages_[i] = of_pool_.pool() != nullptr ? of_pool_.pool()->address(growth.of_pool.ids()[i])
+                                             : growth.slab.get() + i * page_bytes_;
+      write_entry(i, writes);
+    }
+    for (std::size_t first = 0; first < growth.count;) {
+      const std::size_t end = end_of_run(first, growth.count);
+      check(cudaMemcpyAsync(pages_[first], from + first * page_bytes_, (end - first) * page_bytes_,
+                            cudaMemcpyDefault, writes.stream()),
+            "cudaMemcpyAsync");
+      first = end;
+    }
+    if (of_pool_.pool() != nullptr) {
+      of_pool_.take(growth.of_pool);
+    } else if (growth.count > 0) {
+      slabs_.push_back({std::move(growth.slab), growth.count, growth.count});
+    }
+  }
+
   /// Where the memory goes back.
   void give_back_on(cudaStream_t stream) noexcept {
     for (const Slab& slab : slabs_) cuda::give_back_on(slab.memory, stream);
@@ -178,6 +225,12 @@ class Pages {
   [[nodiscard]] const PageRows& engine_rows() const { return of_pool_.pool()->engine_rows(); }
   [[nodiscard]] PageRows contiguous() const {
     return contiguous_rows(engine_rows().page_rows, engine_rows().row_bytes);
+  }
+  // The pages [first, end) follow each other in memory.
+  [[nodiscard]] std::size_t end_of_run(std::size_t first, std::size_t last) const {
+    std::size_t end = first + 1;
+    while (end < last && pages_[end] == pages_[end - 1] + page_bytes_) ++end;
+    return end;
   }
   void write_entry(std::size_t index, DeviceWrites& writes) {
     auto* entries = reinterpret_cast<std::byte**>(table_.get());
