@@ -281,7 +281,7 @@ def verdict(judged, rows):
 
 
 def unit_of(judged):
-    return " %" if judged["counter"] == "percent_of_nominal" else "x"
+    return " %" if judged["counter"].startswith("percent_of_") else "x"
 
 
 def targets_of(rows):

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Times attention of one layer on a GPU: decode over every kind of head, many sequences at once,
-// prefill in chunks, and one launch against separate ones. Each case is checked against double
+// Times attention of one layer on a GPU: decode over every kind of head, many sequences at once (also
+// under several plans), prefill in chunks, and one launch against separate ones. Each case is checked against double
 // precision before it is timed. Times are measured with events and a cold second-level cache, as
 // the median of at least 50 samples (5 for prefills that take seconds).
 //
@@ -23,6 +23,7 @@
 #include "duo_layers.hpp"
 #include "prefill_case.hpp"
 #include "program.hpp"
+#include "ragged_case.hpp"
 
 namespace {
 using namespace kvpolicy;
@@ -45,6 +46,7 @@ class Cases {
     quantized();
     retrieval();
     batch();
+    ragged();
     prefill();
     for (const DuoLayers& pattern : patterns) launches(pattern);
   }
@@ -199,6 +201,52 @@ class Cases {
         [&run = run_, &kept](benchmark::State& state) { run_batch(state, run, kept); });
   }
 
+  void add_ragged(RaggedCase what) {
+    const RaggedCase& kept = keep(ragged_, std::move(what));
+    add(kept.name, run_.samples,
+        [&run = run_, &kept](benchmark::State& state) { run_ragged(state, run, kept); });
+  }
+  void ragged() {
+    const Heads heads{32, 8};
+    const std::size_t tokens = 32 * Ki;
+    const std::size_t count = run_.smoke ? 6 : 64;
+    const std::size_t part = run_.smoke ? 40 : 512;
+    const std::string tail = "/" + heads.name() + "/" + tokens_name(tokens);
+    const std::string four = "ragged/4_plans" + tail;
+    const std::string prompt = "ragged/prompt_512" + tail;
+    const MixedPlans plans{.shape = shape(scaled(heads)),
+                           .window = streaming(),
+                           .residual = run_.smoke ? 64U : 128U,
+                           .capacity = run_.smoke ? 100U : 4096U};
+    const std::vector<RaggedSequence> mixed = plans.four(count, scaled(tokens));
+    const std::vector<RaggedSequence> reading = plans.prompt(count, scaled(tokens), part);
+    add_ragged({.name = four + "/one_by_one",
+                .baseline = {},
+                .per_byte = {},
+                .sequences = mixed,
+                .together = Together::one_by_one});
+    add_ragged({.name = four,
+                .baseline = four + "/one_by_one",
+                .per_byte = {},
+                .sequences = mixed,
+                .together = Together::seated});
+    add_ragged({.name = "ragged/5_plans" + tail,
+                .baseline = {},
+                .per_byte = four,
+                .sequences = plans.five(count, scaled(tokens)),
+                .together = Together::seated});
+    add_ragged({.name = prompt + "/one_by_one",
+                .baseline = {},
+                .per_byte = {},
+                .sequences = reading,
+                .together = Together::one_by_one_eager});
+    add_ragged({.name = prompt,
+                .baseline = prompt + "/one_by_one",
+                .per_byte = {},
+                .sequences = reading,
+                .together = Together::batch});
+  }
+
   // Prefills that take seconds are timed less often.
   static constexpr std::size_t few = 5;
 
@@ -257,6 +305,7 @@ class Cases {
   Run& run_;
   std::deque<DecodeCase> decode_;
   std::deque<BatchCase> batch_;
+  std::deque<RaggedCase> ragged_;
   std::deque<PrefillCase> prefill_;
 };
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Times one token's attention for many sequences in one launch. There is no batch cache yet: the
-// head descriptions of many one-layer caches are gathered into one list for Engine::attend.
+// Times one token's attention for many sequences in one launch, and nothing else: the head descriptions
+// of many one-layer caches are gathered into one list for Engine::attend, as an engine with caches of its
+// own may do. ragged_case.hpp times whole steps of batches.
 #pragma once
 
 #include <memory>

@@ -8,6 +8,7 @@
 //   sinks + recent    min(N, sinks + recent)
 //   chosen chunks     budget + rows since the last closed chunk, and, where the call chooses a new
 //                     selection, the summary of each closed chunk: one vector (mean) or two (min, max)
+//   a budget          min(P, budget + rows always kept) + N - P, if it was compressed at P rows
 //
 // Quantised rows (2 (d bits / 8 + 4 d / group) bytes: codes, scale and zero of key and value) are
 // the whole blocks of 64 before the residual. Queries and outputs are not counted.
@@ -61,6 +62,12 @@ struct HeadReads {
     return {.exact_rows = tokens - packed, .packed_rows = packed};
   }
   return {.exact_rows = tokens};
+}
+
+/// Counts for a head with a budget, compressed when its text had `compressed_at` rows.
+[[nodiscard]] inline HeadReads compressed_reads(const HeadRule& head, std::size_t tokens,
+                                                std::size_t compressed_at) {
+  return {.exact_rows = std::min(compressed_at, head.budget + head.kept_rows) + tokens - compressed_at};
 }
 
 /// Pairs of a query and a visible row in one head, for a chunk of `queries` after `cached` rows.

@@ -57,6 +57,7 @@ struct Run {
   bool smoke = false;                     ///< small shapes, to test that every case runs
   bool failed = false;                    ///< set if any result was wrong
   std::map<std::string, double> seconds;  ///< medians by case, for ratios
+  std::map<std::string, double> rates;    ///< bytes per second by case, where ratios are per byte
 };
 
 /// A device tensor of 16-bit numbers.
