@@ -41,13 +41,14 @@ const char* name_of(Phase phase) {
 struct Scheduler::Sequence {
   std::uint64_t id;
   Request request;
-  std::size_t peak;
+  TextPromise promise;
   tools::PlanNeeds needs;
   reference::Sampler sampler;
   double came;                      // when the request arrived
   double waits_since;               // when it last joined the queue
   std::optional<Cache> cache = {};  // while it runs
   std::optional<Waiting> out = {};  // after it was moved out
+  std::size_t bytes_back = 0;       // that it takes at most when it comes back
   std::vector<int> written = {};    // of which the cache has not read the last one
   std::size_t cached = 0;
   std::size_t slice = 0;                          // tokens written since it came in
@@ -104,10 +105,6 @@ Scheduler::~Scheduler() {
   for (auto& sequence : waiting_) end(*sequence, FinishReason::cancelled);
 }
 
-std::size_t Scheduler::peak_bytes(const Plan& plan, std::size_t prompt, std::size_t max_new) const {
-  return plan.peak_memory(prompt + max_new, cache_options_, prompt);
-}
-
 std::uint64_t Scheduler::submit(Request request) {
   require(request.plan != nullptr && request.plan->shape() == model_.shape(),
           "server: the plan is not for this model");
@@ -119,10 +116,10 @@ std::uint64_t Scheduler::submit(Request request) {
                          "the prompt's ", request.prompt.size(), " tokens and ", request.max_new,
                          " new ones are more than the ", context,
                          " tokens that the model was trained for; shorten the prompt, or ask for fewer");
-  const std::size_t peak = peak_bytes(*request.plan, request.prompt.size(), request.max_new);
-  require<CapacityError>(peak <= options_.memory, "the prompt's ", request.prompt.size(), " tokens and ",
-                         request.max_new, " new ones take up to ", peak, " bytes under the plan ",
-                         request.plan_name, ", the server has ", options_.memory,
+  const TextPromise promise = promise_of(*request.plan, tokens, cache_options_, request.prompt.size());
+  require<CapacityError>(promise.peak <= options_.memory, "the prompt's ", request.prompt.size(),
+                         " tokens and ", request.max_new, " new ones take up to ", promise.peak,
+                         " bytes under the plan ", request.plan_name, ", the server has ", options_.memory,
                          "; shorten them, or choose another kv_plan");
   require(std::ranges::is_sorted(request.marks), "server: marks must ascend");
   const tools::PlanNeeds needs = tools::needs_of(*request.plan);
@@ -137,7 +134,7 @@ std::uint64_t Scheduler::submit(Request request) {
   }
   const std::uint64_t id = next_id_++;
   inbox_.push_back(std::make_unique<Sequence>(
-      Sequence{id, std::move(request), peak, needs, std::move(sampler), time, time}));
+      Sequence{id, std::move(request), promise, needs, std::move(sampler), time, time}));
   ++queued_;
   arrived_.notify_one();
   return id;
@@ -231,7 +228,7 @@ void Scheduler::end(Sequence& sequence, FinishReason reason, const std::string& 
 std::size_t Scheduler::growth() const {
   std::size_t total = 0;
   for (const auto& one : running_) {
-    if (one->cache) total += growth_of(*one->cache, one->peak);
+    if (one->cache) total += growth_of(*one->cache, one->promise);
   }
   return total;
 }
@@ -281,21 +278,21 @@ bool Scheduler::try_admit(Sequence& sequence) {
   try {
     begin();
   } catch (const std::bad_alloc&) {
-    make_room(sequence.peak);
+    make_room(sequence.promise.peak);
     try {
       begin();
     } catch (const std::bad_alloc&) {
       return false;
     }
   }
-  if (fits(growth_of(*sequence.cache, sequence.peak))) return true;
+  if (fits(growth_of(*sequence.cache, sequence.promise))) return true;
   sequence.cache.reset();
   return false;
 }
 
 bool Scheduler::bring_back(Sequence& sequence) {
-  if (!fits(sequence.peak)) return false;
-  make_room(sequence.peak);
+  if (!fits(sequence.bytes_back)) return false;
+  make_room(sequence.bytes_back);
   try {
     sequence.cache.emplace(sequence.out->swap_in());
   } catch (const std::bad_alloc&) {
@@ -313,6 +310,7 @@ bool Scheduler::move_one_out() {
       std::ranges::max_element(running_, {}, [&](const auto& one) { return one->reads() ? 0 : one->slice; });
   if (victim == running_.end() || (*victim)->reads() || (*victim)->slice < options_.slice) return false;
   Sequence& sequence = **victim;
+  sequence.bytes_back = sequence.cache->bytes() + growth_of(*sequence.cache, sequence.promise);
   try {
     sequence.out.emplace(std::move(*sequence.cache), swap_pool_);
   } catch (const std::bad_alloc&) {
@@ -431,14 +429,8 @@ void Scheduler::take_result(Sequence& sequence, std::size_t tokens, const refere
     if (now_read < sequence.request.prompt.size()) return;
     counters_.cached_tokens += sequence.cached;
     if (sequence.needs.compress) {
-      const std::size_t before = sequence.cache->bytes();
       const std::size_t layers = model_.shape().layers;
       for (std::size_t layer = 0; layer < layers; ++layer) sequence.cache->compress(layer);
-      // The peak was that of the whole prompt. From here on it is what is left, and the answer's rows.
-      const std::size_t freed = before - std::min(before, sequence.cache->bytes());
-      const std::size_t answer =
-          sequence.request.plan->memory(sequence.request.max_new, cache_options_).total();
-      sequence.peak -= std::min(sequence.peak, freed - std::min(freed, answer));
       ++changes_;
     }
   }
