@@ -172,8 +172,7 @@ std::size_t run_prefixes(std::uint64_t seed, Json& counts) {
   plans.push_back(kvpolicy::HeadPlan<float>{shape});
   const std::size_t longest = seed % 8 == 1 ? 200 : 60;
   test::RandomPrefixes<float> texts{seed, plans, options, longest, seed % 3 == 0 ? 2'000'000U : 0U};
-  constexpr std::size_t operations = 300;
-  texts.run(operations);
+  texts.run(300);
   const test::PrefixCounts& own = texts.counts();
   const kvpolicy::PrefixStatistics statistics = texts.prefixes().statistics();
   add(counts, "lookups", statistics.lookups);
@@ -185,7 +184,7 @@ std::size_t run_prefixes(std::uint64_t seed, Json& counts) {
   add(counts, "evicts", own.evicts);
   add(counts, "clears", own.clears);
   add(counts, "evicted", statistics.evicted);
-  return operations;
+  return statistics.lookups + own.keeps + own.evicts + own.clears;
 }
 
 }  // namespace
@@ -211,7 +210,7 @@ int main(int argc, char** argv) {
       "thread."};
   app.add_option("--batches", settings.batches, "how many batches to step")->capture_default_str();
   app.add_option("--prefix-operations", settings.prefix_operations,
-                 "how many texts to look up, read and keep at their marks, with evictions between them")
+                 "how many calls of find, keep, evict and clear to make, as texts are read that begin alike")
       ->capture_default_str();
   app.add_option("--seed", settings.seed, "of the first set of each part; the next has the next one")
       ->capture_default_str();
