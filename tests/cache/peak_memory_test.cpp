@@ -45,6 +45,25 @@ void check_peak(std::uint64_t seed, const HeadPlan<E>& plan, CacheOptions option
   REQUIRE(memory.peak_bytes() + slow.peak_bytes() <= bound);
 }
 
+// The layer that the peak has to spare must not hide what each head takes, so there are many of them.
+template <class Storage>
+void check_budgets(std::size_t heads, const std::vector<typename Storage::Config>& storages) {
+  using Budget = HeadBudgetCache<Storage>;
+  for (std::uint64_t seed = 0; seed < 40; ++seed) {
+    test::Random random{seed};
+    typename Budget::Config config;
+    config.budget = test::below(random, 70);
+    config.scorer = {.observation_window = 1 + test::below(random, 8), .kernel = 3};
+    config.storage = storages[seed % storages.size()];
+    if (seed % 4 >= 2) config.compress_every = 1 + test::below(random, 60);
+    if (seed % 8 >= 6) config.after_first_compress = true;
+    if (test::below(random, 3) == 0) config.compress_from = test::below(random, 150);
+    config.adaptive_in_layer = heads > 1;
+    const HeadPlan<float> plan{ModelShape{heads > 1 ? 8U : 12U, heads, heads, 64}, config};
+    check_peak(seed, plan, {.page_rows = 32}, seed % 3 > 0);
+  }
+}
+
 }  // namespace
 
 TEST_CASE("no call takes more than the peak, under any policies") {
@@ -61,6 +80,19 @@ TEST_CASE("no call takes more than the peak, under any policies") {
       options.slow_memory = std::pmr::get_default_resource();
       check_peak(seed, plan, options, false);
     }
+  }
+}
+
+TEST_CASE("no call takes more than the peak where every head has a budget") {
+  using Exact = DenseStorage<float>;
+  using PerToken = ResidualStorage<float, Granularity::per_token>;
+  for (const std::size_t heads : {1U, 3U}) {
+    CAPTURE(heads);
+    check_budgets<Exact>(heads, {{}});
+    check_budgets<PerToken>(heads, {{.bits = 8, .residual = 0},
+                                    {.bits = 2, .residual = 32},
+                                    {.bits = 4, .residual = 50},
+                                    {.bits = 8, .residual = 64, .flush = Flush::kivi}});
   }
 }
 

@@ -44,6 +44,17 @@ struct TwinCall {
   kvpolicy::AttendOptions options = {};
 };
 
+/// What happened to all sequences.
+struct TwinCounts {
+  std::size_t batches = 0;     ///< calls of all layers that bring a token at least
+  std::size_t sequences = 0;   ///< in them, with a token at least
+  std::size_t tokens = 0;      ///< in them
+  std::size_t tree_calls = 0;  ///< sequences in them whose tokens are nodes of a tree
+  std::size_t joins = 0, forks = 0, leaves = 0;
+  std::size_t rollbacks = 0;  ///< that took a token back at least
+  std::size_t accepts = 0, commits = 0, compressions = 0;
+};
+
 /// A ragged tensor's tokens of one sequence.
 template <class T>
 kvpolicy::TensorView<const T> part_of(const Tensor<T>& tensor, std::span<const std::int32_t> indptr,
@@ -62,6 +73,8 @@ class BatchOfTwins {
   BatchOfTwins(std::uint64_t seed, const kvpolicy::ModelShape& shape, Engine engine = {})
       : random_{seed}, shape_{shape}, engine_{engine}, batch_{std::move(engine)} {}
 
+  [[nodiscard]] const TwinCounts& counts() const { return counts_; }
+
   void run(std::size_t operations) {
     for (std::size_t i = 0; i < operations; ++i) {
       CAPTURE(i);
@@ -70,6 +83,7 @@ class BatchOfTwins {
         join();
       } else if (what == 1) {
         twins_.erase(some());
+        ++counts_.leaves;
       } else if (what == 2) {
         fork();
       } else if (what < 6) {
@@ -100,11 +114,13 @@ class BatchOfTwins {
     const auto plan = plan_of<E>(shape_, heads);
     twins_.push_back(OneOfTwins{new Twins<Cache>{Cache{plan, options, engine_}, Cache{plan, options, engine_},
                                                  options.max_append, options.max_rollback}});
+    ++counts_.joins;
   }
   void fork() {
     const Twins<Cache>& from = **some();
     twins_.push_back(OneOfTwins{new Twins<Cache>{from.alone.fork(), from.batched.fork(), from.max_append,
                                                  from.max_rollback, from.tree}});
+    ++counts_.forks;
   }
 
   // What concerns one sequence alone.
@@ -117,14 +133,18 @@ class BatchOfTwins {
       const auto path = random_path(random_, one.tree);
       both([&](Cache& cache) { cache.accept(path); });
       one.tree = {};
+      ++counts_.accepts;
     } else if (const std::size_t what = below(random_, 3); what == 0) {
       const std::size_t tentative = one.alone.tokens() - one.alone.commit_point();
       const std::size_t tokens = one.alone.tokens() - below(random_, tentative + 1);
+      if (tokens < one.alone.tokens()) ++counts_.rollbacks;
       both([&](Cache& cache) { cache.truncate(tokens); });
     } else if (what == 1) {
       both([](Cache& cache) { cache.commit(); });
+      ++counts_.commits;
     } else {
       both([](Cache& cache) { cache.compress(); });
+      ++counts_.compressions;
     }
     one.check();
   }
@@ -150,7 +170,12 @@ class BatchOfTwins {
     for (std::size_t i = 0; i < called.size(); ++i) {
       if (calls[i].options.tree != nullptr) called[i]->tree = trees[i];
       called[i]->check();
+      if (calls[i].tokens == 0) continue;
+      ++counts_.sequences;
+      if (calls[i].options.tree != nullptr) ++counts_.tree_calls;
     }
+    counts_.tokens += static_cast<std::size_t>(indptr.back());
+    if (indptr.back() > 0) ++counts_.batches;
   }
 
   void draw(const Twins<Cache>& one, bool apart, TwinCall& call, kvpolicy::TokenTree& tree) {
@@ -217,6 +242,7 @@ class BatchOfTwins {
   Engine engine_;
   Batch batch_;
   std::vector<OneOfTwins> twins_;
+  TwinCounts counts_;
 };
 
 }  // namespace test

@@ -102,8 +102,9 @@ class HeadPlan<E> {
   /// A bound on the memory of a cache on the way to `tokens` tokens, in calls of any number of tokens: an engine that
   /// sets so much aside for a text never runs out. Heads with a budget hold all rows of the first `prompt`
   /// tokens, are then compressed once, layer by layer (`KvCache::compress(layer)`), and hold all rows that come
-  /// after. The bound is at most the memory of one layer above the most that the cache will hold. Fast and slow
-  /// memory together, in bytes.
+  /// after; those that compress by themselves (`compress_every`) hold a call's rows until the call ends. The bound is
+  /// at most the memory of one layer, and a few pages of each head with a budget, above the most that the cache will
+  /// hold. Fast and slow memory together, in bytes.
   /// @throws as `memory`; CapacityError for a prompt that is longer than the text
   [[nodiscard]] std::size_t peak_memory(std::size_t tokens, const CacheOptions& options = {},
                                         std::size_t prompt = 0) const {

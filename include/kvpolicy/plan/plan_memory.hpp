@@ -10,10 +10,13 @@
 #include <vector>
 
 #include <kvpolicy/core/error.hpp>
+#include <kvpolicy/core/head_rule.hpp>
 #include <kvpolicy/core/model_shape.hpp>
 #include <kvpolicy/plan/cache_options.hpp>
 #include <kvpolicy/plan/saturating.hpp>
 #include <kvpolicy/policy/head_settings.hpp>
+#include <kvpolicy/storage/dense_storage.hpp>
+#include <kvpolicy/storage/storage_context.hpp>
 
 namespace kvpolicy {
 
@@ -29,6 +32,77 @@ struct MemoryEstimate {
 };
 
 namespace detail {
+
+/// What a head with a budget holds at most, in bytes, on the way to a text's end. A quantised page takes no more than
+/// an exact one.
+template <Element E>
+class BudgetMemory {
+ public:
+  /// The head is compressed after the first `prompt` of `tokens` tokens, and then only by itself, if at all.
+  BudgetMemory(const HeadSettings<E>& settings, const StorageContext& context, std::size_t tokens,
+               std::size_t prompt)
+      : settings_{settings}, context_{context}, tokens_{tokens}, prompt_{prompt} {
+    // What is not known is taken to cost more.
+    is_quantized_ = true;
+    shares_ = settings.roles().shares;
+    if (!settings.has_rule()) return;
+    const HeadRule rule = settings.rule(context.head_dim);
+    is_quantized_ = rule.is_quantized();
+    shares_ = rule.adaptive_in_layer;
+    every_ = rule.compress_every;
+    most_rows_ = std::max(saturating_sum(rule.budget_rule().capacity(), every_), rule.compress_from);
+  }
+
+  /// Until the compression.
+  [[nodiscard]] std::size_t before() const { return settings_.bytes_of_tokens(context_, prompt_); }
+  /// From then on.
+  [[nodiscard]] std::size_t after() const {
+    const std::size_t kept = saturating_sum(settings_.bytes_compressed(context_, prompt_), parts_of_pages());
+    if (!settings_.compresses_by_itself()) return saturating_sum(kept, bytes_of_more(tokens_ - prompt_));
+    if (!settings_.has_rule()) return settings_.max_bytes(context_, tokens_);
+    const std::size_t whole = settings_.bytes_of_tokens(context_, std::min(tokens_, most_rows_));
+    if (!is_quantized_) return saturating_sum(whole, parts_of_pages());
+    const std::size_t compressed =
+        saturating_sum(settings_.bytes_compressed(context_, tokens_), parts_of_pages());
+    return std::max(whole, saturating_sum(compressed, bytes_of_more(std::min(tokens_, every_))));
+  }
+  [[nodiscard]] std::size_t most() const { return std::max(before(), after()); }
+
+  /// Besides that, while a call's rows are there, or the survivors are copied.
+  [[nodiscard]] std::size_t during_call() const {
+    // A head that compresses by itself does so after the call. Survivors are quantised in the copy.
+    const std::size_t rows = settings_.compresses_by_itself()
+                                 ? DenseStorage<E>::bytes_of_rows({}, context_, 0, tokens_)
+                                 : std::min(most(), settings_.max_bytes(context_, tokens_));
+    const std::size_t copies = is_quantized_ ? settings_.bytes_compressed(context_, tokens_) : 0;
+    return saturating_sum(rows, saturating_sum(copies, parts_of_pages()));
+  }
+
+  /// What so many rows more than a compressed head holds take.
+  [[nodiscard]] std::size_t bytes_of_more(std::size_t rows) const {
+    if (rows == 0) return 0;
+    const std::size_t exact = DenseStorage<E>::bytes_of_rows({}, context_, 0, rows);
+    // Each page that rows leave for a quantised one makes up for that one, but the first.
+    return is_quantized_ ? saturating_sum(exact, page()) : exact;
+  }
+
+ private:
+  [[nodiscard]] std::size_t page() const { return DenseStorage<E>::bytes_of_rows({}, context_, 0, 1); }
+  // Heads that share keep as many rows together as they would alone, but may begin a page more.
+  [[nodiscard]] std::size_t parts_of_pages() const {
+    if (!shares_) return 0;
+    return is_quantized_ ? 2 * page() : page();
+  }
+
+  const HeadSettings<E>& settings_;
+  const StorageContext& context_;
+  std::size_t tokens_;
+  std::size_t prompt_;
+  bool is_quantized_;
+  bool shares_;
+  std::size_t every_ = 0;
+  std::size_t most_rows_ = 0;  // between calls, of a head that compresses by itself
+};
 
 /// Implements HeadPlan's `memory` and `max_context`, which document the calls: the memory of the heads of
 /// all layers under some options.
@@ -67,13 +141,7 @@ class PlanMemory {
                            " tokens, must be at most the ", tokens, " of the text");
     const auto held = [&](const Kind& kind) {
       const auto& [settings, context] = kind;
-      if (settings->roles().compresses) {
-        const std::size_t later = settings->compresses_by_itself()
-                                      ? settings->max_bytes(context, tokens)
-                                      : saturating_sum(settings->bytes_compressed(context, prompt),
-                                                       settings->bytes_of_tokens(context, tokens - prompt));
-        return std::max(settings->bytes_of_tokens(context, prompt), later);
-      }
+      if (settings->roles().compresses) return BudgetMemory<E>{*settings, context, tokens, prompt}.most();
       // Memory goes down as well as up, by what falls out of windows and residuals.
       std::size_t most = 0;
       const std::size_t steady = std::min<std::size_t>(tokens, std::size_t{1} << 16);
@@ -87,7 +155,9 @@ class PlanMemory {
     std::vector<std::size_t> most, more;
     for (const Kind& kind : kinds_) {
       most.push_back(held(kind));
-      more.push_back(std::min(most.back(), kind.settings->max_bytes(kind.context, tokens)));
+      more.push_back(kind.settings->roles().compresses
+                         ? BudgetMemory<E>{*kind.settings, kind.context, tokens, prompt}.during_call()
+                         : std::min(most.back(), kind.settings->max_bytes(kind.context, tokens)));
     }
     std::size_t total = fixed().total();
     std::size_t largest = 0;

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One step of those that run: which tokens the model reads, and what becomes of what it says.
+#include <algorithm>
+#include <exception>
+#include <new>
+#include <span>
+#include <utility>
+
+#include "serve/scheduler.hpp"
+#include "serve/sequence.hpp"
+
+namespace kvpolicy::serve {
+
+void Scheduler::read_and_write() {
+  std::vector<StepCall> calls;
+  std::vector<std::pair<Sequence*, std::size_t>> called;  // and how many tokens it reads
+  const auto add = [&](Sequence& sequence, std::span<const int> tokens, bool wants_logits) {
+    calls.push_back(
+        {&*sequence.cache, tokens, wants_logits, sequence.needs.selected_reads && !sequence.reads()});
+    called.emplace_back(&sequence, tokens.size());
+  };
+  for (auto& one : running_) {
+    if (!one->reads()) add(*one, std::span<const int>{one->written}.last(1), true);
+  }
+  // Half of a step's tokens are for the prompt that came first, so that it is soon answered. In the other half
+  // prompts take turns, so that a long one does not keep short ones waiting.
+  std::size_t left = options_.step_tokens;
+  const auto add_part = [&](Sequence& one, std::size_t most) {
+    const std::size_t from = one.cache->tokens();
+    const std::size_t end = one.part_end(most, options_.mark_every);
+    add(one, std::span<const int>{one.request.prompt}.subspan(from, end - from),
+        end == one.request.prompt.size());
+    left -= end - from;
+  };
+  std::vector<Sequence*> readers;
+  for (const auto& one : running_) {
+    if (one->reads()) readers.push_back(one.get());
+  }
+  std::ranges::sort(readers, {}, &Sequence::id);
+  if (readers.size() == 1) add_part(*readers.front(), left);
+  if (readers.size() > 1) {
+    add_part(*readers.front(), (left + 1) / 2);
+    const std::size_t others = readers.size() - 1;
+    for (std::size_t i = 0; i < others && left > 0; ++i)
+      add_part(*readers[1 + next_reader_++ % others], left);
+  }
+  if (calls.empty()) return;
+  ++counters_.steps;
+  std::vector<reference::BatchedRead> results;
+  try {
+    results = model_.read(calls);
+  } catch (const std::exception& error) {
+    for (auto& [sequence, tokens] : called) end(*sequence, FinishReason::failed, error.what());
+    return;
+  }
+  for (std::size_t i = 0; i < called.size(); ++i) {
+    Sequence& sequence = *called[i].first;
+    try {
+      if (results[i].error != nullptr) std::rethrow_exception(results[i].error);
+      take_result(sequence, called[i].second, results[i]);
+    } catch (const std::bad_alloc&) {
+      end(sequence, FinishReason::failed, "the server ran out of memory");
+    } catch (const std::exception& error) {
+      end(sequence, FinishReason::failed, error.what());
+    }
+  }
+}
+
+void Scheduler::take_result(Sequence& sequence, std::size_t tokens, const reference::BatchedRead& read) {
+  if (sequence.reads()) {
+    const std::size_t now_read = sequence.cache->tokens();
+    counters_.prompt_tokens += tokens;
+    if (sequence.is_mark(now_read, options_.mark_every)) keep_prefix(sequence, now_read);
+    if (now_read < sequence.request.prompt.size()) return;
+    counters_.cached_tokens += sequence.cached;
+    if (sequence.needs.compress) {
+      const std::size_t layers = model_.shape().layers;
+      for (std::size_t layer = 0; layer < layers; ++layer) sequence.cache->compress(layer);
+      ++changes_;
+    }
+  }
+  write(sequence, sequence.sampler.next(read.logits));
+}
+
+void Scheduler::write(Sequence& sequence, int token) {
+  const double time = now();
+  if (sequence.reads()) {
+    counters_.first_token_seconds += time - sequence.came;
+    ++counters_.first_tokens;
+  } else {
+    counters_.between_seconds += time - sequence.last_token;
+    ++counters_.betweens;
+  }
+  sequence.last_token = time;
+  const bool is_end = model_.is_end(token);
+  bool goes_on = !is_end;
+  if (!is_end) {
+    sequence.written.push_back(token);
+    ++sequence.slice;
+    ++counters_.new_tokens;
+    goes_on = sequence.request.on_token(token);
+  }
+  if (goes_on && sequence.written.size() < sequence.request.max_new) return;
+  if (!sequence.needs.compress) keep_prefix(sequence, sequence.cache->tokens());
+  end(sequence, goes_on ? FinishReason::length : FinishReason::stop);
+}
+
+// A prefix is kept if there is room for what it takes of its own; others that are less recently used go for it.
+void Scheduler::keep_prefix(Sequence& sequence, std::size_t tokens) {
+  std::vector<int> text = sequence.request.prompt;
+  text.insert(text.end(), sequence.written.begin(), sequence.written.end());
+  text.resize(tokens);
+  try {
+    if (prefixes_.keep(*sequence.cache, text)) ++changes_;
+  } catch (const std::bad_alloc&) {
+    return;  // it would only have saved work
+  }
+  make_room();
+}
+
+}  // namespace kvpolicy::serve
