@@ -66,6 +66,10 @@ Scheduler::~Scheduler() {
   for (auto& sequence : waiting_) end(*sequence, FinishReason::cancelled);
 }
 
+std::size_t Scheduler::peak_bytes(const Plan& plan, std::size_t prompt, std::size_t max_new) const {
+  return plan.peak_memory(prompt + max_new, cache_options_, prompt);
+}
+
 std::uint64_t Scheduler::submit(Request request) {
   require(request.plan != nullptr && request.plan->shape() == model_.shape(),
           "server: the plan is not for this model");

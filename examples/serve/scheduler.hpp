@@ -150,6 +150,8 @@ class Scheduler {
   /// Ends `run`, and with it every request.
   void stop();
 
+  /// Bytes that a text of this prompt and answer takes at most.
+  [[nodiscard]] std::size_t peak_bytes(const Plan& plan, std::size_t prompt, std::size_t max_new) const;
   [[nodiscard]] const SchedulerOptions& options() const { return options_; }
   /// Sequences that hold a cache in fast memory now.
   [[nodiscard]] std::size_t running() const { return running_.size(); }

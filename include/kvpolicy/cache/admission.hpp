@@ -57,16 +57,16 @@ template <Element E>
 }
 
 /// A head's part of a promise, and what it may come to hold instead, with pages that it drops and others keep.
-struct HeadGrowth {
+struct PromisedGrowth {
   std::size_t promised = 0;
   std::size_t needed = 0;
 };
 
 /// Of a head that holds its share of the first `committed` tokens.
 template <Element E>
-[[nodiscard]] HeadGrowth growth_of_head(const HeadSettings<E>& settings, const Head& head,
-                                        const LayerShape& layer, std::size_t committed,
-                                        const CacheOptions& options, const TextPromise& promise) {
+[[nodiscard]] PromisedGrowth growth_of_head(const HeadSettings<E>& settings, const Head& head,
+                                            const LayerShape& layer, std::size_t committed,
+                                            const CacheOptions& options, const TextPromise& promise) {
   if (!settings.has_rule()) return {0, head.shared_bytes()};
   const HeadRule rule = settings.rule(layer.head_dim);
   const auto to_drop = [&](bool only_residual) {
@@ -100,7 +100,7 @@ template <Element E, AttentionEngine Engine>
   std::size_t needed = promise.peak;
   for (const auto& layer : CacheLayers::of(cache)) {
     for (std::size_t head = 0; head < layer.heads.size(); ++head) {
-      const detail::HeadGrowth own =
+      const detail::PromisedGrowth own =
           detail::growth_of_head(cache.plan().at(layer.number, head), *layer.heads[head], layer.shape,
                                  layer.committed, cache.options(), promise);
       held += own.promised;
