@@ -4,7 +4,9 @@
 # affects a consumer: the flags belong to one target that is never exported.
 find_program(KVPOLICY_CCACHE ccache)
 if(PROJECT_IS_TOP_LEVEL AND KVPOLICY_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  set(CMAKE_CXX_COMPILER_LAUNCHER "${KVPOLICY_CCACHE}")
+  # Checkouts of the project give each other what they compiled: paths within one are taken as relative.
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env "CCACHE_BASEDIR=${PROJECT_SOURCE_DIR}" CCACHE_NOHASHDIR=1
+      "${KVPOLICY_CCACHE}")
 endif()
 set(CMAKE_CXX_EXTENSIONS OFF)
 

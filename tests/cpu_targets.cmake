@@ -28,7 +28,6 @@ function(kvpolicy_add_cpu_target name feature)
                        LIBS kvpolicy_test_support kvpolicy::cpu kvpolicy_openmp)
   # Behind CMAKE_CXX_FLAGS, whose -march=native they replace.
   target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1> ${ARGN})
-  target_compile_definitions(${target} PRIVATE KVPOLICY_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
   add_test(NAME cpu.${name} COMMAND ${target})
   set_tests_properties(cpu.${name} PROPERTIES
     LABELS cpu TIMEOUT 1200 FAIL_REGULAR_EXPRESSION "test cases: +0 ")
@@ -46,6 +45,4 @@ if(KVPOLICY_HAS_SAPPHIRERAPIDS)
   target_link_libraries(cpu_for_sapphirerapids PRIVATE kvpolicy_test_support kvpolicy::cpu)
   target_compile_features(cpu_for_sapphirerapids PRIVATE cxx_std_20)
   target_compile_options(cpu_for_sapphirerapids PRIVATE -O0 -march=sapphirerapids)
-  target_compile_definitions(cpu_for_sapphirerapids PRIVATE
-    KVPOLICY_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
 endif()

@@ -19,12 +19,13 @@
 
 #include "model/dense_attention.hpp"
 #include "model/golden.hpp"
+#include "support/source_dir.hpp"
 
 namespace kvpolicy::reference::gated_llama_test {
 namespace {
 
 io::Json goldens() {
-  const std::string path = std::string(KVPOLICY_SOURCE_DIR) + "/tests/gradient/goldens.json";
+  const std::string path = testing::source_dir() + "/tests/gradient/goldens.json";
   return io::parse_json(io::read_text_file(path), path);
 }
 

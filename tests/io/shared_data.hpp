@@ -8,6 +8,8 @@
 #include <filesystem>
 #include <iostream>
 
+#include "support/source_dir.hpp"
+
 namespace kvpolicy::testing {
 
 inline std::filesystem::path shared_data() {
@@ -15,7 +17,7 @@ inline std::filesystem::path shared_data() {
 #ifdef KVPOLICY_SHARED_DATA
   return KVPOLICY_SHARED_DATA;
 #else
-  return std::filesystem::path{KVPOLICY_SOURCE_DIR} / ".." / "shared" / "data";
+  return std::filesystem::path{source_dir()} / ".." / "shared" / "data";
 #endif
 }
 
@@ -27,7 +29,7 @@ inline bool has_shared_data() {
 }
 
 inline std::filesystem::path sample_data() {
-  return std::filesystem::path{KVPOLICY_SOURCE_DIR} / "examples" / "data";
+  return std::filesystem::path{source_dir()} / "examples" / "data";
 }
 
 }  // namespace kvpolicy::testing

@@ -17,13 +17,14 @@
 #include "model/dense_attention.hpp"
 #include "model/gguf_bytes.hpp"
 #include "model/golden.hpp"
+#include "support/source_dir.hpp"
 #include "support/temporary_folder.hpp"
 
 namespace kvpolicy::reference::gguf_model_test {
 namespace {
 
 std::string gguf_path(const std::string& name) {
-  return std::string(KVPOLICY_SOURCE_DIR) + "/tests/model/goldens_gguf/" + name + ".gguf";
+  return testing::source_dir() + "/tests/model/goldens_gguf/" + name + ".gguf";
 }
 
 TEST_CASE("a file has the weights and settings of the folder that it was made of") {

@@ -16,12 +16,13 @@
 #include <reference_model/safetensors.hpp>
 
 #include "model/gguf_bytes.hpp"
+#include "support/source_dir.hpp"
 #include "support/temporary_folder.hpp"
 
 namespace kvpolicy::reference::gguf_test {
 namespace {
 
-const std::string goldens = std::string(KVPOLICY_SOURCE_DIR) + "/tests/model/goldens_gguf/";
+const std::string goldens = testing::source_dir() + "/tests/model/goldens_gguf/";
 
 TEST_CASE("blocks decode to the floats that PyPI's gguf gives, bit for bit") {
   SafetensorsFile file(goldens + "blocks.safetensors");

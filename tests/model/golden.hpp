@@ -16,6 +16,8 @@
 #include <reference_model/llama.hpp>
 #include <reference_model/safetensors.hpp>
 
+#include "support/source_dir.hpp"
+
 namespace kvpolicy::reference {
 
 inline constexpr std::array golden_names{
@@ -29,7 +31,7 @@ inline constexpr std::array golden_names{
 inline constexpr float logit_tolerance = 1e-4F;
 
 inline std::string golden_folder(const std::string& name) {
-  return std::string(KVPOLICY_SOURCE_DIR) + "/tests/model/goldens/" + name;
+  return testing::source_dir() + "/tests/model/goldens/" + name;
 }
 
 struct Golden {

@@ -18,6 +18,7 @@
 #include <kvpolicy/policy/full_cache.hpp>
 
 #include "model/guessing.hpp"
+#include "support/source_dir.hpp"
 
 namespace kvpolicy::reference::greedy_equality_test {
 namespace {
@@ -247,7 +248,7 @@ TEST_CASE("several texts decoded together equal each by itself") {
 }
 
 TEST_CASE("the shipped models") {
-  const std::string weights = std::string{KVPOLICY_SOURCE_DIR} + "/reference_model/weights";
+  const std::string weights = testing::source_dir() + "/reference_model/weights";
   const Llama model = Llama::load(weights + "/keyfinder");
   const Llama small = Llama::load(weights + "/keyfinder-draft");
   std::ifstream file{weights + "/heldout_kjv.txt"};

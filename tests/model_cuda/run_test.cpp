@@ -26,6 +26,7 @@
 
 #include "model/golden.hpp"
 #include "model_cuda/models.hpp"
+#include "support/source_dir.hpp"
 
 namespace kvpolicy::reference::run_test {
 namespace {
@@ -128,7 +129,7 @@ TEST_CASE("a recorded step gives the bits of a plain step") {
 }
 
 TEST_CASE("the shipped model answers on a device as on a host, byte for byte") {
-  const Llama model = Llama::load(std::string(KVPOLICY_SOURCE_DIR) + "/reference_model/weights/keyfinder");
+  const Llama model = Llama::load(testing::source_dir() + "/reference_model/weights/keyfinder");
   const std::vector<int> prompt = prompt_of(
       "And it came to pass. The key of Bamelo is 48213. And the earth was without form.\n"
       "What is the key of Bamelo? The key of Bamelo is ");

@@ -15,6 +15,7 @@
 #include "cache/dump.hpp"
 #include "support/memory.hpp"
 #include "support/small_cache.hpp"
+#include "support/source_dir.hpp"
 
 using kvpolicy::FormatError;
 using test::SmallCache;
@@ -152,7 +153,7 @@ TEST_CASE("any exception during loading leaves the cache unchanged") {
 }
 
 TEST_CASE("a file of version 1 loads and is written again unchanged") {
-  const std::string path = KVPOLICY_SOURCE_DIR "/tests/state/version_1.kvcache";
+  const std::string path = kvpolicy::testing::source_dir() + "/tests/state/version_1.kvcache";
   std::ifstream in{path, std::ios::binary};
   REQUIRE(in.good());
   const std::string file{std::istreambuf_iterator<char>{in}, {}};

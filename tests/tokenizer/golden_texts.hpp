@@ -10,7 +10,9 @@
 
 #include <kvpolicy/io/text_file.hpp>
 
-inline const std::string goldens = KVPOLICY_SOURCE_DIR "/tests/tokenizer/goldens/";
+#include "support/source_dir.hpp"
+
+inline const std::string goldens = kvpolicy::testing::source_dir() + "/tests/tokenizer/goldens/";
 
 /// The file has each byte as one character, because some texts are not UTF-8.
 inline std::vector<std::string> golden_texts() {

@@ -14,12 +14,13 @@
 #include <reference_model/tokenizer/unicode.hpp>
 
 #include "golden_texts.hpp"
+#include "support/source_dir.hpp"
 
 namespace {
 
 using namespace kvpolicy::reference;
 
-const std::string folder = KVPOLICY_SOURCE_DIR "/models/smollm2";
+const std::string folder = kvpolicy::testing::source_dir() + "/models/smollm2";
 const bool skipped = !have_icu() || !std::filesystem::exists(folder + "/tokenizer.json");
 
 /// FNV-1a over the numbers, four bytes each, with -1 after each text.

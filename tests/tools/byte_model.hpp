@@ -15,6 +15,8 @@
 #include <common/text_model.hpp>
 #include <reference_model/llama.hpp>
 
+#include "support/source_dir.hpp"
+
 namespace kvpolicy::tools {
 
 // Two layers of a byte model with random weights: its answers are nonsense, but always the same.
@@ -64,7 +66,7 @@ inline TextModel random_text_model() { return {random_byte_model(), reference::T
 // Byte-level byte-pair encoding with single digits, 700 tokens.
 inline TextModel random_word_model() {
   return {random_byte_model(700),
-          reference::Tokenizer::load(std::string{KVPOLICY_SOURCE_DIR} + "/tests/tokenizer/goldens/smollm")};
+          reference::Tokenizer::load(testing::source_dir() + "/tests/tokenizer/goldens/smollm")};
 }
 
 // The same with a chat template, ChatML.
@@ -76,7 +78,7 @@ inline TextModel chatting_model() {
       "{% endif %}";
   const fs::path folder = fs::temp_directory_path() / "kvpolicy_chatting_model";
   fs::create_directories(folder);
-  fs::copy_file(fs::path{KVPOLICY_SOURCE_DIR} / "tests/tokenizer/goldens/smollm/tokenizer.json",
+  fs::copy_file(fs::path{testing::source_dir()} / "tests/tokenizer/goldens/smollm/tokenizer.json",
                 folder / "tokenizer.json", fs::copy_options::overwrite_existing);
   std::ofstream{folder / "chat_template.jinja"} << chatml;
   auto tokenizer = reference::Tokenizer::load(folder);

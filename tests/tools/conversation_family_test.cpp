@@ -17,6 +17,7 @@
 #include <kvpolicy/io/text_file.hpp>
 
 #include "byte_model.hpp"
+#include "support/source_dir.hpp"
 
 using namespace kvpolicy;
 using namespace kvpolicy::tools;
@@ -25,7 +26,7 @@ namespace {
 
 const nlohmann::json& goldens() {
   static const nlohmann::json all = nlohmann::json::parse(
-      io::read_text_file(std::string{KVPOLICY_SOURCE_DIR} + "/tests/tokenizer/goldens/chat.json"));
+      io::read_text_file(testing::source_dir() + "/tests/tokenizer/goldens/chat.json"));
   return all;
 }
 

@@ -11,6 +11,7 @@
 #include <kvpolicy/core/error.hpp>
 
 #include "byte_model.hpp"
+#include "support/source_dir.hpp"
 
 using namespace kvpolicy;
 using namespace kvpolicy::tools;
@@ -87,7 +88,7 @@ TEST_CASE("texts that ask nothing are no tasks for others") {
 
 // bench/peers scores by the same cases (tests/docs/peers_test.py).
 TEST_CASE("the rule that scores answers") {
-  std::ifstream file{std::string{KVPOLICY_SOURCE_DIR} + "/tests/tools/data/scored_answers.json"};
+  std::ifstream file{testing::source_dir() + "/tests/tools/data/scored_answers.json"};
   const auto cases = nlohmann::json::parse(file);
   REQUIRE(cases.size() > 5);
   for (const auto& item : cases) {

@@ -20,6 +20,7 @@
 #include <kvpolicy/core/error.hpp>
 
 #include "byte_model.hpp"
+#include "support/source_dir.hpp"
 
 using namespace kvpolicy;
 using namespace kvpolicy::tools;
@@ -44,7 +45,7 @@ TEST_CASE("a text model refuses the tokenizer of another model") {
 }
 
 TEST_CASE("without a tokenizer, tokens are numbers and texts are refused") {
-  const auto model = TextModel::load(std::string{KVPOLICY_SOURCE_DIR} + "/tests/model/goldens/gqa2_d80");
+  const auto model = TextModel::load(testing::source_dir() + "/tests/model/goldens/gqa2_d80");
   CHECK(model.decode(std::array{1, 63, 2}) == "1 63 2 ");
   CHECK_THROWS_WITH_AS(static_cast<void>(model.encode("x")), doctest::Contains("vocabulary of 64"),
                        ConfigError);
