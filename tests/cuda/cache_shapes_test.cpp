@@ -4,6 +4,7 @@
 // refused by name.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -54,7 +55,8 @@ TEST_CASE("random operations where layers differ in their windows") {
   const ModelShape shape{
       .layers = 2, .per_layer = {{4, 2, 64}, {.q_heads = 4, .kv_heads = 2, .head_dim = 64, .window = 24}}};
   const std::vector<test::HeadSpec> all = test::device_heads();
-  std::vector<test::HeadSpec> heads{all[0], all[1], all[5], all[5]};
+  const test::HeadSpec window = *std::ranges::find(all, test::Kind::window, &test::HeadSpec::kind);
+  std::vector<test::HeadSpec> heads{all[0], all[1], window, window};
   heads[2].sinks = 0;
   heads[2].recent = 24;
   heads[3].sinks = 4;

@@ -68,9 +68,7 @@ TEST_CASE("pools and plans that do not fit an engine's tensor on a device") {
   CHECK(refused(FullCache<DenseStorage<E>>::Config{}, fits).empty());
   const auto too_small =
       "page_rows is 16, must be at least 64 where a head quantises, compresses or chooses chunks";
-  CHECK(contains(
-      refused(FullCache<ResidualStorage<E, Granularity::per_token>>::Config{.storage = {.bits = 4}}, fits),
-      too_small));
+  CHECK(contains(refused(QuantizedResidualCache<E>::Config{.storage = {.bits = 4}}, fits), too_small));
   CHECK(contains(refused(HeadBudgetCache<Storage>::Config{.budget = 9}, fits), too_small));
   CHECK(contains(refused(ChunkRetrievalCache<Storage>::Config{.chunk = 8, .budget = 16}, fits), too_small));
 

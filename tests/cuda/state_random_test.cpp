@@ -31,7 +31,7 @@ struct CopiedBackend : Base {
       kvpolicy::CacheOptions options;
       options.max_rollback = cache.options().max_rollback;
       options.max_append = cache.options().max_append;
-      options.page_rows = 32;  // neither is in the file
+      options.page_rows = 128;  // neither is in the file
       kvpolicy::KvCache<E> host{plan, options};
       load(host, file);
       const std::string bytes = file.str();
@@ -78,7 +78,7 @@ TEST_CASE("random operations on host caches that go through a device") {
     kvpolicy::CacheOptions options;
     options.max_rollback = max_rollback;
     options.max_append = 1 + max_rollback;
-    options.page_rows = 32;
+    options.page_rows = 64;
     std::vector<test::HeadSpec> returning = heads;
     if (max_rollback > 0) std::erase_if(returning, &test::HeadSpec::cannot_return);
     const test::ModelShape shape{1, 2 * returning.size(), returning.size(), 64};

@@ -81,7 +81,7 @@ class HeadGeometry {
   }
   [[nodiscard]] std::size_t packed_page_bytes() const {
     if (!settings_.is_quantized()) return 0;
-    const PackedLayout layout{code_bits(settings_.encoding),         static_cast<int>(context_.head_dim),
+    const PackedLayout layout{code_bits(settings_.key_encoding),     static_cast<int>(context_.head_dim),
                               static_cast<int>(context_.page_rows),  settings_.key_per_channel,
                               static_cast<int>(settings_.key_group), static_cast<int>(settings_.value_group)};
     return static_cast<std::size_t>(layout.page_bytes);

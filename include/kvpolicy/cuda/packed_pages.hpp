@@ -20,15 +20,15 @@ namespace kvpolicy::cuda {
 class PackedPages {
  public:
   PackedPages(const HeadRule& rule, std::size_t head_dim, std::size_t page_rows)
-      : bits_{code_bits(rule.encoding)},
+      : bits_{code_bits(rule.key_encoding)},
         head_dim_{static_cast<int>(head_dim)},
         page_rows_{static_cast<int>(page_rows)},
         per_channel_{rule.key_per_channel},
         key_group_{static_cast<int>(rule.key_group)},
         value_group_{static_cast<int>(rule.value_group)},
-        key_format_{rule.encoding, rule.key_per_channel ? Granularity::per_channel : Granularity::per_token,
-                    rule.key_group},
-        value_format_{rule.encoding, Granularity::per_token, rule.value_group},
+        key_format_{rule.key_encoding,
+                    rule.key_per_channel ? Granularity::per_channel : Granularity::per_token, rule.key_group},
+        value_format_{rule.value_encoding, Granularity::per_token, rule.value_group},
         layout_{bits_, head_dim_, page_rows_, per_channel_, key_group_, value_group_} {
     for (const bool key : {true, false}) {
       auto& bit = bits_in_tile_[key ? 0 : 1];

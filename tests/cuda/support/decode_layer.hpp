@@ -29,6 +29,9 @@ struct HeadCase {
   std::vector<int> chosen = {};  ///< chunks, ascending, where the view selects
   int chosen_end = 0;            ///< rows after which every row is read
   bool turns_sinks = false;      ///< in-cache positions
+  float key_size = 1.0F;         ///< standard deviation of the cached numbers
+  float value_size = 1.0F;
+  float value_growth = 1.0F;  ///< from a row to the next one
 };
 
 struct CallCase {
@@ -65,8 +68,15 @@ class DecodeLayer {
                                                        std::max(1, head.tokens - head.view.evicted)));
       DeviceHead<E>& device = *owned_.back();
       const int rows = head.tokens - head.view.evicted;
-      const auto numbers = static_cast<std::size_t>(rows) * static_cast<std::size_t>(head_dim);
-      device.store(normal(numbers), normal(numbers), {head.tokens, head.committed});
+      const auto width = static_cast<std::size_t>(head_dim);
+      const std::size_t numbers = static_cast<std::size_t>(rows) * width;
+      std::vector<float> keys = normal(numbers);
+      std::vector<float> values = normal(numbers);
+      for (std::size_t i = 0; i < numbers; ++i) {
+        keys[i] *= head.key_size;
+        values[i] *= head.value_size * std::pow(head.value_growth, static_cast<float>(i / width));
+      }
+      device.store(keys, values, {head.tokens, head.committed});
       if (head.view.chunk_rows > 0) {
         cuda::Selections& chosen = device.selections();
         chosen.latest = 1;

@@ -55,12 +55,15 @@ struct DecodeLayout {
   using Merge = WarpMerge<HeadDim, ColumnTiles, warps>;
 
   static constexpr int aligned(int bytes) { return (bytes + 15) / 16 * 16; }
-  // Queries and the warps' values are never needed at the same time.
-  static constexpr int slice_at = aligned(std::max(Queries::bytes, Merge::bytes));
+  static constexpr int stage_at = aligned(Queries::bytes);
+  static constexpr int stage_bytes = Packed ? warps * packed_stage_bytes<Packed ? HeadDim : 64, ColumnTiles> : 0;
+  // Queries and scales are never needed at the same time as the warps' values.
+  static constexpr int slice_at = aligned(std::max(stage_at + stage_bytes, Merge::bytes));
   static constexpr int states_at = slice_at + aligned(sizeof(BlockSlice));
   static constexpr int finished_at = states_at + (warps + 1) * columns * sizeof(PartialState);
   static constexpr int code_columns_at = finished_at + columns * sizeof(FinishedRow);
-  static constexpr int sums_at = code_columns_at + columns * sizeof(CodeColumn);
+  static constexpr int query_sums_at = code_columns_at + columns * sizeof(CodeColumn);
+  static constexpr int sums_at = query_sums_at + (Packed ? columns * HeadDim / 8 * 4 : 0);
   static constexpr int line_at = sums_at + aligned(warps * sizeof(long long));
 };
 
@@ -152,7 +155,8 @@ class DecodeBlock {
     if (work_prefix()[head] == work_prefix()[head + 1]) return;
     using Queries = typename Layout::Queries;
     const Queries queries{.plain = shared,
-                          .code_columns = reinterpret_cast<CodeColumn*>(shared + Layout::code_columns_at)};
+                          .code_columns = reinterpret_cast<CodeColumn*>(shared + Layout::code_columns_at),
+                          .sums = reinterpret_cast<float*>(shared + Layout::query_sums_at)};
     sync_block();  // the previous head no longer uses shared memory
     if (thread_index() == 0) slice().describe(p, head, work_prefix()[head], from, to);
     queries.load(p, head / p.kv_heads, head % p.kv_heads);
@@ -170,8 +174,8 @@ class DecodeBlock {
     softmax.clear();
     if constexpr (Packed) {
       if (packed) {
-        attend_packed<HeadDim, ColumnTiles, Layout::warps>(p, slice(), queries.halves(), queries.code_columns,
-                                                           softmax);
+        attend_packed<HeadDim, ColumnTiles, Layout::warps>(p, slice(), queries.for_codes(),
+                                                           shared + Layout::stage_at, softmax);
       }
     }
     attend_exact<E, HeadDim, ColumnTiles, Layout::warps>(p, slice(), queries.plain, queries.turned(),
@@ -183,7 +187,7 @@ class DecodeBlock {
     if (slice().begins && slice().ends) {
       if (thread_index() < used_columns) finish(head, thread_index(), warps.state(thread_index()));
       sync_block();
-      for (int i = thread_index(); i < used_columns * HeadDim; i += thread_count()) {
+      for (int i = unforeseen(thread_index()); i < used_columns * HeadDim; i += thread_count()) {
         const int column = i / HeadDim;
         out(head, column)[i % HeadDim] =
             from_float<E>(warps.value(column, i % HeadDim) * finished()[column].factor);
@@ -191,7 +195,7 @@ class DecodeBlock {
       return;
     }
     const long long slot = Partials::slot(block_x(), slice().begins);
-    for (int i = thread_index(); i < used_columns * HeadDim; i += thread_count()) {
+    for (int i = unforeseen(thread_index()); i < used_columns * HeadDim; i += thread_count()) {
       p.workspace.values[slot * columns * HeadDim + i] = warps.value(i / HeadDim, i % HeadDim);
     }
     if (thread_index() < used_columns) {

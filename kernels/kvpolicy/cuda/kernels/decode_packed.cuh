@@ -1,292 +1,148 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One warp reads the quantised rows of a block's share of a head. Codes are converted to half in
-// registers and multiplied with the queries in half. If a row has one scale and one zero, these are
-// applied to the product instead of to the codes. Used by decode.cuh.
+// One warp reads the quantised rows of a block's share of a head and multiplies the codes, as halves,
+// with the queries in half: packed_keys.cuh and packed_values.cuh say where scales and zeros go.
+// Used by decode.cuh.
 #pragma once
 
 #include <type_traits>
 
 #include <kvpolicy/cuda/kernels/block_slice.cuh>
 #include <kvpolicy/cuda/kernels/decode_queries.cuh>
-#include <kvpolicy/cuda/kernels/fragments.cuh>
 #include <kvpolicy/cuda/kernels/online_softmax.cuh>
+#include <kvpolicy/cuda/kernels/packed_keys.cuh>
+#include <kvpolicy/cuda/kernels/packed_values.cuh>
 
 namespace kvpolicy::cuda {
 
-/// Where a tile of 16 quantised rows is. Lane i has the value for tile i % (rows_of_unit / 16).
-struct TileAddress {
-  unsigned long long page;
-  int row;  ///< index in the page
+/// Whether a unit's values are requested before its keys are used, as in decode_exact.cuh. Small
+/// groups take more registers.
+template <class Shape, int ColumnTiles>
+inline constexpr bool packed_loads_overlap = Shape::head_dim * (1 + ColumnTiles) < 384 && Shape::finest == 32;
 
-  /// The value of another lane.
-  KVPOLICY_DEVICE TileAddress of(int lane) const { return {shuffle(page, lane), shuffle(row, lane)}; }
-  KVPOLICY_DEVICE const std::byte* at(int offset) const {
-    return reinterpret_cast<const std::byte*>(page) + offset;
-  }
-};
+/// Shared memory that a warp needs for scales and zeros, whatever the head: that of the smallest
+/// groups of keys.
+template <int HeadDim, int ColumnTiles>
+inline constexpr int packed_stage_bytes =
+    PackedKeys<PackedShape<4, HeadDim, Grouping::channels, 8>, ColumnTiles>::staged_bytes;
 
-/// All rows of a tile are written together, so a tile can be read whole even if a call needs only
-/// some of its rows. Chunks are whole tiles; beyond the end of a list its last tile is repeated.
-template <int Tiles>
-KVPOLICY_DEVICE TileAddress address_of_tile(const AttendParams& p, const BlockSlice& slice,
-                                            const UnitCursor& at) {
-  const DeviceSegment& segment = slice.list.segment[at.segment];
-  const int i = (at.unit * Tiles + lane_index() % Tiles) * tile_rows;
-  const int row = segment.chunks == nullptr ? segment.first - slice.skipped[at.segment] + i
-                                            : segment.row(smaller(i, segment.rows - tile_rows));
-  const int slot = slice.head.packed_slot(row);
-  return {reinterpret_cast<unsigned long long>(slice.head.packed_pages[page_of(slot, p.page_rows)]),
-          slot & (p.page_rows - 1)};
-}
+template <class Shape, int ColumnTiles, int Warps>
+KVPOLICY_DEVICE void attend_packed(const PackedHead& head,
+                                   OnlineSoftmax<Shape::head_dim, ColumnTiles>& softmax) {
+  using Keys = PackedKeys<Shape, ColumnTiles>;
+  using Values = PackedValues<Shape, ColumnTiles>;
+  constexpr bool staged = Shape::grouping != Grouping::row;
+  constexpr bool overlaps = packed_loads_overlap<Shape, ColumnTiles>;
+  // Scales of values lie after those of keys, or else in their place.
+  constexpr int values_at = overlaps ? Keys::staged_bytes : Keys::lasting_bytes;
+  static_assert(Keys::staged_bytes <= packed_stage_bytes<Shape::head_dim, ColumnTiles>);
+  static_assert(values_at + Values::staged_bytes <= packed_stage_bytes<Shape::head_dim, ColumnTiles>);
+  const AttendParams& p = head.p;
+  const BlockSlice& slice = head.slice;
 
-/// Scales and zeros of a unit whose rows have one of each. They are loaded once, in one contiguous
-/// read, and passed between lanes by shuffle.
-template <int UnitRows>
-struct RowGrids {
-  std::uint32_t key[UnitRows / warp_lanes];  ///< for row 32 i + lane: scale, zero
-  std::uint32_t value_scale;                 ///< for rows 2 (lane % (UnitRows / 2)) and + 1
-  std::uint32_t value_zero;
-
-  /// `offset` is that of the page's key scales; key zeros, value scales and value zeros follow.
-  KVPOLICY_DEVICE void load_keys(const TileAddress& address, int offset, int page_rows) {
-    KVPOLICY_UNROLL
-    for (int i = 0; i < UnitRows / warp_lanes; ++i) {
-      const TileAddress tile = address.of(2 * i + lane_index() / tile_rows);
-      const auto* scale =
-          reinterpret_cast<const std::uint16_t*>(tile.at(offset)) + tile.row + lane_index() % tile_rows;
-      key[i] = permute_bytes(load_once(scale), load_once(scale + page_rows), 0x5410);
-    }
-  }
-  KVPOLICY_DEVICE void load_values(const TileAddress& address, int offset, int page_rows) {
-    const int pair = lane_index() % (UnitRows / 2);
-    const TileAddress tile = address.of(pair / 8);
-    const auto* scales =
-        reinterpret_cast<const std::uint16_t*>(tile.at(offset)) + 2 * page_rows + tile.row + pair % 8 * 2;
-    value_scale = load_once(reinterpret_cast<const Words1*>(scales)).word[0];
-    value_zero = load_once(reinterpret_cast<const Words1*>(scales + page_rows)).word[0];
-  }
-
-  KVPOLICY_DEVICE std::uint32_t of_key(int row) const {
-    return shuffle(key[row / warp_lanes], row % warp_lanes + lane_index() / 4);
-  }
-};
-
-/// Scales and zeros of groups: rows of channels, or channels of rows.
-template <int HeadDim>
-struct GroupGrids {
-  PackedLayout layout;
-  bool per_channel;
-  int key_group;
-  int value_group;
-  int page_rows;
-
-  /// Loads those of a tile's keys, for the registers of steps 2 * pair and + 1.
-  KVPOLICY_DEVICE void of_keys(std::uint32_t (&scale)[2][4], std::uint32_t (&zero)[2][4],
-                               const TileAddress& tile, int pair) const {
-    const int g = lane_index() / 4;
-    const int channel = pair * 32 + lane_index() % 4 * 8;
-    const int first = key_param(tile.row, channel, HeadDim, page_rows, per_channel, key_group);
-    const auto* scales = reinterpret_cast<const std::uint16_t*>(tile.at(layout.key_scales_offset)) + first;
-    const auto* zeros = reinterpret_cast<const std::uint16_t*>(tile.at(layout.key_zeros_offset)) + first;
-    if (per_channel) {
-      const Words4 s = *reinterpret_cast<const Words4*>(scales);
-      const Words4 z = *reinterpret_cast<const Words4*>(zeros);
-      KVPOLICY_UNROLL
-      for (int i = 0; i < 8; ++i) {
-        scale[i / 4][i % 4] = s.word[i / 4 * 2 + i % 4 / 2];
-        zero[i / 4][i % 4] = z.word[i / 4 * 2 + i % 4 / 2];
-      }
-    } else {
-      KVPOLICY_UNROLL
-      for (int upper = 0; upper < 2; ++upper) {
-        const std::uint32_t s = twice(scales[g + 8 * upper]);
-        const std::uint32_t z = twice(zeros[g + 8 * upper]);
-        KVPOLICY_UNROLL
-        for (int i = 0; i < 4; ++i) {
-          scale[i / 2][i % 2 * 2 + upper] = s;
-          zero[i / 2][i % 2 * 2 + upper] = z;
-        }
-      }
-    }
-  }
-  /// Loads those of a tile's values, for the registers of steps 4 * block .. 4 * block + 3: [row
-  /// pair].
-  KVPOLICY_DEVICE void of_values(std::uint32_t (&scale)[2], std::uint32_t (&zero)[2], const TileAddress& tile,
-                                 int block) const {
-    const int channel = block * 64 + lane_index() / 4 * 8;
-    const int first = value_param(tile.row, channel, page_rows, value_group) + lane_index() % 4 * 2;
-    const auto* scales =
-        reinterpret_cast<const std::uint32_t*>(tile.at(layout.value_scales_offset + 2 * first));
-    const auto* zeros =
-        reinterpret_cast<const std::uint32_t*>(tile.at(layout.value_zeros_offset + 2 * first));
-    KVPOLICY_UNROLL
-    for (int upper = 0; upper < 2; ++upper) {
-      scale[upper] = scales[4 * upper];
-      zero[upper] = zeros[4 * upper];
-    }
-  }
-};
-
-template <int Bits, int HeadDim, int ColumnTiles, int Warps, bool OneGroup>
-KVPOLICY_DEVICE void attend_packed(const AttendParams& p, const BlockSlice& slice, const std::byte* queries,
-                                   const CodeColumn* columns, OnlineSoftmax<HeadDim, ColumnTiles>& softmax) {
-  using Queries = QueryOperands<HeadDim, ColumnTiles>;
-  constexpr int unit_rows = Bits == 8 ? 32 : 64;
-  constexpr int tiles = unit_rows / tile_rows;
-  const int t = lane_index() % 4;
-  const HeadView& head = slice.head;
-  const GroupGrids<HeadDim> groups{
-      .layout{Bits, HeadDim, p.page_rows, !OneGroup && head.key_per_channel,
-              OneGroup ? HeadDim : head.key_group, OneGroup ? HeadDim : head.value_group},
-      .per_channel = head.key_per_channel,
-      .key_group = head.key_group,
-      .value_group = head.value_group,
-      .page_rows = p.page_rows};
-
-  CodeTile<Bits, HeadDim> keys[tiles];
-  CodeTile<Bits, HeadDim> values[tiles];
-  RowGrids<unit_rows> grids;
-  const auto load_keys = [&](const TileAddress& address) {
-    KVPOLICY_UNROLL
-    for (int tile = 0; tile < tiles; ++tile) {
-      const TileAddress from = address.of(tile);
-      keys[tile].load(from.at(from.row / tile_rows * groups.layout.tile_bytes));
-    }
-    if constexpr (OneGroup) grids.load_keys(address, groups.layout.key_scales_offset, p.page_rows);
-  };
-  const auto load_values = [&](const TileAddress& address) {
-    KVPOLICY_UNROLL
-    for (int tile = 0; tile < tiles; ++tile) {
-      const TileAddress from = address.of(tile);
-      values[tile].load(
-          from.at(groups.layout.values_offset + from.row / tile_rows * groups.layout.tile_bytes));
-    }
-    if constexpr (OneGroup) grids.load_values(address, groups.layout.key_scales_offset, p.page_rows);
-  };
-
-  // The order of loads is that of decode_exact.cuh.
-  constexpr bool overlaps = HeadDim * (1 + ColumnTiles) < 384;
   UnitCursor at = UnitCursor::first(slice);
   bool more = at.skip(slice, true, warp_index());
   if (!more) return;
-  TileAddress address = address_of_tile<tiles>(p, slice, at);
-  load_keys(address);
-  if constexpr (overlaps) load_values(address);
+  typename Shape::Tile key_codes[Shape::tiles];
+  typename Shape::Tile value_codes[Shape::tiles];
+  Keys keys{head};
+  Values values{head, head.stage + values_at};
+  const auto request_keys = [&](const TileAddress& address, bool wanted) {
+    if (wanted) {
+      load_codes(key_codes, address, 0);
+      keys.request(address);
+    }
+    if constexpr (staged) cp_async_commit();
+  };
+  const auto request_values = [&](const TileAddress& address, bool wanted) {
+    if (wanted) {
+      load_codes(value_codes, address, head.layout.values_offset);
+      values.request(address);
+    }
+    if constexpr (staged) cp_async_commit();
+  };
+  // Waits for what was requested before the latest request, or for all.
+  const auto arrive = [] {
+    if constexpr (staged) {
+      cp_async_wait<overlaps ? 1 : 0>();
+      sync_warp();
+    }
+  };
+  const auto leave = [] {  // before shared memory is written again
+    if constexpr (staged) sync_warp();
+  };
+
+  TileAddress address = address_of_tile<Shape::tiles>(p, slice, at);
+  const auto advance = [&] {
+    more = at.skip(slice, true, Warps);
+    if (more) address = address_of_tile<Shape::tiles>(p, slice, at);
+  };
+  request_keys(address, true);
+  if constexpr (overlaps) request_values(address, true);
   while (more) {
     const UnitCursor now = at;
     const TileAddress here = address;
-    more = at.skip(slice, true, Warps);
-    if (more) address = address_of_tile<tiles>(p, slice, at);
+    if constexpr (overlaps) advance();
 
-    float logits[tiles][ColumnTiles][4] = {};
-    KVPOLICY_UNROLL
-    for (int pair = 0; pair < HeadDim / 32; ++pair) {
-      Words4 q[ColumnTiles];
-      KVPOLICY_UNROLL
-      for (int n = 0; n < ColumnTiles; ++n) q[n] = Queries::of_steps(queries, pair, n);
-      KVPOLICY_UNROLL
-      for (int tile = 0; tile < tiles; ++tile) {
-        std::uint32_t scale[2][4];
-        std::uint32_t zero[2][4];
-        if constexpr (!OneGroup) groups.of_keys(scale, zero, here.of(tile), pair);
-        KVPOLICY_UNROLL
-        for (int step = 0; step < 2; ++step) {
-          std::uint32_t a[4];
-          keys[tile].operand(a, 2 * pair + step);
-          if constexpr (!OneGroup) {
-            KVPOLICY_UNROLL
-            for (int reg = 0; reg < 4; ++reg) {
-              a[reg] = half2_multiply_add(a[reg], scale[step][reg], zero[step][reg]);
-            }
-          }
-          KVPOLICY_UNROLL
-          for (int n = 0; n < ColumnTiles; ++n) {
-            multiply_add<half>(logits[tile][n], a, q[n].word[2 * step], q[n].word[2 * step + 1]);
-          }
-        }
-      }
-    }
-    KVPOLICY_UNROLL
-    for (int tile = 0; tile < tiles; ++tile) {
-      std::uint32_t grid[2] = {};
-      if constexpr (OneGroup) {
-        grid[0] = grids.of_key(tile * tile_rows);
-        grid[1] = grids.of_key(tile * tile_rows + 8);
-      }
-      KVPOLICY_UNROLL
-      for (int n = 0; n < ColumnTiles; ++n) {
-        KVPOLICY_UNROLL
-        for (int i = 0; i < 4; ++i) {
-          const CodeColumn column = columns[n * tile_columns + 2 * t + i % 2];
-          if constexpr (OneGroup) {
-            const float scale = to_float<half>(static_cast<std::uint16_t>(grid[i / 2]));
-            const float zero = to_float<half>(static_cast<std::uint16_t>(grid[i / 2] >> 16));
-            logits[tile][n][i] = logits[tile][n][i] * scale + zero * column.sum;
-          }
-          logits[tile][n][i] *= column.scale;
-        }
-      }
-    }
-    if (overlaps && more) load_keys(address);
-    cap_and_mask(logits, p, slice, now.segment, now.unit * unit_rows - slice.skipped[now.segment]);
-    softmax.weigh(logits);
-    if constexpr (!overlaps) load_values(here);
-
-    KVPOLICY_UNROLL
-    for (int tile = 0; tile < tiles; ++tile) {
-      std::uint32_t weights[ColumnTiles][2];
-      weight_operands<half>(weights, logits[tile]);
-      std::uint32_t scale[2], zero[2];
-      if constexpr (OneGroup) {
-        KVPOLICY_UNROLL
-        for (int upper = 0; upper < 2; ++upper) {
-          const int lane = tile * 8 + upper * 4 + t;
-          scale[upper] = shuffle(grids.value_scale, lane);
-          zero[upper] = shuffle(grids.value_zero, lane);
-        }
-      }
-      KVPOLICY_UNROLL
-      for (int step = 0; step < HeadDim / 16; ++step) {
-        if constexpr (!OneGroup) {
-          if (step % 4 == 0) groups.of_values(scale, zero, here.of(tile), step / 4);
-        }
-        std::uint32_t a[4];
-        values[tile].operand(a, step);
-        KVPOLICY_UNROLL
-        for (int reg = 0; reg < 4; ++reg) {
-          a[reg] = half2_multiply_add(a[reg], scale[reg / 2], zero[reg / 2]);
-        }
-        softmax.template add<half>(step, a, weights);
-      }
-    }
-    if (more) {
-      if constexpr (overlaps) {
-        load_values(address);
-      } else {
-        load_keys(address);
-      }
+    float logits[Shape::tiles][ColumnTiles][4];
+    arrive();
+    keys.logits(logits, key_codes);
+    leave();
+    if constexpr (!overlaps) advance();  // later, for want of registers
+    if constexpr (overlaps) request_keys(address, more);
+    cap_and_mask(logits, p, slice, now.segment, now.unit * Shape::rows - slice.skipped[now.segment]);
+    softmax.weigh(logits, [&](int n, int j, float factor) { values.rescale(n, j, factor); });
+    if constexpr (!overlaps) request_values(here, true);
+    arrive();
+    values.add(softmax, value_codes, logits);
+    leave();
+    if constexpr (overlaps) {
+      request_values(address, more);
+    } else {
+      request_keys(address, more);
     }
   }
+  values.finish(softmax);
 }
 
-/// Dispatches by the head's encoding and groups.
+/// Dispatches by the head's encoding and groups. `stage` has packed_stage_bytes for each warp.
 template <int HeadDim, int ColumnTiles, int Warps>
-KVPOLICY_DEVICE void attend_packed(const AttendParams& p, const BlockSlice& slice, const std::byte* queries,
-                                   const CodeColumn* columns, OnlineSoftmax<HeadDim, ColumnTiles>& softmax) {
-  const HeadView& head = slice.head;
-  const bool one_group = !head.key_per_channel && head.key_group == HeadDim && head.value_group == HeadDim;
-  const auto run = [&](auto bits) {
+KVPOLICY_DEVICE void attend_packed(const AttendParams& p, const BlockSlice& slice, const CodeQueries& queries,
+                                   std::byte* stage, OnlineSoftmax<HeadDim, ColumnTiles>& softmax) {
+  const HeadView& view = slice.head;
+  const bool by_rows = view.key_per_channel;
+  const bool one_group = !by_rows && view.key_group == HeadDim && view.value_group == HeadDim;
+  // Chosen chunks may begin anywhere in a group of rows.
+  const bool fine = smaller(view.key_group, view.value_group) < 32 ||
+                    (by_rows && view.chunk_rows > 0 && (view.chunk_rows % 32 != 0 || view.sinks % 32 != 0));
+  const auto run_as = [&](auto bits, auto grouping, auto finest) {
     constexpr int Bits = decltype(bits)::value;
-    if (one_group) {
-      attend_packed<Bits, HeadDim, ColumnTiles, Warps, true>(p, slice, queries, columns, softmax);
-    } else {
-      attend_packed<Bits, HeadDim, ColumnTiles, Warps, false>(p, slice, queries, columns, softmax);
-    }
+    constexpr Grouping Groups = decltype(grouping)::value;
+    const PackedHead head{
+        .p = p,
+        .slice = slice,
+        .layout{Bits, HeadDim, p.page_rows, Groups == Grouping::rows,
+                Groups == Grouping::row ? HeadDim : view.key_group,
+                Groups == Grouping::row ? HeadDim : view.value_group},
+        .queries = queries,
+        .stage = stage + unforeseen(warp_index()) * packed_stage_bytes<HeadDim, ColumnTiles>,
+        .lane = unforeseen(lane_index()) & (warp_lanes - 1)};
+    attend_packed<PackedShape<Bits, HeadDim, Groups, decltype(finest)::value>, ColumnTiles, Warps>(head,
+                                                                                                  softmax);
   };
-  if (head.encoding == Encoding::uint8) {
+  const auto run = [&](auto bits) {
+    constexpr std::integral_constant<Grouping, Grouping::row> row{};
+    constexpr std::integral_constant<Grouping, Grouping::channels> channels{};
+    constexpr std::integral_constant<Grouping, Grouping::rows> rows{};
+    constexpr std::integral_constant<int, 32> coarse{};
+    constexpr std::integral_constant<int, 8> finest{};
+    if (one_group) return run_as(bits, row, coarse);
+    if (by_rows) return fine ? run_as(bits, rows, finest) : run_as(bits, rows, coarse);
+    return fine ? run_as(bits, channels, finest) : run_as(bits, channels, coarse);
+  };
+  if (view.encoding == Encoding::uint8) {
     run(std::integral_constant<int, 8>{});
-  } else if (head.encoding == Encoding::uint4) {
+  } else if (view.encoding == Encoding::uint4) {
     run(std::integral_constant<int, 4>{});
   } else {
     run(std::integral_constant<int, 2>{});

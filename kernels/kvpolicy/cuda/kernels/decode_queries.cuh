@@ -12,10 +12,17 @@
 
 namespace kvpolicy::cuda {
 
-/// Converts the product of codes with a column of halves to a logit.
+/// Converts products with a column of halves to logits (units of log 2).
 struct CodeColumn {
-  float scale;  ///< to units of log 2
-  float sum;    ///< sum of the column's halves
+  float code_scale;  ///< for products with codes, which are in units of 2^-24
+  float scale;       ///< for products with numbers
+};
+
+/// The queries as quantised rows need them.
+struct CodeQueries {
+  const std::byte* halves;    ///< QueryOperands
+  const CodeColumn* columns;  ///< [columns]
+  const float* sums;          ///< [columns, head_dim / 8], of 8 channels each
 };
 
 template <Element E, int HeadDim, int ColumnTiles, bool Packed>
@@ -23,20 +30,19 @@ struct DecodeQueries {
   using Operands = QueryOperands<HeadDim, ColumnTiles>;
   static constexpr int columns = Operands::columns;
   static constexpr int vectors = HeadDim / 8;  // vectors of 16 bytes in a column
-  // bfloat16 queries are converted to half, because bfloat16 cannot represent all codes.
-  static constexpr bool converts = Packed && encoding_of<E> == Encoding::bfloat16;
-  static constexpr int bytes = (converts ? 3 : 2) * Operands::bytes;
+  static constexpr int bytes = (Packed ? 3 : 2) * Operands::bytes;
 
   std::byte* plain;
   CodeColumn* code_columns;  ///< [columns]
+  float* sums;               ///< [columns, vectors]
 
   KVPOLICY_DEVICE std::byte* turned() const { return plain + Operands::bytes; }
-  KVPOLICY_DEVICE std::byte* halves() const { return converts ? plain + 2 * Operands::bytes : plain; }
+  KVPOLICY_DEVICE CodeQueries for_codes() const { return {halves(), code_columns, sums}; }
 
   KVPOLICY_DEVICE void load(const AttendParams& p, int sequence, int kv_head) const {
     const int used_columns = p.request_of(sequence).queries * p.group;
     const CallTokens tokens = p.tokens_of(sequence);
-    for (int i = thread_index(); i < columns * vectors; i += thread_count()) {
+    for (int i = unforeseen(thread_index()); i < columns * vectors; i += thread_count()) {
       const int column = i / vectors;
       const int channel = i % vectors * 8;
       Words4 q{};
@@ -51,7 +57,7 @@ struct DecodeQueries {
 
   /// Rotates the loaded queries; each thread rotates 8 channels and their partners.
   KVPOLICY_DEVICE void turn(const AttendParams& p, const BlockSlice& slice) const {
-    for (int i = thread_index(); i < columns * vectors / 2; i += thread_count()) {
+    for (int i = unforeseen(thread_index()); i < columns * vectors / 2; i += thread_count()) {
       const int column = i / (vectors / 2);
       const int channel = i % (vectors / 2) * 8;
       const int query = smaller(column / p.group, slice.request.queries - 1);
@@ -65,44 +71,45 @@ struct DecodeQueries {
     }
   }
 
-  /// Converts the loaded queries; a warp converts a column, and a lane 8 channels.
+  /// Converts the loaded queries to half, because bfloat16 cannot represent all codes; a warp
+  /// converts a column, and a lane 8 channels.
   KVPOLICY_DEVICE void convert(const AttendParams& p) const {
     static_assert(Packed && vectors <= warp_lanes);
     const int warps = thread_count() / warp_lanes;
     for (int column = warp_index(); column < columns; column += warps) {
       Words4 q{};
       if (lane_index() < vectors) q = *Operands::place(plain, column, lane_index() * 8);
-      float scale = 1.0F;
-      if constexpr (converts) {
-        // The power of two that scales the largest number to just below 2^15. Nothing overflows,
-        // and numbers down to 2^-29 of the largest keep all 8 bits of bfloat16.
-        float largest = 0.0F;
-        KVPOLICY_UNROLL
-        for (int i = 0; i < 8; ++i) largest = greater(largest, magnitude(number(q, i)));
-        KVPOLICY_UNROLL
-        for (int mask = 1; mask < vectors; mask *= 2) {
-          largest = greater(largest, shuffle_xor(largest, mask));
-        }
-        const int exponent = static_cast<int>(bits_of_float(largest) >> 23);
-        scale = float_of_bits(static_cast<std::uint32_t>(smaller(268 - exponent, 254)) << 23);
-        KVPOLICY_UNROLL
-        for (int w = 0; w < 4; ++w) {
-          q.word[w] = pack<half>(number(q, 2 * w) * scale, number(q, 2 * w + 1) * scale);
-        }
-        if (lane_index() < vectors) *Operands::place(halves(), column, lane_index() * 8) = q;
+      // The power of two that scales the largest number to just below 1/2. Then no product with a
+      // scale overflows half, and numbers down to 2^-13 of the largest lose nothing; what the
+      // smaller ones lose is below 2^-24 of the largest.
+      float largest = 0.0F;
+      KVPOLICY_UNROLL
+      for (int i = 0; i < 8; ++i) largest = greater(largest, magnitude(number(q, i)));
+      KVPOLICY_UNROLL
+      for (int mask = 1; mask < vectors; mask *= 2) {
+        largest = greater(largest, shuffle_xor(largest, mask));
       }
+      const int exponent = static_cast<int>(bits_of_float(largest) >> 23);
+      const float scale = float_of_bits(static_cast<std::uint32_t>(larger(252 - exponent, 1)) << 23);
       float sum = 0.0F;
       KVPOLICY_UNROLL
-      for (int i = 0; i < 8; ++i) {
-        sum += to_float<half>(static_cast<std::uint16_t>(q.word[i / 2] >> 16 * (i % 2)));
+      for (int w = 0; w < 4; ++w) {
+        q.word[w] = pack<half>(number(q, 2 * w) * scale, number(q, 2 * w + 1) * scale);
+        sum += to_float<half>(static_cast<std::uint16_t>(q.word[w]));
+        sum += to_float<half>(static_cast<std::uint16_t>(q.word[w] >> 16));
       }
-      KVPOLICY_UNROLL
-      for (int mask = 1; mask < vectors; mask *= 2) sum += shuffle_xor(sum, mask);
-      if (lane_index() == 0) code_columns[column] = {p.scale_log2 / scale, sum};
+      if (lane_index() < vectors) {
+        *Operands::place(halves(), column, lane_index() * 8) = q;
+        sums[column * vectors + lane_index()] = sum;
+      }
+      const float back = p.scale_log2 / scale;
+      // Finite, even if no sensible query is that large.
+      if (lane_index() == 0) code_columns[column] = {back < 0x1p100F ? back * 0x1p24F : 0x1p124F, back};
     }
   }
 
  private:
+  KVPOLICY_DEVICE std::byte* halves() const { return plain + 2 * Operands::bytes; }
   KVPOLICY_DEVICE static float number(const Words4& q, int i) {
     return to_float<E>(static_cast<std::uint16_t>(q.word[i / 2] >> 16 * (i % 2)));
   }

@@ -146,8 +146,8 @@ struct ValueTile {
 };
 
 // ---- quantised rows ----------------------------------------------------------------------------
-/// A number as both halves of a word.
-KVPOLICY_DEVICE std::uint32_t twice(std::uint32_t bits) { return permute_bytes(bits, bits, 0x1010); }
+/// 1024 as both halves of a word: its mantissa counts ones.
+inline constexpr std::uint32_t code_bias = 0x64006400U;
 
 /// One lane's codes of 16 rows of keys or values.
 template <int Bits, int HeadDim>
@@ -169,26 +169,37 @@ struct CodeTile {
     }
   }
 
-  /// The operand of step `step`, with codes converted to half. OR-ing a code's bits into the
-  /// mantissa of 1024 gives the half 1024 + code * 2^shift; one exact multiply-add removes offset
-  /// and factor.
-  KVPOLICY_DEVICE void operand(std::uint32_t (&a)[4], int step) const {
+  /// Registers 1 and 3 of an operand (rows g + 8) hold codes times 2^row_shift, registers 2 and 3
+  /// (inner indices 8 .. 15) codes times 2^inner_shift.
+  static constexpr int row_shift = Bits == 4 ? 4 : Bits == 2 ? 2 : 0;
+  static constexpr int inner_shift = Bits == 2 ? 4 : 0;
+
+  /// The operand of step `step`: codes as halves in units of 2^-24, which are the bits of a code
+  /// and nothing else, because halves below 2^-14 are subnormal. Tensor cores multiply subnormal
+  /// halves exactly (Fasi et al., "Numerical behavior of NVIDIA tensor cores", PeerJ Comput. Sci.
+  /// 7:e330). With `bias` = code_bias the result is 1024 + code, for arithmetic in half.
+  KVPOLICY_DEVICE void operand(std::uint32_t (&a)[4], int step, std::uint32_t bias = 0) const {
     KVPOLICY_UNROLL
     for (int reg = 0; reg < 4; ++reg) {
-      std::uint32_t biased = 0;
-      std::uint32_t shift = 0;
+      const int shift = reg % 2 * row_shift + reg / 2 * inner_shift;
       if constexpr (Bits == 8) {
-        biased = permute_bytes(word[step * 2 + reg / 2], 0x64646464U, reg % 2 == 0 ? 0x4140 : 0x4342);
+        a[reg] = permute_bytes(word[step * 2 + reg / 2], bias, reg % 2 == 0 ? 0x5150 : 0x5352);
       } else if constexpr (Bits == 4) {
-        shift = reg % 2 * 4;
-        biased = (word[step] >> reg / 2 * 8 & 0x000f000fU << shift) | 0x64006400U;
+        a[reg] = (word[step] >> reg / 2 * 8 & 0x000f000fU << shift) | bias;
       } else {
-        shift = reg * 2;
-        biased = (word[step / 2] >> step % 2 * 8 & 0x00030003U << shift) | 0x64006400U;
+        a[reg] = (word[step / 2] >> step % 2 * 8 & 0x00030003U << shift) | bias;
       }
-      // 2^-shift and -1024 * 2^-shift; the lowest bit of the exponent is 0x0400.
-      a[reg] =
-          half2_multiply_add(biased, 0x3c003c00U - shift * 0x04000400U, 0xe400e400U - shift * 0x04000400U);
+    }
+  }
+
+  /// What `operand` gives for codes that are all `middle`, negated. Adding its product subtracts
+  /// `middle` from every code without rounding.
+  static constexpr float middle = 1 << (Bits - 1);
+  KVPOLICY_DEVICE static void minus_middle(std::uint32_t (&a)[4]) {
+    KVPOLICY_UNROLL
+    for (int reg = 0; reg < 4; ++reg) {
+      const int shift = reg % 2 * row_shift + reg / 2 * inner_shift;
+      a[reg] = (0x8000U | 1U << (Bits - 1 + shift)) * 0x00010001U;
     }
   }
 

@@ -47,9 +47,10 @@ struct OnlineSoftmax {
   }
 
   /// Converts the logits (units of log 2) of some tiles of rows to weights, and adds these to the
-  /// sums.
-  template <int Tiles>
-  KVPOLICY_DEVICE void weigh(float (&logits)[Tiles][ColumnTiles][4]) {
+  /// sums. If the reference moves, `rescale(n, j, factor)` is called for what else the caller has
+  /// added with weights of the earlier reference.
+  template <int Tiles, class Rescale>
+  KVPOLICY_DEVICE void weigh(float (&logits)[Tiles][ColumnTiles][4], Rescale rescale) {
     bool beyond = false;
     KVPOLICY_UNROLL
     for (int n = 0; n < ColumnTiles; ++n) {
@@ -62,7 +63,7 @@ struct OnlineSoftmax {
         }
       }
     }
-    if (any(beyond)) move_reference(logits);
+    if (any(beyond)) move_reference(logits, rescale);
     KVPOLICY_UNROLL
     for (int n = 0; n < ColumnTiles; ++n) {
       KVPOLICY_UNROLL
@@ -74,6 +75,11 @@ struct OnlineSoftmax {
         }
       }
     }
+  }
+
+  template <int Tiles>
+  KVPOLICY_DEVICE void weigh(float (&logits)[Tiles][ColumnTiles][4]) {
+    weigh(logits, [](int, int, float) {});
   }
 
   /// Adds one step (16 channels, `a`) of the values of 16 rows with weights as `WeightOperands`.
@@ -99,8 +105,8 @@ struct OnlineSoftmax {
   }
 
  private:
-  template <int Tiles>
-  KVPOLICY_DEVICE void move_reference(const float (&logits)[Tiles][ColumnTiles][4]) {
+  template <int Tiles, class Rescale>
+  KVPOLICY_DEVICE void move_reference(const float (&logits)[Tiles][ColumnTiles][4], Rescale rescale) {
     KVPOLICY_UNROLL
     for (int n = 0; n < ColumnTiles; ++n) {
       KVPOLICY_UNROLL
@@ -116,6 +122,7 @@ struct OnlineSoftmax {
         const float factor = exp2_approximate(reference[n][j] - next);
         reference[n][j] = next;
         sum[n][j] *= factor;
+        rescale(n, j, factor);
         KVPOLICY_UNROLL
         for (int step = 0; step < steps; ++step) {
           values[step][n][j] *= factor;

@@ -57,9 +57,7 @@ struct PackedLoader {
   KVPOLICY_DEVICE void widen(int tile_memory, const LiveSegment& live, int tile) const {
     const PackedLayout layout{Bits,           HeadDim,         page_rows, head.key_per_channel,
                               head.key_group, head.value_group};
-    // Passed through a shuffle, so that the compiler does not compute this loop's many addresses in
-    // advance and spill them.
-    const int lane = shuffle(lane_index(), lane_index());
+    const int lane = unforeseen(lane_index());  // else this loop's many addresses are spilled
     KVPOLICY_NO_UNROLL
     for (int step = 0; step < Shape::chunks / 2; ++step) {
       int row = warp_index() * tile_rows;

@@ -51,8 +51,8 @@ namespace kvpolicy::cuda {
 // ---- thread indices --------------------------------------------------------------------------
 KVPOLICY_DEVICE int thread_index() { return static_cast<int>(threadIdx.x); }
 KVPOLICY_DEVICE int thread_count() { return static_cast<int>(blockDim.x); }
-KVPOLICY_DEVICE int lane_index() { return static_cast<int>(threadIdx.x) % warp_lanes; }
-KVPOLICY_DEVICE int warp_index() { return static_cast<int>(threadIdx.x) / warp_lanes; }
+KVPOLICY_DEVICE int lane_index() { return static_cast<int>(threadIdx.x % warp_lanes); }
+KVPOLICY_DEVICE int warp_index() { return static_cast<int>(threadIdx.x / warp_lanes); }
 KVPOLICY_DEVICE int block_x() { return static_cast<int>(blockIdx.x); }
 KVPOLICY_DEVICE int block_y() { return static_cast<int>(blockIdx.y); }
 KVPOLICY_DEVICE int grid_x() { return static_cast<int>(gridDim.x); }
@@ -260,3 +260,12 @@ KVPOLICY_DEVICE std::uint32_t permute_bytes(std::uint32_t a, std::uint32_t b, st
 
 }  // namespace kvpolicy::cuda
 #endif
+
+namespace kvpolicy::cuda {
+
+/// A number of this lane, of which the compiler knows nothing. What follows from it is computed where
+/// it is used, and not before a loop over heads, where it would take a register or be spilled. Called
+/// by all lanes.
+KVPOLICY_DEVICE int unforeseen(int number) { return shuffle(number, lane_index()); }
+
+}  // namespace kvpolicy::cuda
