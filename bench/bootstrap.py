@@ -28,6 +28,13 @@ def texts_of_points(points, values=None):
     return texts
 
 
+def bounds(found, confidence):
+    """The interval that holds so many of the numbers found in draws."""
+    cuts = statistics.quantiles(found, n=2000, method="inclusive")
+    tail = round((1 - confidence) / 2 * 2000)
+    return cuts[tail - 1], cuts[-tail]
+
+
 def interval(texts, confidence=0.95, draws=2000):
     """The mean over all values and the bounds of its interval, by percentiles: (mean, low, high). With less than two
     texts the bounds are nan."""
@@ -46,9 +53,7 @@ def interval(texts, confidence=0.95, draws=2000):
             total += own
             count += questions
         means.append(total / count)
-    cuts = statistics.quantiles(means, n=2000, method="inclusive")
-    tail = round((1 - confidence) / 2 * 2000)
-    return mean, cuts[tail - 1], cuts[-tail]
+    return mean, *bounds(means, confidence)
 
 
 def difference(texts, others, **settings):
@@ -56,6 +61,21 @@ def difference(texts, others, **settings):
     if [len(text) for text in texts] != [len(text) for text in others]:
         raise ValueError("the two plans were not asked the same questions")
     return interval([[a - b for a, b in zip(text, other)] for text, other in zip(texts, others)], **settings)
+
+
+def ratio(texts, others, confidence=0.95, draws=2000):
+    """The mean of the one over the mean of the other, on the same texts (a value each), which are drawn together."""
+    if len(texts) != len(others):
+        raise ValueError("the two plans were not asked the same questions")
+    whole = math.fsum(texts) / math.fsum(others)
+    if len(texts) < 2:
+        return whole, math.nan, math.nan
+    drawing = random.Random(20240406)
+    found = []
+    for _ in range(draws):
+        drawn = [int(drawing.random() * len(texts)) for _ in texts]
+        found.append(math.fsum(texts[i] for i in drawn) / math.fsum(others[i] for i in drawn))
+    return whole, *bounds(found, confidence)
 
 
 def shown(found, unit=100, digits=1):

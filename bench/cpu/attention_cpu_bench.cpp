@@ -90,9 +90,14 @@ class Cases {
     return run_.smoke ? Streaming::Config{.sinks = 16, .recent = 40}
                       : Streaming::Config{.sinks = 64, .recent = 256};
   }
+  // Groups of 0 numbers: a row's keys or values share a scale, or 32 keys of a channel do.
   template <class Policy>
-  [[nodiscard]] typename Policy::Config quantized(std::size_t bits) const {
-    return {.storage = {.bits = bits, .residual = run_.smoke ? 64U : 128U}};
+  [[nodiscard]] typename Policy::Config quantized(std::size_t bits, std::size_t key_group = 0,
+                                                  std::size_t value_group = 0) const {
+    return {.storage = {.bits = bits,
+                        .key_group = key_group,
+                        .value_group = value_group,
+                        .residual = run_.smoke ? 64U : 128U}};
   }
 
   // ---- plans of one layer, or of several equal layers
@@ -218,6 +223,11 @@ class Cases {
     return "decode/" + policy + "/" + heads.name() + "/" + tokens_name(tokens);
   }
 
+  // Keys and values with several groups in a row.
+  [[nodiscard]] static std::string group_name(std::size_t bits, std::size_t group) {
+    return "int" + std::to_string(bits) + "_group" + std::to_string(group);
+  }
+
   void decode(Heads heads, std::size_t tokens) {
     const std::string baseline = decode_name("bf16", heads, tokens);
     const auto mixed = [&](const std::string& policy, auto plan) {
@@ -234,6 +244,15 @@ class Cases {
       add_decode(mixed("int" + std::to_string(bits), uniform(heads, quantized<PerToken>(bits))));
     }
     add_decode(mixed("kivi4", uniform(heads, quantized<PerChannel>(4))));
+    if (heads.kv == 8 && (tokens == 16 * Ki || tokens == 64 * Ki || run_.smoke)) {
+      for (const std::size_t bits : {8U, 4U, 2U}) {
+        for (const std::size_t group : {32U, 64U}) {
+          add_decode(mixed(group_name(bits, group), uniform(heads, quantized<PerToken>(bits, group, group))));
+        }
+      }
+      add_decode(mixed("kivi4_group64", uniform(heads, quantized<PerChannel>(4, 64))));
+      add_decode(mixed("kivi2_group64", uniform(heads, quantized<PerChannel>(2, 64))));
+    }
     add_decode(mixed("duo", duo(heads)));
     if (tokens == 16 * Ki || tokens == 64 * Ki || run_.smoke) {
       auto ragged = mixed("headkv", headkv(heads, run_.smoke ? 64 : tokens / 16));
@@ -294,6 +313,9 @@ class Cases {
     of_policy("f32", dense<float>(heads), run_prefill<float, float>);
     for (const std::size_t bits : {8U, 4U, 2U}) {
       of_policy("int" + std::to_string(bits), uniform(heads, quantized<PerToken>(bits)), attend);
+      if (heads.kv == 8) {
+        of_policy(group_name(bits, 32), uniform(heads, quantized<PerToken>(bits, 32, 32)), attend);
+      }
     }
     of_policy("kivi4", uniform(heads, quantized<PerChannel>(4)), attend);
     of_policy("duo", duo(heads), attend);

@@ -69,11 +69,11 @@ struct History {
   // residual.
   const std::size_t keys = rule.key_per_channel ? beyond / rule.key_group * rule.key_group : beyond;
   const auto d = static_cast<double>(head_dim);
-  const double codes = d * static_cast<double>(bits_of(rule.encoding)) / 8;
+  const auto codes = [&](Encoding encoding) { return d * static_cast<double>(bits_of(encoding)) / 8; };
   return {.keys = {.exact = tokens - keys, .packed = keys},
           .values = {.exact = tokens - beyond, .packed = beyond},
-          .packed_key_bytes = codes + 4 * d / static_cast<double>(rule.key_group),
-          .packed_value_bytes = codes + 4 * d / static_cast<double>(rule.value_group)};
+          .packed_key_bytes = codes(rule.key_encoding) + 4 * d / static_cast<double>(rule.key_group),
+          .packed_value_bytes = codes(rule.value_encoding) + 4 * d / static_cast<double>(rule.value_group)};
 }
 
 [[nodiscard]] inline HeadReads head_reads(const HeadRule& rule, std::size_t tokens, std::size_t head_dim,

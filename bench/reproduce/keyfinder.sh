@@ -71,9 +71,10 @@ measure_budgets() {
 }
 
 measure_storage() {
-  local plans=(full)
-  mapfile -t -O 1 plans < <(each '%s:0' int8 int4 int2)
-  mapfile -t -O ${#plans[@]} plans < <(each '%s:32' int8 int4 int2 kivi4 kivi2)
+  local plans=(full) by_row="sinks=0,keys=token,group=32"
+  mapfile -t -O 1 plans < <(each "%s:0,$by_row" int8 int4 int2)
+  mapfile -t -O ${#plans[@]} plans < <(each "%s:32,$by_row" int8 int4 int2)
+  mapfile -t -O ${#plans[@]} plans < <(each '%s:32' int8 int4 int3 int2 k8v4 k4v2 kivi4 kivi2)
   mapfile -t -O ${#plans[@]} plans < <(each '%s:32,flush=steady' kivi4 kivi2)
   mapfile -t -O ${#plans[@]} plans < <(each '%s:128' int8 int4 int2 kivi4 kivi2)
   plans+=(duo:0.5 duo+int8:0.5 duo+int4:0.5 duo+int2:0.5)

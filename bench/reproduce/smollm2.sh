@@ -174,10 +174,13 @@ measure_choices() {
 }
 
 measure_storage() {
-  local plans=(full) exact
-  mapfile -t -O 1 plans < <(each '%s:0' int8 int4 int2)
-  for exact in 32 128; do mapfile -t -O ${#plans[@]} plans < <(each "%s:$exact" int4 int2 kivi4 kivi2); done
-  plans+=(kivi2:32,flush=steady int4:128,group=64 duo:0.5 duo+int4:0.5)
+  local plans=(full) exact by_row="sinks=0,keys=token,group=32"
+  mapfile -t -O 1 plans < <(each "%s:0,$by_row" int8 int4 int2)
+  for exact in 32 128; do
+    mapfile -t -O ${#plans[@]} plans < <(each "%s:$exact,$by_row" int4 int2)
+    mapfile -t -O ${#plans[@]} plans < <(each "%s:$exact" int8 int4 int3 int2 k8v4 k4v2 kivi4 kivi2)
+  done
+  plans+=(kivi2:32,flush=steady hf4:128 duo:0.5 duo+int4:0.5)
   go_on storage 2048 --text novels --plans "${plans[@]}"
   ask storage_answers 2048 --suite niah_single_2 --text novels --plans "${plans[@]}"
 }

@@ -17,6 +17,7 @@
 
 #include "bench/cpu/headkv_sample.hpp"
 #include "common/asked_question.hpp"
+#include "common/low_bit_settings.hpp"
 #include "common/plan_name.hpp"
 #include "common/retrieval_text.hpp"
 #include "common/text_model.hpp"
@@ -75,27 +76,31 @@ class ShapeSubject final : public Subject {
   [[nodiscard]] serve::Plan plan_named(const std::string& name) const override {
     tools::PlanName spec{name};
     const ModelShape shape = rows_.shape();
-    const auto bits = [&] { return static_cast<std::size_t>(spec.storage.back() - '0'); };
     if (spec.name == "duo" && spec.source.empty()) {
       spec.place({"sparsity"});
       const DuoConfig config{.sparsity = spec.number("sparsity", 0.5), .sinks = 64, .recent = 256};
+      const bool exact = spec.storage.empty();
+      const HeadSettings<bfloat16> retrieval =
+          exact ? typename FullCache<DenseStorage<bfloat16>>::Config{}
+                : tools::text_format(spec, shape, spec.storage).head<bfloat16>();
       spec.refuse_others();
       std::vector<double> values(shape.layers * shape.kv_heads);
       for (std::size_t i = 0; i < values.size(); ++i) values[i] = i % 2 == 0 ? 1.0 : 0.0;
       const HeadGates gates{shape.layers, shape.kv_heads, std::move(values)};
-      if (spec.storage.empty()) return duo_plan<bfloat16>(shape, gates, config);
-      return quantized_duo_plan<bfloat16>(shape, gates, config, {.bits = bits(), .residual = 128});
+      return duo_plan<bfloat16>(shape, gates, config, retrieval);
     }
     if (spec.name == "headkv" && spec.source.empty()) {
       spec.place({"capacity"});
       const HeadKvConfig config{.capacity = spec.count("capacity", 128)};
+      const bool exact = spec.storage.empty();
+      const ResidualConfig survivors = exact ? ResidualConfig{} : tools::row_format(spec, shape, 0);
       spec.refuse_others();
       const HeadScores sample = sample_scores();
       std::vector<double> values(shape.layers * shape.q_heads);
       for (std::size_t i = 0; i < values.size(); ++i) values[i] = sample.values()[i % sample.values().size()];
       const HeadScores scores{shape.layers, shape.q_heads, std::move(values)};
-      if (spec.storage.empty()) return headkv_plan<bfloat16>(shape, scores, config);
-      return quantized_headkv_plan<bfloat16>(shape, scores, config, {.bits = bits(), .residual = 0});
+      if (exact) return headkv_plan<bfloat16>(shape, scores, config);
+      return quantized_headkv_plan<bfloat16>(shape, scores, config, survivors);
     }
     tools::PlanArguments arguments;
     arguments.plan = name;
