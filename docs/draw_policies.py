@@ -159,7 +159,7 @@ def main():
          [(READ, "kept and read"), (KEPT, "kept, not read")],
          [(PROMPT + 1, "chunks are chosen"), (PROMPT + 9, "and chosen again")])
     draw(to("quantized_residual"), ["Quantised, with a residual:", "all is read, few bits each"], quantized,
-         [(READ, "exact"), (CODES, "2, 4 or 8 bits")])
+         [(READ, "exact"), (CODES, "2 to 8 bits")])
     segments(to("segments"))
 
 

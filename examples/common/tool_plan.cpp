@@ -23,6 +23,7 @@
 
 #include "error_text.hpp"
 #include "head_files.hpp"
+#include "low_bit_settings.hpp"
 #include "pattern_folder.hpp"
 #include "plan_name.hpp"
 #include "plan_search.hpp"
@@ -33,12 +34,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Parses int8, int4 and int2; returns 0 for any other text.
-std::size_t bits_named(std::string_view name, std::string_view prefix) {
-  if (!name.starts_with(prefix)) return 0;
-  const std::string_view bits = name.substr(prefix.size());
-  return bits == "8" ? 8 : bits == "4" ? 4 : bits == "2" ? 2 : 0;
-}
+// The bits of kivi4 and kivi2; 0 for any other text.
+std::size_t kivi_bits(std::string_view name) { return name == "kivi4" ? 4 : name == "kivi2" ? 2 : 0; }
 
 class Maker {
  public:
@@ -60,8 +57,9 @@ class Maker {
   [[nodiscard]] Plan by_name() {
     if (spec_.name == "full") return full();
     if (spec_.name == "sink_recent") return sink_recent();
-    if (bits_named(spec_.name, "int") != 0) return quantized();
-    if (bits_named(spec_.name, "kivi") != 0) return kivi();
+    if (io::LowBits::named(spec_.name)) return quantized();
+    if (kivi_bits(spec_.name) != 0) return kivi();
+    if (spec_.name == "hf4" || spec_.name == "hf2") return hugging_face();
     if (spec_.name == "chunk") return chunks<MeanKey>();
     if (spec_.name == "quest") return chunks<MinMaxKey>();
     if (spec_.name == "duo") {
@@ -116,14 +114,29 @@ class Maker {
   [[nodiscard]] Plan quantized() {
     spec_.place({"residual"});
     spec_.require_exact_rows();
-    return Plan{shape_, typename QuantizedResidualCache<bfloat16>::Config{.storage = codes(spec_.name, 128)}};
+    io::LowBitFormat format = text_format(spec_, shape_, spec_.name);
+    format.sinks = spec_.count("sinks", format.sinks);
+    return Plan{shape_, format.head<bfloat16>()};
+  }
+
+  // The defaults of transformers' QuantizedCacheConfig, at the bits that it has.
+  [[nodiscard]] Plan hugging_face() {
+    spec_.place({"residual"});
+    spec_.require_exact_rows();
+    const std::size_t bits = spec_.name == "hf4" ? 4 : 2;
+    const std::size_t group = spec_.count("group", io::channel_group(shape_, 64));
+    return Plan{shape_, typename QuantizedResidualCache<bfloat16>::Config{
+                            .storage = {.bits = bits,
+                                        .key_group = group,
+                                        .value_group = group,
+                                        .residual = spec_.count("residual", 128)}}};
   }
 
   [[nodiscard]] Plan kivi() {
     spec_.place({"residual"});
     spec_.require_exact_rows();
     const KiviConfig published;
-    return kivi_plan<bfloat16>(shape_, {.bits = bits_named(spec_.name, "kivi"),
+    return kivi_plan<bfloat16>(shape_, {.bits = kivi_bits(spec_.name),
                                         .group = spec_.count("group", io::channel_group(shape_)),
                                         .residual = spec_.count("residual", published.residual),
                                         .flush = spec_.choice("flush", published.flush)});
@@ -138,9 +151,10 @@ class Maker {
       return Plan{shape_,
                   typename SinkRecentCache<Dense>::Config{.sinks = sinks, .recent = recent, .mask = mask}};
     }
-    return Plan{shape_,
-                typename SinkRecentCache<Codes>::Config{
-                    .sinks = sinks, .recent = recent, .mask = mask, .storage = codes(spec_.storage, 32)}};
+    return Plan{
+        shape_,
+        typename SinkRecentCache<Codes>::Config{
+            .sinks = sinks, .recent = recent, .mask = mask, .storage = row_format(spec_, shape_, 32)}};
   }
 
   template <class Summary>
@@ -153,7 +167,7 @@ class Maker {
                   typename ChunkRetrievalCache<Dense, Summary>::Config{.chunk = chunk, .budget = budget}};
     }
     return Plan{shape_, typename ChunkRetrievalCache<Codes, Summary>::Config{
-                            .chunk = chunk, .budget = budget, .storage = codes(spec_.storage, 128)}};
+                            .chunk = chunk, .budget = budget, .storage = row_format(spec_, shape_, 128)}};
   }
 
   [[nodiscard]] Plan duo(const fs::path& path) {
@@ -177,9 +191,9 @@ class Maker {
     if (spec_.storage.empty()) {
       return named_by(folder.string(), [&] { return duo_plan<bfloat16>(shape_, pattern.gates, config); });
     }
-    const ResidualConfig quantized = codes(spec_.storage, 128);
+    const HeadSettings<bfloat16> retrieval = text_format(spec_, shape_, spec_.storage).head<bfloat16>();
     return named_by(folder.string(),
-                    [&] { return quantized_duo_plan<bfloat16>(shape_, pattern.gates, config, quantized); });
+                    [&] { return duo_plan<bfloat16>(shape_, pattern.gates, config, retrieval); });
   }
 
   [[nodiscard]] Plan headkv(const fs::path& scores) {
@@ -198,7 +212,7 @@ class Maker {
     if (spec_.storage.empty()) {
       return named_by(scores.string(), [&] { return headkv_plan<bfloat16>(shape_, loaded, config); });
     }
-    const ResidualConfig quantized = codes(spec_.storage, 0);
+    const ResidualConfig quantized = row_format(spec_, shape_, 0);
     return named_by(scores.string(),
                     [&] { return quantized_headkv_plan<bfloat16>(shape_, loaded, config, quantized); });
   }
@@ -233,7 +247,7 @@ class Maker {
     if constexpr (votes) {
       if (!spec_.storage.empty()) {
         return make(std::type_identity<Codes>{},
-                    static_cast<typename Codes::Config>(codes(spec_.storage, 0)));
+                    static_cast<typename Codes::Config>(row_format(spec_, shape_, 0)));
       }
     }
     spec_.require_exact_rows();
@@ -299,16 +313,6 @@ class Maker {
     return config;
   }
 
-  [[nodiscard]] ResidualConfig codes(std::string_view storage, std::size_t residual) {
-    const std::size_t bits = bits_named(storage, "int");
-    require(bits != 0, "'", storage, "' is not int8, int4 or int2");
-    const std::size_t group = spec_.count("group", io::channel_group(shape_));
-    return {.bits = bits,
-            .key_group = group,
-            .value_group = group,
-            .residual = spec_.count("residual", residual)};
-  }
-
   const PlanArguments& arguments_;
   const ModelShape& shape_;
   const fs::path& weights_;
@@ -319,11 +323,11 @@ class Maker {
 
 void require_plan_source(const std::string& plan) {
   const PlanName spec{plan};
-  constexpr std::string_view names[]{"full",    "sink_recent", "chunk",         "quest", "duo",
-                                     "headkv",  "snapkv",      "adakv",         "tova",  "h2o",
-                                     "keynorm", "pyramid",     "streaming_llm", "search"};
-  const bool named = std::ranges::count(names, spec.name) > 0 || bits_named(spec.name, "int") != 0 ||
-                     bits_named(spec.name, "kivi") != 0;
+  constexpr std::string_view names[]{"full",          "sink_recent", "chunk", "quest", "duo",     "headkv",
+                                     "snapkv",        "adakv",       "tova",  "h2o",   "keynorm", "pyramid",
+                                     "streaming_llm", "search",      "hf4",   "hf2"};
+  const bool named =
+      std::ranges::count(names, spec.name) > 0 || io::LowBits::named(spec.name) || kivi_bits(spec.name) != 0;
   std::error_code ignored;
   require(named || fs::exists(plan, ignored), "--plan ", plan,
           ": is neither the name of a plan nor a file or folder. Known:\n", plan_help());
@@ -332,9 +336,11 @@ void require_plan_source(const std::string& plan) {
 const char* plan_help() {
   return R"(  full                 every row, exact
   sink_recent:16,128   the first 16 rows and the latest 128
-  int8 int4 int2       every row in so many bits, the latest 128 exact; int4:64 for 64
-  kivi2 kivi4          the same with keys per channel, quantised whenever the residual is full (KIVI);
-                       kivi2:32,flush=steady keeps the latest 32 exact at all times
+  int8 int6 int5 int4  every row in so many bits (also int3, int2), but for the first 4 and the latest 128;
+                       int4:64 for 64. Below 8 bits keys share a scale along the text
+  k8v4 k4v2            and so on: keys of 8 bits, values of 4
+  kivi2 kivi4          quantised whenever the residual is full, as published (KIVI)
+  hf4 hf2              groups of 64 in a row, the latest 128 exact (transformers' QuantizedCache)
   chunk:16,1024        every row kept, 1,024 read, in chunks of 16, by mean key (TriForce)
   quest:16,1024        the same by smallest and largest key (Quest)
   duo:0.5              half of the heads stream, by the model's own gates (DuoAttention);
@@ -350,7 +356,7 @@ const char* plan_help() {
   streaming_llm:4,1020 as sink_recent, with keys rotated as if no rows were missing (StreamingLLM)
   search:0.125,4096    an eighth of a full cache's bytes at 4,096 tokens, distributed over heads and all
                        of these by the files beside the model (`plan search`), or search@damage.json
-  duo+int4:0.5         and so on: +int8, +int4, +int2 quantise sink_recent, chunk, quest,
+  duo+int4:0.5         and so on: +int8 to +int2, +k8v4 quantise sink_recent, chunk, quest,
                        duo's retrieval heads and the survivors of headkv, snapkv and adakv
   FILE.json            a plan file (`plan convert` writes them), or HeadKV head scores
   FOLDER               a DuoAttention pattern: full_attention_heads.tsv and config.json
@@ -360,8 +366,9 @@ What a name leaves open is as published, or as listed here; other settings are w
   headkv, pyramid                  beta=1.005 (pyramid: 20), headkv also score_power=1; adakv: safeguard=0.2
                                    keep_short_prompts=true: a prompt shorter than the capacity keeps all rows
   sink_recent, streaming_llm, duo  sinks=N recent=N mask=exact|chunk; duo also rule=exact_count|threshold
-  what is quantised                group=32 residual=N; kivi also flush=kivi|steady. int4:128,group=64 has
-                                   the group and the residual of Hugging Face's QuantizedCache
+  what is quantised                group=N channels that share a scale, residual=N, hadamard=none|keys|values|both
+                                   rotates rows first; kivi has flush=kivi|steady instead
+  int4 and so on, duo+int4         keys=channel|token key_group=64 rows that share a scale; int4 also sinks=4
 )";
 }
 

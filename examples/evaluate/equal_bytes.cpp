@@ -11,42 +11,25 @@
 #include <kvpolicy/core/dtype.hpp>
 #include <kvpolicy/core/error.hpp>
 
+#include "../common/low_bit_settings.hpp"
 #include "../common/plan_name.hpp"
 
 namespace kvpolicy::tools {
 namespace {
 
-constexpr std::size_t exact_latest = 128;  // latest rows of a quantised head, which stay exact
-
-std::size_t default_group(const ModelShape& shape) { return shape.head_dim % 32 == 0 ? 32 : 16; }
-
-struct Method {
-  std::string name;
-  std::size_t bits = 16;
-  std::size_t group = 0;  // channels that share a scale
-};
-
-Method parse(PlanName& plan, const ModelShape& shape) {
-  Method parsed{plan.name, 16, default_group(shape)};
-  if (plan.storage.empty()) return parsed;
-  const std::string& bits = plan.storage;
-  require(bits == "int8" || bits == "int4" || bits == "int2", "the method ", plan.text,
-          ": rows may be quantised as int8, int4 or int2, not ", bits);
-  parsed.bits = static_cast<std::size_t>(bits.back() - '0');
-  parsed.group = plan.count("group", parsed.group);
-  require(parsed.group > 0, "the method ", plan.text, ": group is 0, must be at least 1");
-  return parsed;
-}
-
 // Rounds rows down; the small addend keeps whole numbers whole after the rounding of a share.
 std::size_t whole(double rows) { return static_cast<std::size_t>(rows + 1e-6); }
 
-std::string duo(PlanName& plan, const Method& method, const ByteBudget& budget) {
+std::string duo(PlanName& plan, const ByteBudget& budget) {
   const ModelShape& shape = budget.shape;
-  const double dense = row_bytes(shape, 16);
-  const double coded = row_bytes(shape, method.bits, method.group);
-  const std::size_t exact =
-      method.bits == 16 ? budget.length : std::min(budget.length, plan.count("residual", exact_latest));
+  const double dense = row_bytes(shape);
+  double coded = dense;
+  std::size_t exact = budget.length;
+  if (!plan.storage.empty()) {
+    const io::LowBitFormat format = text_format(plan, shape, plan.storage);
+    coded = row_bytes(shape, format.storage);
+    exact = std::min(budget.length, format.sinks + format.storage.residual);
+  }
   const std::size_t window = plan.count("sinks", budget.sinks) + plan.count("recent", budget.recent);
   const double retrieving =
       static_cast<double>(exact) * dense + static_cast<double>(budget.length - exact) * coded;
@@ -66,34 +49,40 @@ std::string duo(PlanName& plan, const Method& method, const ByteBudget& budget) 
 
 }  // namespace
 
-double row_bytes(const ModelShape& shape, std::size_t bits, std::size_t group) {
-  if (bits == 16) return static_cast<double>(2 * shape.head_dim * sizeof(bfloat16));
-  if (group == 0) group = default_group(shape);
-  return static_cast<double>(2 * (shape.head_dim * bits / 8 + shape.head_dim / group * 2 * sizeof(half)));
+double row_bytes(const ModelShape& shape) {
+  return static_cast<double>(2 * shape.head_dim * sizeof(bfloat16));
+}
+
+double row_bytes(const ModelShape& shape, const ResidualConfig& rows) {
+  const auto channels = static_cast<double>(shape.head_dim);
+  const auto bits = static_cast<double>(bits_of(rows.key_encoding()) + bits_of(rows.value_encoding()));
+  const double scales =
+      channels / static_cast<double>(rows.key_group) + channels / static_cast<double>(rows.value_group);
+  return channels * bits / 8 + scales * 2.0 * sizeof(half);
 }
 
 std::string at_equal_bytes(const std::string& method, const ByteBudget& budget) {
   require(budget.share > 0 && budget.share <= 1, "a share of the bytes is ", budget.share,
           ", must be above 0 and at most 1");
   PlanName plan{method};
-  const Method parsed = parse(plan, budget.shape);
-  if (parsed.name == "duo") return duo(plan, parsed, budget);
-  if (parsed.name == "search") {
-    require(parsed.bits == 16, method, ": chooses precisions by itself");
+  const bool exact = plan.storage.empty();
+  if (plan.name == "duo") return duo(plan, budget);
+  if (plan.name == "search") {
+    require(exact, method, ": chooses precisions by itself");
     return plan.with_numbers(fmt::format("{},{}", budget.share, budget.length));
   }
   const std::size_t rows =
-      whole(budget.share * static_cast<double>(budget.length) * row_bytes(budget.shape, 16) /
-            row_bytes(budget.shape, parsed.bits, parsed.group));
+      whole(budget.share * static_cast<double>(budget.length) * row_bytes(budget.shape) /
+            (exact ? row_bytes(budget.shape) : row_bytes(budget.shape, row_format(plan, budget.shape, 0))));
   require(rows > 0, method, " cannot keep as little as ", budget.share, " of ", budget.length,
           " rows: that is less than one row for each head");
-  if (parsed.name == "streaming_llm" || parsed.name == "sink_recent") {
-    require(parsed.bits == 16, method, ": its window has no setting at equal bytes when quantised");
+  if (plan.name == "streaming_llm" || plan.name == "sink_recent") {
+    require(exact, method, ": its window has no setting at equal bytes when quantised");
     const std::size_t sinks = std::min(budget.sinks, rows / 2);
     return plan.with_numbers(fmt::format("{},{}", sinks, rows - sinks));
   }
   constexpr std::string_view counted[]{"headkv", "snapkv", "pyramid", "adakv", "h2o", "tova", "keynorm"};
-  require(std::ranges::count(counted, parsed.name) > 0, method,
+  require(std::ranges::count(counted, plan.name) > 0, method,
           " has no setting that makes it keep a share of the bytes; those that have are duo, "
           "streaming_llm, sink_recent, headkv, snapkv, pyramid, adakv, h2o, tova, keynorm and "
           "search");

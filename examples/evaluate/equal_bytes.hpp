@@ -9,6 +9,7 @@
 #include <string>
 
 #include <kvpolicy/core/model_shape.hpp>
+#include <kvpolicy/storage/residual_storage.hpp>
 
 namespace kvpolicy::tools {
 
@@ -21,10 +22,10 @@ struct ByteBudget {
   std::size_t recent = 128;  ///< duo: latest rows of streaming heads, as its pattern says
 };
 
-/// Bytes of one row's key and value: in bfloat16 (`bits` 16), or quantised to 8, 4 or 2 bits with a
-/// scale and a zero in half precision for each `group` channels. A group of 0 means 32, or 16 where
-/// 32 does not divide head_dim.
-[[nodiscard]] double row_bytes(const ModelShape& shape, std::size_t bits, std::size_t group = 0);
+/// Bytes of one row's key and value in bfloat16.
+[[nodiscard]] double row_bytes(const ModelShape& shape);
+/// The same if they are quantised, with a scale and a zero in half precision for each group; its groups must not be 0.
+[[nodiscard]] double row_bytes(const ModelShape& shape, const ResidualConfig& rows);
 
 /// Gives `method` the setting that comes closest to the budget without exceeding it, as a `--plan`:
 ///
@@ -35,8 +36,8 @@ struct ByteBudget {
 ///   search                          "search:0.25,4096"      what plan search finds for the bytes
 ///
 /// "@FILE", "+int4" and named settings ("headkv:kernel=29") are kept. The bytes include bits,
-/// groups and the windows of duo. The latest 128 rows of quantised retrieval heads are counted as
-/// exact.
+/// groups and the windows of duo. The exact rows of quantised retrieval heads are counted as
+/// such.
 /// @throws ConfigError for another method, or for a budget that the method cannot meet because it
 /// is less than one row per head or less than all heads streaming take.
 [[nodiscard]] std::string at_equal_bytes(const std::string& method, const ByteBudget& budget);

@@ -18,18 +18,14 @@ namespace {
 
 using Plan = HeadPlan<bfloat16>;
 
-std::size_t bits_of_rows(const HeadRule& rule) { return rule.is_quantized() ? bits_of(rule.encoding) : 0; }
-
 template <Element E>
 std::string kind_text(const HeadSettings<E>& settings, std::size_t head_dim) {
   const std::string_view name = settings.names().policy;
-  const std::size_t bits = bits_of_rows(settings.rule(head_dim));
+  const double bits = settings.rule(head_dim).code_bits();
   return bits == 0 ? std::string{name} : fmt::format("{}, {} bits", name, bits);
 }
 
-std::string_view full_glyph(std::size_t bits) {
-  return bits == 0 ? "█" : bits == 8 ? "▓" : bits == 4 ? "▒" : "░";
-}
+std::string_view full_glyph(double bits) { return bits == 0 ? "█" : bits >= 6 ? "▓" : bits >= 4 ? "▒" : "░"; }
 
 // Budgets span orders of magnitude, so their bars grow with the logarithm.
 std::string_view budget_glyph(std::size_t budget, std::size_t largest) {
@@ -48,7 +44,7 @@ struct Cell {
 
 Cell cell_of(const HeadSettings<bfloat16>& settings, std::size_t head_dim, std::size_t largest_budget) {
   const HeadRule rule = settings.rule(head_dim);
-  const std::size_t bits = bits_of_rows(rule);
+  const double bits = rule.code_bits();
   if (rule.recent > 0) return {"·", "\033[2m", describe(settings)};
   if (rule.compresses) {
     // All budgets share one line of the legend.

@@ -236,8 +236,7 @@ std::pair<std::string_view, std::string_view> split_at(std::string_view text, st
 
 HeadKind kind_of(const HeadSettings<bfloat16>& config) {
   HeadKind kind{.policy = std::string{config.names().policy}};
-  const HeadRule rule = config.rule(0);
-  if (rule.is_quantized()) kind.bits = bits_of(rule.encoding);
+  kind.bits = config.rule(0).code_bits();
   return kind;
 }
 

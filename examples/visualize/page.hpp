@@ -25,7 +25,7 @@ struct HtmlPage {
 /// The name of a head's policy, and the bits of its quantised rows, 0 where there are none.
 struct HeadKind {
   std::string policy;
-  std::size_t bits = 0;
+  double bits = 0;
   friend bool operator==(const HeadKind&, const HeadKind&) = default;
 };
 [[nodiscard]] HeadKind kind_of(const HeadSettings<bfloat16>& config);

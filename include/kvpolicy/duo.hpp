@@ -64,18 +64,18 @@ template <Element E>
   return plan;
 }
 
-/// The plan that follows from DuoAttention's gates.
+/// The plan that follows from DuoAttention's gates. Retrieval heads have the settings `retrieval`: they keep every
+/// row exactly unless you give others, such as a QuantizedResidualCache's.
 /// @throws ConfigError if the gates do not fit the shape, a gate is not a number, the sparsity is not one
-/// from 0 to 1, or `recent` is 0.
+/// from 0 to 1, `recent` is 0, or a setting of `retrieval` does not work.
 template <Element E = float>
-[[nodiscard]] HeadPlan<E> duo_plan(const ModelShape& shape, const HeadGates& gates,
-                                   const DuoConfig& config = {}) {
-  using Dense = DenseStorage<E>;
+[[nodiscard]] HeadPlan<E> duo_plan(
+    const ModelShape& shape, const HeadGates& gates, const DuoConfig& config = {},
+    const HeadSettings<E>& retrieval = typename FullCache<DenseStorage<E>>::Config{}) {
   detail::require_fits(gates, shape, "duo_plan");
   detail::check_sparsity(config.sparsity, "duo_plan");
-  return plan_of_kinds<E>(shape, head_kinds(gates, config.sparsity, config.gate_cut),
-                          typename FullCache<Dense>::Config{},
-                          typename SinkRecentCache<Dense>::Config{
+  return plan_of_kinds<E>(shape, head_kinds(gates, config.sparsity, config.gate_cut), retrieval,
+                          typename SinkRecentCache<DenseStorage<E>>::Config{
                               .sinks = config.sinks, .recent = config.recent, .mask = config.mask});
 }
 
@@ -84,12 +84,7 @@ template <Element E = float>
 [[nodiscard]] HeadPlan<E> quantized_duo_plan(const ModelShape& shape, const HeadGates& gates,
                                              const DuoConfig& config = {},
                                              const ResidualConfig& quantized = {}) {
-  detail::require_fits(gates, shape, "quantized_duo_plan");
-  detail::check_sparsity(config.sparsity, "quantized_duo_plan");
-  return plan_of_kinds<E>(shape, head_kinds(gates, config.sparsity, config.gate_cut),
-                          typename QuantizedResidualCache<E>::Config{.storage = quantized},
-                          typename SinkRecentCache<DenseStorage<E>>::Config{
-                              .sinks = config.sinks, .recent = config.recent, .mask = config.mask});
+  return duo_plan<E>(shape, gates, config, typename QuantizedResidualCache<E>::Config{.storage = quantized});
 }
 
 }  // namespace kvpolicy

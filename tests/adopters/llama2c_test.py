@@ -230,7 +230,7 @@ class Adopted(unittest.TestCase):
     # ---- refusals
 
     def test_refused_options(self):
-        self.assertIn("known are full, int8", self.refusal("-k", "many"))
+        self.assertIn("known are full, int4", self.refusal("-k", "many"))
         self.assertIn("none.json", self.refusal("-k", self.folder / "none.json"))
         self.assertIn("sparsity", self.refusal("-k", f"duo@{self.pattern()}:2"))
         other = self.folder / "other_pattern"

@@ -212,19 +212,20 @@ static void test_plans(const kvp_plan* plan) {
 static void test_names(void) {
   const kvp_shape shape = {3, 8, 4, 8};
   enum { tokens = 10 * 64, heads = 3 * 4 };
-  /* A row of keys or values has 8 channels, quantised ones also a scale and a zero. */
+  /* Half bytes of a key and of a value of 8 channels, with a scale and a zero for the row, or for each channel of 64
+     or 32 rows. */
   const struct {
     const char* name;
-    size_t row;
-  } known[] = {{"full", 8 * 2}, {"int8:0", 8 + 4}, {"int4:0", 4 + 4}, {"int2:0", 2 + 4}};
+    size_t key, value;
+  } known[] = {{"full", 32, 32}, {"int8:0", 16 + 8, 16 + 8}, {"int4:0", 8 + 1, 8 + 8}, {"int2:0", 4 + 2, 4 + 8}};
   for (size_t i = 0; i < sizeof known / sizeof *known; ++i) {
     kvp_plan* plan = NULL;
     size_t bytes = 0;
     CHECK(kvp_plan_from_name(known[i].name, &shape, KVP_BFLOAT16, &plan) == KVP_OK);
     CHECK(kvp_plan_memory(plan, tokens, NULL, 0, &bytes) == KVP_OK);
-    const size_t rows = (size_t)tokens * heads * 2 * known[i].row;
-    /* At most one page of exact rows more for each side of a head, and the tail. */
-    CHECK(bytes >= rows && bytes <= rows + (size_t)heads * 2 * (64 + 1) * 8 * 2);
+    const size_t rows = (size_t)tokens * heads * (known[i].key + known[i].value) / 2;
+    /* At most a page of exact rows and one of first rows more for each side of a head, and the tail. */
+    CHECK(bytes >= rows && bytes <= rows + (size_t)heads * 2 * (64 + 16 + 1) * 8 * 2);
     kvp_plan_free(plan);
   }
   kvp_plan* none = NULL;

@@ -398,7 +398,7 @@ TEST_CASE("invalid settings") {
   };
   const auto residual = [&](ResidualConfig c) { return plan_error(Quantized::Config{.storage = c}); };
   CHECK(residual({}).empty());
-  CHECK(contains(residual({.bits = 3}), "bits is 3, must be 2, 4 or 8"));
+  CHECK(contains(residual({.bits = 7}), "bits is 7, must be 2, 3, 4, 5, 6 or 8"));
   CHECK(contains(residual({.key_group = 24}), "key_group is 24"));
   CHECK(contains(residual({.value_group = 48}), "value_group is 48, must divide head_dim = 64"));
   CHECK(contains(residual({.residual = 40, .flush = Flush::kivi}), "multiple of 32, not 40"));

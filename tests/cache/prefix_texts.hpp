@@ -68,7 +68,10 @@ std::vector<float> read_text(Cache& cache, const Text& text, std::size_t from, s
                             (head * 1024 + channel) * 0xD6E8FEB86659FD93U;
           x = (x ^ (x >> 32)) * 0xD6E8FEB86659FD93U;
           x ^= x >> 29;
-          return static_cast<float>(static_cast<std::int64_t>(x >> 40) - (1 << 23)) * 0x1p-22F;
+          // As the cache keeps them: then a call's own rows and older ones read alike, wherever calls end.
+          using Kept = typename Cache::element_type;
+          const float number = static_cast<float>(static_cast<std::int64_t>(x >> 40) - (1 << 23)) * 0x1p-22F;
+          return static_cast<float>(Kept{number});
         });
       };
       fill(q, 1);

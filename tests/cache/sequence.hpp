@@ -67,7 +67,11 @@ class Sequence {
   [[nodiscard]] Cache& cache() { return cache_; }
   [[nodiscard]] Sequence fork() const { return Sequence{shape_, options_, logits_, cache_.fork(), layers_}; }
   [[nodiscard]] std::size_t tokens() const { return cached().queries.size(); }
-  [[nodiscard]] std::size_t commit_point() const { return cached().committed; }
+  [[nodiscard]] std::size_t commit_point() const {
+    std::size_t latest = 0;
+    for (const Layer& layer : layers_) latest = std::max(latest, layer.committed);
+    return latest;
+  }
   [[nodiscard]] std::size_t pending_nodes() const { return cached().node_queries.size(); }
 
   /// Makes the same call on every layer, with numbers of this type.
@@ -249,22 +253,32 @@ class Sequence {
   }
 
   static void check_bound(const kvpolicy::LayerShape& shape, const Head& head, std::int64_t position,
-                          const std::vector<double>& now, const std::vector<double>& then, bool is_key) {
+                          std::vector<double> now, std::vector<double> then, bool is_key) {
     const HeadSpec& spec = head.model.spec();
+    const bool rotated = is_key ? spec.key_hadamard : spec.value_hadamard;
+    if (rotated) {
+      now = oracle::hadamard(now);
+      then = oracle::hadamard(then);
+    }
     bool inside = true;
     bool lossy = false;
     const std::size_t wanted = is_key ? spec.key_group : spec.value_group;
+    const std::size_t own_bits = is_key ? spec.key_bits : spec.value_bits;
+    const std::size_t bits = own_bits == 0 ? spec.bits : own_bits;
     const std::size_t group = wanted != 0 ? wanted : is_key ? shape.head_dim : shape.value_dim;
     for (std::size_t i = 0; i < now.size(); ++i) {
       std::vector<double> block;
       if (is_key && spec.per_channel) {
         const auto [first, last] = head.model.key_block(position);
-        for (auto p = first; p < last; ++p) block.push_back(head.text[static_cast<std::size_t>(p)].key[i]);
+        for (auto p = first; p < last; ++p) {
+          const auto& key = head.text[static_cast<std::size_t>(p)].key;
+          block.push_back(rotated ? oracle::hadamard(key)[i] : key[i]);
+        }
       } else {
         const auto first = then.begin() + static_cast<std::ptrdiff_t>(i - i % group);
         block.assign(first, first + static_cast<std::ptrdiff_t>(group));
       }
-      inside = inside && std::abs(now[i] - then[i]) <= oracle::quantization_bound(block, spec.bits);
+      inside = inside && std::abs(now[i] - then[i]) <= oracle::quantization_bound(block, bits);
       lossy = lossy || now[i] != then[i];
     }
     CHECK(inside);

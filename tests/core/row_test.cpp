@@ -55,7 +55,8 @@ struct Pages {
 
 TEST_CASE("a quantised row is each channel's code on its grid") {
   test::Random random{11};
-  for (const Encoding encoding : {Encoding::uint8, Encoding::uint4, Encoding::uint2}) {
+  for (const Encoding encoding : {Encoding::uint8, Encoding::uint6, Encoding::uint5, Encoding::uint4,
+                                  Encoding::uint3, Encoding::uint2}) {
     for (const Granularity granularity : {Granularity::per_token, Granularity::per_channel}) {
       for (const std::size_t head_dim : {64U, 80U, 128U}) {
         for (const std::size_t group : {std::size_t{16}, head_dim}) {

@@ -93,11 +93,12 @@ HeadRule random_rule(Random& random, Kind kind) {
     rule.refresh_every = one_of(random, std::vector<std::size_t>{0, 1, 20});
   }
   if (kind != Kind::budget && below(random, 2) == 0) {
-    rule.encoding = Encoding::uint4;
+    rule.key_encoding = rule.value_encoding = Encoding::uint4;
     rule.key_per_channel = kind != Kind::window && below(random, 2) == 0;
     rule.key_group = rule.key_per_channel ? one_of(random, std::vector<std::size_t>{4, 8}) : 64;
     rule.kivi_flush = below(random, 3) == 0;
     rule.residual = rule.kivi_flush ? 8 * (1 + below(random, 4)) : below(random, 40);
+    if (kind == Kind::full) rule.sinks = one_of(random, std::vector<std::size_t>{0, 1, 4, 33});
   }
   return rule;
 }

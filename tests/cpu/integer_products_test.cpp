@@ -16,57 +16,15 @@
 #include <kvpolicy/cpu/integer_rows-inl.hpp>
 #include <kvpolicy/cpu/stream-inl.hpp>
 
-#include "cpu/random_layer.hpp"
-#include "support/compare.hpp"
-#include "support/tensors.hpp"
+#include "cpu/integer_rows_check.hpp"
 
 #if KVPOLICY_CPU_PAIR_PRODUCTS  // otherwise rows are decoded to float, which engine_test covers
 
 namespace {
-namespace vec = kvpolicy::cpu::HWY_NAMESPACE;
 namespace hn = hwy::HWY_NAMESPACE;
-using kvpolicy::Encoding;
-using kvpolicy::Granularity;
-using kvpolicy::RowFormat;
+using namespace test::integer_rows;
 using test::below;
 using test::Random;
-
-constexpr Encoding encodings[] = {Encoding::uint8, Encoding::uint4, Encoding::uint2};
-
-// Rows as in a row tile; the plane owns the bytes.
-struct Block {
-  test::RandomPlane plane;
-  std::size_t rows;
-  vec::RowTileSide side;
-  std::vector<std::vector<float>> decoded;
-
-  // Takes every `stride`-th row of the plane.
-  Block(Random& random, const RowFormat& format, std::size_t count, std::size_t head_dim,
-        std::size_t stride = 1)
-      : plane{random, format, count * stride, head_dim}, rows{count} {
-    side.format = format;
-    const kvpolicy::Plane& source = plane.plane();
-    const kvpolicy::PageLayout layout{format, head_dim, source.page_rows};
-    for (std::size_t i = 0; i < count; ++i) {
-      const auto place = source.address_of(i * stride);
-      const bool per_token = format.granularity == Granularity::per_token;
-      const std::size_t at = (per_token ? place.row : place.row / format.group) * layout.params_per_row;
-      side.codes[i] = place.page + place.row * layout.row_bytes;
-      side.scales[i] = reinterpret_cast<const kvpolicy::half*>(place.page + layout.scales_offset) + at;
-      side.zeros[i] = reinterpret_cast<const kvpolicy::half*>(place.page + layout.zeros_offset) + at;
-      kvpolicy::load_row(source, i * stride, decoded.emplace_back(head_dim));
-    }
-  }
-  // The scale of channel 0 of row i.
-  kvpolicy::half& scale(std::size_t i) { return const_cast<kvpolicy::half&>(*side.scales[i]); }
-  kvpolicy::half& zero(std::size_t i) { return const_cast<kvpolicy::half&>(*side.zeros[i]); }
-};
-
-std::vector<float> normals(Random& random, std::size_t count) {
-  std::vector<float> numbers(count);
-  for (float& number : numbers) number = test::normal(random);
-  return numbers;
-}
 
 template <class D>
 void check_pair_products(D d, Random& random) {
@@ -162,54 +120,6 @@ TEST_CASE("columns of rows") {
   }
 }
 
-// The largest code of the format.
-double levels_of(const RowFormat& format) {
-  return static_cast<double>((1U << kvpolicy::bits_of(format.encoding)) - 1U);
-}
-
-// Compares logits of `block` with sums in double. Every number must be within the error of rounding the
-// query to 16 bits (or to fewer for long heads), plus a margin for float. Returns the largest error.
-double check_keys(const Block& block, const std::vector<float>& queries, std::size_t count,
-                  std::size_t head_dim) {
-  constexpr std::size_t stride = vec::StreamPass::stride;
-  std::vector<float> scratch(vec::IntegerKeys::scratch_floats(count, head_dim) + 7, -7.5e8F);
-  std::vector<float> logits(count * stride + 7, -7.5e8F);
-  vec::IntegerKeys keys{count, head_dim, scratch.data()};
-  keys.set_queries(queries.data());
-  REQUIRE(keys.compute_logits(block.side, block.rows, logits.data(), stride, {}));
-  const double units = std::min(32767.0, std::floor(2147483647.0 / (255.0 * static_cast<double>(head_dim))));
-  double largest = 0;
-  for (std::size_t q = 0; q < count; ++q) {
-    for (std::size_t row = 0; row < block.rows; ++row) {
-      double logit = 0;
-      double size = 0;
-      double most = 0;  // of the query, times the scales if they are multiplied into it
-      double scale_of_row = 0;
-      for (std::size_t i = 0; i < head_dim; ++i) {
-        const auto x = static_cast<double>(queries[q * head_dim + i]);
-        const auto key = static_cast<double>(block.decoded[row][i]);
-        const bool per_token = block.side.format.granularity == Granularity::per_token;
-        const auto scale = static_cast<double>(static_cast<float>(block.side.scales[row][per_token ? 0 : i]));
-        const auto zero = static_cast<double>(static_cast<float>(block.side.zeros[row][per_token ? 0 : i]));
-        logit += x * key;
-        size += std::abs(x) * (std::abs(scale) * levels_of(block.side.format) + std::abs(zero));
-        most = std::max(most, std::abs(per_token ? x : x * scale));
-        scale_of_row = per_token ? std::abs(scale) : 1.0;
-      }
-      const double rounding = 0.5 * most / units * scale_of_row * (0.5 * levels_of(block.side.format)) *
-                              static_cast<double>(head_dim);
-      const double error = std::abs(static_cast<double>(logits[q * stride + row]) - logit);
-      REQUIRE(error <= 1.01 * rounding + 2e-6 * size + 1e-27);
-      largest = std::max(largest, error);
-    }
-  }
-  for (std::size_t i = 0; i < 7; ++i) {  // nothing was written after the memory
-    REQUIRE(scratch[scratch.size() - 1 - i] == -7.5e8F);
-    REQUIRE(logits[logits.size() - 1 - i] == -7.5e8F);
-  }
-  return largest;
-}
-
 TEST_CASE("logits of quantised keys for any bits, head_dim, group and number of rows") {
   Random random{4};
   double largest = 0;
@@ -228,6 +138,15 @@ TEST_CASE("logits of quantised keys for any bits, head_dim, group and number of 
         const std::size_t group = std::size_t{8} << below(random, 2);
         const Block channel{random, {encoding, Granularity::per_channel, group}, rows, head_dim};
         largest = std::max(largest, check_keys(channel, numbers, queries, head_dim));
+        for (const std::size_t own : groups_of_keys(encoding, head_dim)) {
+          CAPTURE(own);
+          const Block groups{random,
+                             {encoding, Granularity::per_token, own},
+                             1 + below(random, 64),
+                             head_dim,
+                             1 + below(random, 2)};
+          largest = std::max(largest, check_keys(groups, numbers, queries, head_dim));
+        }
       }
     }
   }
@@ -240,10 +159,12 @@ TEST_CASE("logits of quantised keys for any bits, head_dim, group and number of 
 TEST_CASE("queries of extreme sizes") {
   Random random{5};
   for (const Encoding encoding : encodings) {
-    for (const Granularity granularity : {Granularity::per_token, Granularity::per_channel}) {
-      const std::size_t head_dim = 128;
-      const std::size_t group = granularity == Granularity::per_token ? head_dim : 16;
-      Block block{random, {encoding, granularity, group}, 37, head_dim};
+    const std::size_t head_dim = 128;
+    for (const RowFormat& format :
+         {RowFormat{encoding, Granularity::per_token, head_dim},
+          RowFormat{encoding, Granularity::per_token, 32}, RowFormat{encoding, Granularity::per_token, 64},
+          RowFormat{encoding, Granularity::per_channel, 16}}) {
+      Block block{random, format, 37, head_dim};
       for (const float size : {0.0F, 1e-38F, 1e-30F, 1e-20F, 1e20F, 1e30F}) {
         CAPTURE(size);
         auto queries = normals(random, 3 * head_dim);
@@ -264,55 +185,6 @@ TEST_CASE("queries of extreme sizes") {
   }
 }
 
-// Compares weighted sums with double; returns the largest error.
-double check_values(std::vector<Block>& blocks, std::size_t queries, std::size_t head_dim, Random& random) {
-  constexpr std::size_t stride = vec::StreamPass::stride;
-  std::vector<float> scratch(vec::IntegerValues::scratch_floats(queries, head_dim) + 7, -7.5e8F);
-  vec::IntegerValues values{queries, head_dim, scratch.data()};
-  std::vector<float> out = normals(random, queries * head_dim);
-  std::vector<double> expected{out.begin(), out.end()};
-  std::vector<double> bound(queries, 1e-5);
-  for (const Block& block : blocks) {
-    std::vector<float> weights(queries * stride, -7.5e8F);
-    std::vector<float> factors(queries);
-    for (std::size_t q = 0; q < queries; ++q) {
-      factors[q] = static_cast<float>(below(random, 5)) / 4.0F;
-      double most = 0;
-      double all = 0;
-      for (std::size_t row = 0; row < (block.rows + vec::lanes - 1) / vec::lanes * vec::lanes; ++row) {
-        float& weight = weights[q * stride + row];
-        weight = row < block.rows ? std::exp(-std::abs(2.0F * test::normal(random))) : 0.0F;
-        if (row >= block.rows) continue;
-        const double scale = std::abs(static_cast<double>(static_cast<float>(*block.side.scales[row])));
-        const double zero = std::abs(static_cast<double>(static_cast<float>(*block.side.zeros[row])));
-        most = std::max(most, static_cast<double>(weight) * scale);
-        all += static_cast<double>(weight) * (scale * levels_of(block.side.format) + zero);
-      }
-      bound[q] =
-          bound[q] * static_cast<double>(factors[q]) + 2e-6 * all +
-          1.01 * 0.5 * most / 32767.0 * 0.5 * levels_of(block.side.format) * static_cast<double>(block.rows);
-      for (std::size_t i = 0; i < head_dim; ++i) {
-        double& sum = expected[q * head_dim + i];
-        sum *= static_cast<double>(factors[q]);
-        for (std::size_t row = 0; row < block.rows; ++row) {
-          sum += static_cast<double>(weights[q * stride + row]) * static_cast<double>(block.decoded[row][i]);
-        }
-      }
-    }
-    REQUIRE(values.add(block.side, block.rows, weights.data(), stride, factors.data(), out.data(), {}));
-    if (below(random, 3) == 0) values.flush(out.data());
-  }
-  values.flush(out.data());
-  double largest = 0;
-  for (std::size_t i = 0; i < out.size(); ++i) {
-    const double error = std::abs(static_cast<double>(out[i]) - expected[i]);
-    REQUIRE(error <= bound[i / head_dim]);
-    largest = std::max(largest, error);
-  }
-  for (std::size_t i = 0; i < 7; ++i) REQUIRE(scratch[scratch.size() - 1 - i] == -7.5e8F);
-  return largest;
-}
-
 TEST_CASE("sums of quantised values for any bits, head_dim and number of rows, with alternating formats") {
   Random random{6};
   double largest = 0;
@@ -324,7 +196,9 @@ TEST_CASE("sums of quantised values for any bits, head_dim and number of rows, w
       while (blocks.size() < 4) {
         const Encoding encoding = encodings[below(random, 3)];
         if (head_dim * kvpolicy::bits_of(encoding) / 8 < 16) continue;
-        blocks.emplace_back(random, RowFormat{encoding, Granularity::per_token, head_dim},
+        std::vector<std::size_t> groups = groups_of_values(encoding, head_dim);
+        groups.push_back(head_dim);
+        blocks.emplace_back(random, RowFormat{encoding, Granularity::per_token, test::one_of(random, groups)},
                             1 + below(random, vec::max_tile_rows), head_dim, 1 + below(random, 2));
       }
       largest = std::max(largest, check_values(blocks, queries, head_dim, random));
@@ -348,6 +222,14 @@ TEST_CASE("scales that are zero, negative, subnormal or very different") {
       }
       check_values(blocks, 4, 128, random);
       check_keys(blocks[0], normals(random, 4 * 128), 4, 128);
+      blocks.clear();
+      blocks.emplace_back(random, RowFormat{encoding, Granularity::per_token, 32}, 21UL, 128UL);
+      for (std::size_t row = 0; row < 21; row += scale == 0.0F ? 1 : 3) {
+        blocks[0].scale(row, row % 4) = kvpolicy::half{scale};
+        kvpolicy::load_row(blocks[0].plane.plane(), row, blocks[0].decoded[row]);
+      }
+      check_values(blocks, 4, 128, random);
+      check_keys(blocks[0], normals(random, 4 * 128), 4, 128);
     }
   }
 }
@@ -357,7 +239,7 @@ TEST_CASE("numbers that are not finite, and formats that do not fit, are refused
   constexpr std::size_t stride = vec::StreamPass::stride;
   constexpr float inf = std::numeric_limits<float>::infinity();
   constexpr float nan = std::numeric_limits<float>::quiet_NaN();
-  std::vector<float> scratch(10000);
+  std::vector<float> scratch(30000);
   std::vector<float> logits(4 * stride);
   const auto keys_take = [&](const Block& block, const std::vector<float>& queries) {
     vec::IntegerKeys keys{4, 64, scratch.data()};
@@ -400,9 +282,22 @@ TEST_CASE("numbers that are not finite, and formats that do not fit, are refused
       shifted.zero(20) = kvpolicy::half{number};
       REQUIRE_FALSE(keys_take(shifted, queries));
     }
-    const Block groups{random, {encoding, Granularity::per_token, 32}, 30, 64};
-    REQUIRE_FALSE(keys_take(groups, queries));
-    REQUIRE_FALSE(values_take(groups, 0.5F));
+    for (const float number : {inf, -inf, nan}) {
+      Block groups{random, {encoding, Granularity::per_token, 32}, 30, 64};
+      REQUIRE(keys_take(groups, queries));
+      REQUIRE(values_take(groups, 0.5F));
+      REQUIRE_FALSE(values_take(groups, number));
+      groups.scale(29, 1) = kvpolicy::half{number};
+      REQUIRE_FALSE(keys_take(groups, queries));
+      REQUIRE_FALSE(values_take(groups, 0.5F));
+      Block shifted{random, {encoding, Granularity::per_token, 32}, 30, 64};
+      shifted.zero(17, 1) = kvpolicy::half{number};
+      REQUIRE_FALSE(keys_take(shifted, queries));
+      REQUIRE_FALSE(values_take(shifted, 0.5F));
+    }
+    const Block small{random, {encoding, Granularity::per_token, 8}, 30, 64};
+    REQUIRE_FALSE(keys_take(small, queries));
+    REQUIRE_FALSE(values_take(small, 0.5F));
     const Block channel_values{random, channel, 30, 64};
     REQUIRE_FALSE(values_take(channel_values, 0.5F));
     const Block few{random, {encoding, Granularity::per_channel, 4}, 30, 64};

@@ -32,12 +32,14 @@ inline std::vector<kvpolicy::RowFormat> all_formats(std::size_t head_dim) {
   using kvpolicy::Granularity;
   std::vector<kvpolicy::RowFormat> formats;
   for (const Encoding encoding : dense_encodings) formats.push_back({.encoding = encoding});
-  for (const Encoding encoding : {Encoding::uint8, Encoding::uint4, Encoding::uint2}) {
+  for (const Encoding encoding : {Encoding::uint8, Encoding::uint6, Encoding::uint5, Encoding::uint4,
+                                  Encoding::uint3, Encoding::uint2}) {
     for (std::size_t group = 1; group <= head_dim; ++group) {
       const bool telling = group <= 5 || group >= 16;
       if (head_dim % group == 0 && telling) {
         formats.push_back({encoding, Granularity::per_token, group});
       }
+      if (group == head_dim) formats.push_back({encoding, Granularity::per_token, group, true});
     }
     for (const std::size_t group : std::initializer_list<std::size_t>{1, 2, 16}) {
       formats.push_back({encoding, Granularity::per_channel, group});
@@ -139,8 +141,8 @@ class RandomPlane {
 };
 
 /// How much 16-bit factors may add to the error of outputs and of log-sum-exps over quantised rows with
-/// random queries: about twice the largest difference seen, 1.1e-4.
-inline constexpr double integer_tolerance = 2.5e-4;
+/// random queries: about one and a half of the largest difference seen, 2.7e-4 for heads of 256 channels.
+inline constexpr double integer_tolerance = 4e-4;
 
 /// What a random segment may have in addition to rows.
 struct Traits {

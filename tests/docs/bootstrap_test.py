@@ -7,7 +7,7 @@ import unittest
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
-from bootstrap import difference, grouped, interval, shown, texts_of_points  # noqa: E402
+from bootstrap import difference, grouped, interval, ratio, shown, texts_of_points  # noqa: E402
 
 
 class Bootstrap(unittest.TestCase):
@@ -51,6 +51,17 @@ class Bootstrap(unittest.TestCase):
         self.assertLess(high - low, 0.15)
         with self.assertRaises(ValueError):
             difference(ours, theirs[1:])
+
+    def test_paired_ratio(self):
+        # Texts differ a lot, and the one plan has half of the other's value on each: the ratio is beyond doubt.
+        theirs = [float(1 + i % 7) for i in range(40)]
+        self.assertEqual(ratio([value / 2 for value in theirs], theirs), (0.5, 0.5, 0.5))
+        whole, low, high = ratio([value / 2 + i % 2 for i, value in enumerate(theirs)], theirs)
+        self.assertAlmostEqual(whole, 0.5 + 20 / sum(theirs))
+        self.assertTrue(0.5 < low < whole < high < 0.75)
+        self.assertTrue(math.isnan(ratio([1.0], [2.0])[1]))
+        with self.assertRaises(ValueError):
+            ratio(theirs, theirs[1:])
 
     def test_confidence_widens(self):
         texts = [[1]] * 20 + [[0]] * 20

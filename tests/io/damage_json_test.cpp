@@ -57,7 +57,7 @@ TEST_CASE("a damaged table is refused by name") {
   refused(with("[0.125,1e-07]", "[0.125]"), "2 KV heads");
   refused(with("\"context\"", "\"contexts\""), "context");
   refused(with("sink_recent", "sinks_only"), "policy is 'sinks_only', must be");
-  refused(with("\"bits\":2", "\"bits\":3"), "choices[1]");
+  refused(with("\"bits\":2", "\"bits\":7"), "choices[1]");
   refused("{}", "format");
   refused("[]", "object");
 }

@@ -14,12 +14,14 @@
 #include <kvpolicy/io/head_scores.hpp>
 #include <kvpolicy/io/plan_json.hpp>
 
+#include "support/source_dir.hpp"
+
 namespace {
 
 using namespace kvpolicy;
 
 std::string page() {
-  std::ifstream file{KVPOLICY_SOURCE_DIR "/docs/formats.md"};
+  std::ifstream file{testing::source_dir() + "/docs/formats.md"};
   return {std::istreambuf_iterator<char>{file}, {}};
 }
 
@@ -91,8 +93,8 @@ TEST_CASE("docs/formats.md: the tables of keys are complete, and the defaults ar
     if (setting.contains("storage")) check_keys(setting["storage"]);
   };
   check(std::type_identity<FullCache<DenseStorage<float>>>{});
-  check(std::type_identity<FullCache<PerTokenStorage<float>>>{});
-  check(std::type_identity<FullCache<PerChannelStorage<float>>>{});
+  check(std::type_identity<QuantizedResidualCache<float>>{});
+  check(std::type_identity<QuantizedResidualCache<float, Granularity::per_channel>>{});
   check(std::type_identity<SinkRecentCache<DenseStorage<float>>>{});
   check(std::type_identity<HeadBudgetCache<DenseStorage<float>>>{});
   check(std::type_identity<HeadBudgetCache<DenseStorage<float>, TovaScorer>>{});

@@ -56,23 +56,37 @@ TEST_CASE("named_plan: a name is the plan file that its description says") {
              written(R"({"policy": "sink_recent", "sinks": 4, "recent": 100})", all)));
   CHECK(same(io::named_plan<float>("sink_recent", shape),
              written(R"({"policy": "sink_recent", "sinks": 16, "recent": 128})", all)));
-  for (const char* bits : {"8", "4", "2"}) {
-    const auto codes = [&](const char* group, const char* residual) {
-      return message(R"({"policy": "full", "storage": {"type": "residual_per_token", "bits": )", bits,
-                     R"(, "key_group": )", group, R"(, "value_group": )", group, R"(, "residual": )",
-                     residual, "}}");
+  const auto codes = [](const char* type, const char* bits, const char* groups, const char* residual) {
+    return message(R"({"policy": "full", "sinks": 4, "storage": {"type": "residual_per_)", type,
+                   R"(", "bits": )", bits, ", ", groups, R"(, "residual": )", residual, "}}");
+  };
+  for (const char* bits : {"6", "5", "4", "3"}) {
+    const auto of = [&](const char* values, const char* residual) {
+      return codes("channel", bits, message(R"("key_group": 64, "value_group": )", values).c_str(), residual);
     };
-    CHECK(same(io::named_plan<float>(message("int", bits), shape), written(codes("32", "128").c_str(), all)));
-    CHECK(same(io::named_plan<float>(message("int", bits, ":0"), shape),
-               written(codes("32", "0").c_str(), all)));
-    // 32 divides neither 8 nor 48.
+    CHECK(same(io::named_plan<float>(message("int", bits), shape), written(of("64", "128").c_str(), all)));
+    CHECK(
+        same(io::named_plan<float>(message("int", bits, ":0"), shape), written(of("64", "0").c_str(), all)));
+    // 64 divides neither 8 nor 48.
     CHECK(same(io::named_plan<float>(message("int", bits),
                                      {.layers = 2, .q_heads = 4, .kv_heads = 2, .head_dim = 8}),
-               written(codes("8", "128").c_str(), all, "8")));
+               written(of("8", "128").c_str(), all, "8")));
     CHECK(same(io::named_plan<float>(message("int", bits),
                                      {.layers = 2, .q_heads = 4, .kv_heads = 2, .head_dim = 48}),
-               written(codes("16", "128").c_str(), all, "48")));
+               written(of("16", "128").c_str(), all, "48")));
   }
+  CHECK(same(io::named_plan<float>("int8", shape),
+             written(codes("token", "8", R"("key_group": 64, "value_group": 64)", "128").c_str(), all)));
+  CHECK(same(io::named_plan<float>("int2", shape),
+             written(codes("channel", "2", R"("key_group": 32, "value_group": 32)", "128").c_str(), all)));
+  CHECK(
+      same(io::named_plan<float>("k8v4:7", shape),
+           written(codes("token", "8", R"("value_bits": 4, "key_group": 64, "value_group": 64)", "7").c_str(),
+                   all)));
+  CHECK(same(
+      io::named_plan<float>("k3v2", shape),
+      written(codes("channel", "3", R"("value_bits": 2, "key_group": 64, "value_group": 32)", "128").c_str(),
+              all)));
 }
 
 TEST_CASE("named_plan: a DuoAttention pattern, whatever its folder is called") {
@@ -87,7 +101,7 @@ TEST_CASE("named_plan: a DuoAttention pattern, whatever its folder is called") {
     CHECK(same(io::named_plan<float>(message("duo@", pattern.string(), "/:0.75"), shape),
                written(full.c_str(), "[[0, 1], [1, 1]]")));
     const std::string codes = message(
-        R"({"policy": "full", "storage": {"type": "residual_per_token", "bits": 4, "key_group": 32, "value_group": 32, "residual": 128}}, )",
+        R"({"policy": "full", "sinks": 4, "storage": {"type": "residual_per_channel", "bits": 4, "key_group": 64, "value_group": 64, "residual": 128}}, )",
         window);
     CHECK(same(io::named_plan<float>(message("duo+int4@", pattern.string(), "/"), shape),
                written(codes.c_str(), "[[0, 1], [1, 0]]")));
@@ -113,12 +127,13 @@ TEST_CASE("named_plan: a plan file must be for the shape") {
 }
 
 TEST_CASE("named_plan: any other name is refused, with what is known") {
-  for (const char* name : {"", "none", "full+int4", "full@x", "int3", "int4+int8", "int4@x",
-                           "sink_recent+int4", "duo+int3@x", "duo+@x:0.5:", "int4 ", "FULL"}) {
+  for (const char* name :
+       {"", "none", "full+int4", "full@x", "int7", "int44", "k4v1", "v4k4", "k4v", "int4+int8", "int4@x",
+        "sink_recent+int4", "duo+int7@x", "duo+@x:0.5:", "int4 ", "FULL"}) {
     CAPTURE(name);
     CHECK(refusal(name) != "");
   }
-  CHECK(refusal("none") == Says{"plan 'none': is not known; known are full, int8"});
+  CHECK(refusal("none") == Says{"plan 'none': is not known; known are full, int4"});
   CHECK(refusal("duo:0.5") == Says{"duo@FOLDER:0.5"});
   CHECK(refusal("full:1") == Says{"takes at most 0 numbers, has 1"});
   CHECK(refusal("int4:1,2") == Says{"takes at most 1 numbers, has 2"});

@@ -13,6 +13,7 @@
 #include "plan/random_plan.hpp"
 #include "says.hpp"
 #include "shared_data.hpp"
+#include "support/source_dir.hpp"
 #include "support/temporary_folder.hpp"
 
 using namespace kvpolicy;
@@ -85,7 +86,7 @@ TEST_CASE("every setting of a head with a budget is read back, for every scorer"
 }
 
 TEST_CASE("the quantised cache of transformers, as the page of its policy writes it") {
-  const std::string page = io::read_text_file(KVPOLICY_SOURCE_DIR "/docs/policies/quantized_residual.md");
+  const std::string page = io::read_text_file(source_dir() + "/docs/policies/quantized_residual.md");
   const std::size_t first = page.find("    {\"policy\": \"full\"");
   REQUIRE(first != std::string::npos);
   const std::string setting = page.substr(first, page.find("\n\n", first) - first);
@@ -216,8 +217,8 @@ TEST_CASE("settings that do not work are refused with their position") {
   CHECK(setting(R"({"policy": "full", "storage": {}})") == Says{"'type' is missing"});
   CHECK(setting(R"({"policy": "full", "storage": {"type": "dense", "bits": 4}})") ==
         Says{"settings[0], storage: unknown key 'bits'; known here: type"});
-  CHECK(setting(R"({"policy": "full", "storage": {"type": "residual_per_token", "bits": 3}})") ==
-        Says{"bits is 3, must be 2, 4 or 8"});
+  CHECK(setting(R"({"policy": "full", "storage": {"type": "residual_per_token", "bits": 7}})") ==
+        Says{"bits is 7, must be 2, 3, 4, 5, 6 or 8"});
   CHECK(setting(R"({"policy": "full", "storage": {"type": "residual_per_token", "key_group": 48}})") ==
         Says{"key_group is 48, must divide head_dim = 64"});
   // A window over per-channel groups exists in no plan.

@@ -47,7 +47,7 @@ TEST_CASE("settings that do not work are refused") {
                        doctest::Contains("2 layers x 3 heads does not fit a model of 2 layers x 2"),
                        ConfigError);
   CHECK_THROWS_AS((void)duo_plan<float>({0, 4, 2, 64}, gates), ConfigError);
-  CHECK_THROWS_AS((void)quantized_duo_plan<float>(shape, gates, {}, {.bits = 5}), ConfigError);
+  CHECK_THROWS_AS((void)quantized_duo_plan<float>(shape, gates, {}, {.bits = 7}), ConfigError);
 }
 
 TEST_CASE("a duo cache holds its window and gives the result of the whole text in any division into calls") {

@@ -4,6 +4,7 @@
 // tokens cross pages, windows, groups and residuals.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <optional>
 #include <random>
@@ -23,14 +24,19 @@ inline std::size_t pick(Random& random, std::size_t first, std::size_t last) {
 template <class Config>
 void randomize(Config& config, Random& random) {
   if constexpr (requires { config.bits; }) {
-    config.bits = std::size_t{2} << pick(random, 0, 2);
+    constexpr std::array<std::size_t, 6> widths{2, 3, 4, 5, 6, 8};
+    config.bits = widths[pick(random, 0, 5)];
+    config.key_bits = pick(random, 0, 1) == 0 ? 0 : widths[pick(random, 0, 5)];
+    config.value_bits = pick(random, 0, 1) == 0 ? 0 : widths[pick(random, 0, 5)];
+    config.key_hadamard = pick(random, 0, 3) == 0;
+    config.value_hadamard = pick(random, 0, 3) == 0;
     config.key_group = std::size_t{16} << pick(random, 0, 1);
     config.value_group = std::size_t{16} << pick(random, 0, 2);
     config.flush = pick(random, 0, 1) == 0 ? Flush::steady : Flush::kivi;
     config.residual = config.flush == Flush::kivi ? 32 * pick(random, 1, 4) : pick(random, 0, 100);
   }
-  if constexpr (requires { config.sinks; }) {
-    config.sinks = pick(random, 0, 40);
+  if constexpr (requires { config.sinks; }) config.sinks = pick(random, 0, 40);
+  if constexpr (requires { config.recent; }) {
     config.recent = pick(random, 1, 150);
     config.mask = pick(random, 0, 1) == 0 ? Mask::exact : Mask::prefill_chunk;
     if (pick(random, 0, 2) == 0) {

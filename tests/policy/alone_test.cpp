@@ -108,8 +108,9 @@ Segment level_rows(const std::vector<float>& numbers, std::size_t first, std::si
 
 TEST_CASE("full, without a cache") {
   alone<FullCache<DenseStorage<bfloat16>>>({}, 1);
-  alone<FullCache<PerToken>>({.bits = 8, .residual = 5}, 2);
-  alone<FullCache<PerChannel>>({.bits = 4, .key_group = 16, .residual = 40, .per_channel = true}, 3);
+  alone<QuantizedResidualCache<float>>({.bits = 8, .residual = 5}, 2);
+  alone<QuantizedResidualCache<float, Granularity::per_channel>>(
+      {.bits = 4, .key_group = 16, .residual = 40, .per_channel = true}, 3);
 }
 
 TEST_CASE("sinks and a window, without a cache") {

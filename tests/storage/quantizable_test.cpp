@@ -110,7 +110,8 @@ TEST_CASE("a value is refused like a key") {
 }
 
 TEST_CASE("a group of zeros stores the same bytes whatever their signs") {
-  for (const Encoding encoding : {Encoding::uint2, Encoding::uint4, Encoding::uint8}) {
+  for (const Encoding encoding : {Encoding::uint2, Encoding::uint3, Encoding::uint4, Encoding::uint5,
+                                  Encoding::uint6, Encoding::uint8}) {
     for (const float min : {-0.0F, 0.0F}) {
       for (const float max : {-0.0F, 0.0F}) {
         const AffineGrid grid = AffineGrid::covering(min, max, encoding);

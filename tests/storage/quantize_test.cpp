@@ -20,7 +20,8 @@ using namespace kvpolicy;
 
 namespace {
 
-const std::vector<Encoding> encodings{Encoding::uint2, Encoding::uint4, Encoding::uint8};
+const std::vector<Encoding> encodings{Encoding::uint2, Encoding::uint3, Encoding::uint4,
+                                      Encoding::uint5, Encoding::uint6, Encoding::uint8};
 
 // Whether all numbers come back within scale / 2, up to the rounding of the float arithmetic.
 bool is_bounded(const std::vector<float>& numbers, Encoding encoding) {
@@ -166,6 +167,22 @@ TEST_CASE("packed rows: the channels of a byte are half or a quarter of a row ap
       CHECK(bytes[5] == (1 | 2 << 4));
       CHECK(bytes[21] == 3);
       CHECK(bytes[31] == 15 << 4);
+    } else if (encoding == Encoding::uint3) {  // the upper two bits, then the lowest one
+      CHECK(bytes[5] == (1 >> 1 | (3 >> 1) << 2 | (2 >> 1) << 4));
+      CHECK(bytes[15] == (7 >> 1) << 6);
+      CHECK(bytes[16 + 5] == (1 | 1 << 2 | 0 << 4));
+      CHECK(bytes[16 + 7] == 1 << 7);
+    } else if (encoding == Encoding::uint5) {  // the upper four bits, then the lowest one
+      CHECK(bytes[5] == (1 >> 1 | (2 >> 1) << 4));
+      CHECK(bytes[21] == 3 >> 1);
+      CHECK(bytes[31] == (31 >> 1) << 4);
+      CHECK(bytes[32 + 5] == (1 | 1 << 2 | 0 << 4));
+      CHECK(bytes[32 + 7] == 1 << 7);
+    } else if (encoding == Encoding::uint6) {  // the upper four bits, then the lower two
+      CHECK(bytes[5] == (1 >> 2 | (2 >> 2) << 4));
+      CHECK(bytes[31] == (63 >> 2) << 4);
+      CHECK(bytes[32 + 5] == (1 | 3 << 2 | 2 << 4));
+      CHECK(bytes[32 + 15] == 3 << 6);
     } else {
       CHECK(bytes[5] == (1 | 3 << 2 | 2 << 4));
       CHECK(bytes[15] == 3 << 6);
@@ -183,7 +200,6 @@ TEST_CASE("packed rows: the channels of a byte are half or a quarter of a row ap
 TEST_CASE("a row's grids and codes equal those computed number by number") {
   test::Random random{5};
   for (const Encoding encoding : encodings) {
-    const std::size_t parts = 8 / bits_of(encoding);
     for (const std::size_t group : {8U, 16U, 24U, 32U, 104U, 128U}) {
       const std::size_t numbers = group == 128 ? 128 : 3 * group;
       CAPTURE(group);
@@ -206,7 +222,7 @@ TEST_CASE("a row's grids and codes equal those computed number by number") {
           REQUIRE(grid.scale == expected.back().scale);
           REQUIRE(grid.zero == expected.back().zero);
         }
-        std::vector<std::byte> packed(numbers / parts, std::byte{0xff});
+        std::vector<std::byte> packed(numbers * bits_of(encoding) / 8, std::byte{0xff});
         grids.encode(row, encoding, packed);
         int wrong = 0;
         for (std::size_t i = 0; i < numbers; ++i) {

@@ -289,7 +289,7 @@ TEST_CASE("storages refuse invalid settings") {
   CHECK(contains(context_error({64, 24}), "page_rows is 24"));
   PagePool pool;
   CHECK(contains(context_error({64, 16, &pool, 1}), "slow_tier is 1, must be below the pool's 1 tiers"));
-  CHECK(contains(thrown<ConfigError>([] { Storage{{.bits = 5}, {64, 16}}; }), "bits is 5"));
+  CHECK(contains(thrown<ConfigError>([] { Storage{{.bits = 1}, {64, 16}}; }), "bits is 1"));
   CHECK(contains(thrown<ConfigError>([] { Storage{{.key_group = 65}, {64, 16}}; }),
                  "must divide head_dim = 64"));
   CHECK(contains(thrown<ConfigError>([] { Storage{{.residual = std::size_t{1} << 41}, {64, 16}}; }),

@@ -31,9 +31,13 @@ Config storage_config(const HeadSpec& spec) {
   Config config;
   if constexpr (std::convertible_to<Config, kvpolicy::ResidualConfig>) {
     config.bits = spec.bits;
+    config.key_bits = spec.key_bits;
+    config.value_bits = spec.value_bits;
     config.key_group = spec.key_group;
     config.value_group = spec.value_group;
     config.residual = spec.residual;
+    config.key_hadamard = spec.key_hadamard;
+    config.value_hadamard = spec.value_hadamard;
     config.flush = spec.kivi ? kvpolicy::Flush::kivi : kvpolicy::Flush::steady;
   }
   return config;
@@ -43,8 +47,8 @@ template <class P>
 typename P::Config policy_config(const HeadSpec& spec) {
   typename P::Config config;
   config.storage = storage_config<typename P::storage_type::Config>(spec);
+  if constexpr (requires { config.sinks; }) config.sinks = spec.sinks;
   if constexpr (requires { config.recent; }) {
-    config.sinks = spec.sinks;
     config.recent = spec.recent;
     config.mask = spec.prefill_chunk_mask ? kvpolicy::Mask::prefill_chunk : kvpolicy::Mask::exact;
     if (spec.in_cache) config.rotary_in_cache = kvpolicy::RotaryConfig{.theta = rotary_theta};

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -22,7 +23,7 @@ enum class Rank { snapkv, tova, h2o, key_norm };
 /// The settings of a head, with the meaning of the library's configs.
 struct HeadSpec {
   Kind kind = Kind::full;
-  // window
+  // window; a quantised head that keeps every row may have sinks as well
   std::size_t sinks = 0, recent = 0;
   bool prefill_chunk_mask = false;
   bool in_cache = false;
@@ -36,8 +37,10 @@ struct HeadSpec {
   std::size_t chunk = 8, refresh_every = 0;
   bool min_max = false;
   // for storage; bits 0: not quantised
-  std::size_t bits = 0, key_group = 0, value_group = 0, residual = 0;
+  std::size_t bits = 0, key_bits = 0, value_bits = 0;  // the latter 0: as `bits`
+  std::size_t key_group = 0, value_group = 0, residual = 0;
   bool per_channel = false;
+  bool key_hadamard = false, value_hadamard = false;
   bool kivi = false;
   std::size_t flush_rows = 1;  // rows of keys, and of values, that leave the residual together
   // A compression may move quantised rows into the residual, with their dequantised values.
@@ -87,7 +90,9 @@ class HeadModel {
   /// The rows whose keys share a scale with this row's key: [first, last).
   [[nodiscard]] std::pair<std::int64_t, std::int64_t> key_block(std::int64_t position) const {
     const auto rows = static_cast<std::int64_t>(spec_.key_rows());
-    return {position - position % rows, position - position % rows + rows};
+    const auto sinks = static_cast<std::int64_t>(spec_.sinks);
+    const std::int64_t first = position - (position - sinks) % rows;
+    return {first, first + rows};
   }
 
   /// Whether the query at `t` of a call that begins at `call` reads the row at `p`.
@@ -274,7 +279,7 @@ class HeadModel {
   // text, or after a compression from the first survivor.
   void quantize() {
     if (spec_.bits == 0 || (spec_.kind == Kind::budget && !released_)) return;
-    const std::size_t sinks = spec_.kind == Kind::window ? std::min(spec_.sinks, kept_.size()) : 0;
+    const std::size_t sinks = std::min(spec_.sinks, kept_.size());
     const std::size_t end = evicted_ + kept_.size() - sinks;
     std::size_t beyond = end > spec_.residual ? end - spec_.residual : 0;
     beyond -= beyond % spec_.flush_rows;
@@ -300,6 +305,21 @@ class HeadModel {
   bool released_ = false;  // whether it was compressed at least once
   std::vector<Selection> selections_;
 };
+
+/// The Hadamard rotation by its matrix: blocks of the largest power of two that divides the channels.
+inline std::vector<double> hadamard(const std::vector<double>& row) {
+  std::size_t block = 1;
+  while (row.size() % (2 * block) == 0) block *= 2;
+  std::vector<double> rotated(row.size(), 0.0);
+  for (std::size_t i = 0; i < row.size(); ++i) {
+    const std::size_t first = i - i % block;
+    for (std::size_t j = 0; j < block; ++j) {
+      const bool odd = std::popcount((i - first) & j) % 2 == 1;
+      rotated[i] += (odd ? -row[first + j] : row[first + j]) / std::sqrt(static_cast<double>(block));
+    }
+  }
+  return rotated;
+}
 
 /// The largest distance of a number from its quantised value, if these numbers share a scale: half a step,
 /// plus the rounding of scale and zero to half precision.

@@ -52,8 +52,10 @@ TEST_CASE("methods get the setting that fits their bytes") {
   CHECK(at_equal_bytes("duo", budget(0.52, 4096)) == "duo:0.5");
   CHECK(at_equal_bytes("duo", budget(1, 4096)) == "duo:0");
   // A row in 4 bits takes 80 bytes, an exact one 256.
-  CHECK(row_bytes(shape, 16) == 256);
-  CHECK(row_bytes(shape, 4) == 80);
+  CHECK(row_bytes(shape) == 256);
+  CHECK(row_bytes(shape, {.bits = 4, .key_group = 32, .value_group = 32}) == 80);
+  CHECK(row_bytes(shape, {.bits = 8, .value_bits = 3, .key_group = 64, .value_group = 16}) ==
+        64 + 24 + 4 + 16);
   CHECK(at_equal_bytes("headkv+int4", budget(0.25, 1024)) == "headkv+int4:819");
   CHECK(at_equal_bytes("headkv:kernel=29,beta=2", budget(0.25, 1024)) == "headkv:256,kernel=29,beta=2");
   // Groups of 64 take two bytes less for the scales of keys, and of values: 72 bytes.
@@ -90,7 +92,7 @@ TEST_CASE("a budget that a method cannot meet is refused") {
   CHECK_THROWS_AS(static_cast<void>(at_equal_bytes("h2o", budget(0, 1024))), ConfigError);
   CHECK_THROWS_AS(static_cast<void>(at_equal_bytes("h2o", budget(1.5, 1024))), ConfigError);
   CHECK_THROWS_AS(static_cast<void>(at_equal_bytes("quest", budget(0.5, 1024))), ConfigError);
-  CHECK_THROWS_AS(static_cast<void>(at_equal_bytes("duo+int3", budget(0.5, 1024))), ConfigError);
+  CHECK_THROWS_AS(static_cast<void>(at_equal_bytes("duo+int7", budget(0.5, 1024))), ConfigError);
 }
 
 TEST_CASE("shares are written in three ways") {

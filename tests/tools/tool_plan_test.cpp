@@ -139,10 +139,26 @@ TEST_CASE("--plan: the name can contain settings of storages, windows and rules"
   CHECK(kivi("kivi2:32,flush=steady").flush == Flush::steady);
   CHECK(kivi("kivi2:32,flush=steady").residual == 32);
   CHECK(kivi("kivi4:64,group=64").key_group == 64);
-  const auto int4 = plan_named("int4:128,group=64").at(0, 0).get<QuantizedResidualCache<float>>();
-  CHECK(int4.storage.key_group == 64);
-  CHECK(int4.storage.value_group == 64);
+  const auto int4 = plan_named("int4:128,group=32,key_group=16,sinks=9").at(0, 0).get<ByChannel>();
+  CHECK(int4.sinks == 9);
+  CHECK(int4.storage.key_group == 16);
+  CHECK(int4.storage.value_group == 32);
   CHECK(int4.storage.residual == 128);
+  using ByRow = QuantizedResidualCache<float>;
+  CHECK(plan_named("int4:128,keys=token,group=64,sinks=0") == plan_named("hf4"));
+  CHECK(plan_named("hf2:32").at(0, 0).get<ByRow>().storage.residual == 32);
+  CHECK(plan_named("int4:keys=token").at(0, 0).get<ByRow>().storage.key_group == 32);
+  CHECK(plan_named("int8:keys=channel").at(0, 0).get<ByChannel>().storage.key_group == 64);
+  const auto widths = plan_named("k5v3:7,hadamard=values").at(0, 0).get<ByChannel>().storage;
+  CHECK(widths.key_encoding() == Encoding::uint5);
+  CHECK(widths.value_encoding() == Encoding::uint3);
+  CHECK_FALSE(widths.key_hadamard);
+  CHECK(widths.value_hadamard);
+  const auto survivors =
+      plan_named("snapkv+k6v2:64,hadamard=both").at(0, 0).get<HeadBudgetCache<PerTokenStorage<float>>>();
+  CHECK(survivors.storage.key_encoding() == Encoding::uint6);
+  CHECK(survivors.storage.value_encoding() == Encoding::uint2);
+  CHECK(survivors.storage.key_hadamard);
   const auto chunk = plan_named("sink_recent:4,8,mask=chunk").at(0, 0).get<SinkRecentCache<Dense>>();
   CHECK(chunk.mask == Mask::prefill_chunk);
   CHECK(plan_named("adakv:64,safeguard=0.5") != plan_named("adakv:64"));
@@ -168,7 +184,12 @@ TEST_CASE("--plan: errors name the plan, the file and what would fit, and no C++
   const std::string weights = repository_path(shipped_model);
   CHECK(refusal("snapkv:64,kernel=8") ==
         "--plan snapkv:64,kernel=8: kernel is 8, must be odd and at most 1048576");
-  CHECK(refusal("int4:128,group=7").starts_with("--plan int4:128,group=7: key_group is 7, must divide"));
+  CHECK(refusal("int4:128,group=7").starts_with("--plan int4:128,group=7: value_group is 7, must divide"));
+  CHECK(refusal("int4:128,key_group=7")
+            .starts_with("--plan int4:128,key_group=7: key_group is 7, must divide"));
+  CHECK(refusal("int4:group=0").find("group is 0, must be at least 1") != std::string::npos);
+  CHECK(refusal("int4:keys=token,key_group=8").find("key_group") != std::string::npos);
+  CHECK(refusal("snapkv+k7v2:64") != "");
   CHECK(refusal("kivi2:33,flush=kivi").find("kivi's flush needs a residual") != std::string::npos);
   CHECK(refusal("duo:0.5").find("give the model, or the gates, as duo@FOLDER does") != std::string::npos);
   CHECK(refusal("duo@" + weights + "/duo:1.7").find("the sparsity is 1.7") != std::string::npos);

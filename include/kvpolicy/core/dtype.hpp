@@ -25,9 +25,9 @@ struct half;
   return (std::bit_cast<std::uint32_t>(x) & 0x7fffffffU) > 0x7f800000U;
 }
 
-/// The encoding of one number of a row in memory. The last three are packed codes of an affine quantisation
-/// (see storage/quantize.hpp).
-enum class Encoding : std::uint8_t { float32, float16, bfloat16, uint8, uint4, uint2 };
+/// The encoding of one number of a row in memory. Those after bfloat16 are packed codes of an affine
+/// quantisation (see storage/quantize.hpp).
+enum class Encoding : std::uint8_t { float32, float16, bfloat16, uint8, uint4, uint2, uint6, uint5, uint3 };
 
 /// Whether the encoding is one of the packed codes.
 [[nodiscard]] constexpr bool is_quantized(Encoding encoding) noexcept { return encoding >= Encoding::uint8; }
@@ -41,8 +41,45 @@ enum class Encoding : std::uint8_t { float32, float16, bfloat16, uint8, uint4, u
     case Encoding::uint8: return 8;
     case Encoding::uint4: return 4;
     case Encoding::uint2: return 2;
+    case Encoding::uint6: return 6;
+    case Encoding::uint5: return 5;
+    case Encoding::uint3: return 3;
   }
   return 0;
+}
+
+/// Whether numbers can be quantised to codes of so many bits.
+[[nodiscard]] constexpr bool is_code_width(std::size_t bits) noexcept {
+  return bits == 2 || bits == 3 || bits == 4 || bits == 5 || bits == 6 || bits == 8;
+}
+
+/// The encoding whose codes have `bits` bits, which must be a code width.
+[[nodiscard]] constexpr Encoding code_encoding(std::size_t bits) noexcept {
+  switch (bits) {
+    case 2: return Encoding::uint2;
+    case 3: return Encoding::uint3;
+    case 4: return Encoding::uint4;
+    case 5: return Encoding::uint5;
+    case 6: return Encoding::uint6;
+    default: return Encoding::uint8;
+  }
+}
+
+/// A code in two parts. Widths that do not divide a byte are stored as a row of the upper bits, as wide as a
+/// power of two, and a row of the lower ones. The other widths have no lower part.
+struct CodeParts {
+  std::size_t upper;  ///< bits
+  std::size_t lower;  ///< bits, or 0
+};
+
+/// The parts of a quantised encoding's codes.
+[[nodiscard]] constexpr CodeParts code_parts(Encoding encoding) noexcept {
+  switch (encoding) {
+    case Encoding::uint6: return {4, 2};
+    case Encoding::uint5: return {4, 1};
+    case Encoding::uint3: return {2, 1};
+    default: return {bits_of(encoding), 0};
+  }
 }
 
 /// The encoding's name, for messages.
@@ -54,6 +91,9 @@ enum class Encoding : std::uint8_t { float32, float16, bfloat16, uint8, uint4, u
     case Encoding::uint8: return "uint8";
     case Encoding::uint4: return "uint4";
     case Encoding::uint2: return "uint2";
+    case Encoding::uint6: return "uint6";
+    case Encoding::uint5: return "uint5";
+    case Encoding::uint3: return "uint3";
   }
   return "unknown";
 }

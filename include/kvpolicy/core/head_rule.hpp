@@ -33,13 +33,16 @@ struct HeadRule {
   std::optional<RotaryConfig> rotary_in_cache = {};  ///< sinks are read as if right before the window
 
   // Storage: where rows lie, and how a row is stored after it has left the residual.
-  bool engine_pages = false;              ///< rows lie in pages of an inference engine's own tensor
-  Encoding encoding = Encoding::float32;  ///< float32: in the element type of the cache
-  bool key_per_channel = false;           ///< neighbouring rows of a key channel share a scale
-  std::size_t key_group = 0;              ///< channels that share a scale; rows if `key_per_channel`
-  std::size_t value_group = 0;            ///< channels that share a scale
-  std::size_t residual = 0;               ///< at least so many latest rows stay exact
-  bool kivi_flush = false;                ///< the residual is emptied as KIVI does
+  bool engine_pages = false;                    ///< rows lie in pages of an inference engine's own tensor
+  Encoding key_encoding = Encoding::float32;    ///< float32: in the element type of the cache
+  Encoding value_encoding = Encoding::float32;  ///< quantised if and only if the keys are
+  bool key_per_channel = false;                 ///< neighbouring rows of a key channel share a scale
+  std::size_t key_group = 0;                    ///< channels that share a scale; rows if `key_per_channel`
+  std::size_t value_group = 0;                  ///< channels that share a scale
+  bool key_hadamard = false;    ///< keys are rotated before they are quantised (core/hadamard.hpp)
+  bool value_hadamard = false;  ///< the same for values
+  std::size_t residual = 0;     ///< at least so many latest rows stay exact
+  bool kivi_flush = false;      ///< the residual is emptied as KIVI does
 
   // Compression: rows are dropped by rank.
   bool compresses = false;
@@ -66,7 +69,12 @@ struct HeadRule {
 
   friend bool operator==(const HeadRule&, const HeadRule&) = default;
 
-  [[nodiscard]] bool is_quantized() const { return kvpolicy::is_quantized(encoding); }
+  [[nodiscard]] bool is_quantized() const { return kvpolicy::is_quantized(key_encoding); }
+  /// Bits of a quantised number, the mean over keys and values; 0 where rows are exact.
+  [[nodiscard]] double code_bits() const {
+    if (!is_quantized()) return 0.0;
+    return static_cast<double>(bits_of(key_encoding) + bits_of(value_encoding)) / 2;
+  }
   /// Whether the head grows with the text. Only such heads have rows in slow memory.
   [[nodiscard]] bool keeps_every_row() const { return recent == 0 && !compresses; }
 

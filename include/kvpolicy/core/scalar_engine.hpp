@@ -14,13 +14,24 @@
 #include <kvpolicy/core/rotary.hpp>
 #include <kvpolicy/core/row.hpp>
 
+/// @def KVPOLICY_ONE_BODY
+/// One body for all callers. Compilers may make a copy of a function for a caller whose arguments they know, and
+/// contract or reorder its arithmetic otherwise: the same rows would give other bits by another way.
+#if defined(__clang__)
+#define KVPOLICY_ONE_BODY [[gnu::noinline]]
+#elif defined(__GNUC__)
+#define KVPOLICY_ONE_BODY [[gnu::noipa]]
+#else
+#define KVPOLICY_ONE_BODY
+#endif
+
 namespace kvpolicy {
 
 /// An AttentionEngine in plain loops, for any head_dim and value_dim. It has no state, so one
 /// object may serve all threads.
 class ScalarEngine {
  public:
-  void attend(const LayerAttention& work) {
+  KVPOLICY_ONE_BODY void attend(const LayerAttention& work) {
     const std::size_t value_dim = work.out.head_dim;
     std::vector<float> query(work.queries.head_dim);
     std::vector<float> row(value_dim);
@@ -49,7 +60,7 @@ class ScalarEngine {
     }
   }
 
-  void observe(const LayerObservation& work) {
+  KVPOLICY_ONE_BODY void observe(const LayerObservation& work) {
     const std::size_t head_dim = work.queries.head_dim;
     std::vector<float> query(head_dim);
     std::vector<float> logits;
@@ -84,7 +95,7 @@ class ScalarEngine {
     }
   }
 
-  void score(const Plane& rows, std::span<const float> query, std::span<float> out) {
+  KVPOLICY_ONE_BODY void score(const Plane& rows, std::span<const float> query, std::span<float> out) {
     std::vector<float> row(query.size());
     for (std::size_t i = 0; i < out.size(); ++i) {
       load_row(rows, i, row);

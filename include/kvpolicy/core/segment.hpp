@@ -21,12 +21,13 @@ enum class Granularity : std::uint8_t {
   per_channel  ///< `group` neighbouring rows of one channel (KIVI's keys).
 };
 
-/// The encoding of the rows of one side (keys or values) of a head. The last two matter only for quantised
-/// encodings; a row is dequantised as `scale * code + zero`.
+/// The encoding of the rows of one side (keys or values) of a head. All but the first matter only for quantised
+/// encodings; a row is dequantised as `scale * code + zero`, and then rotated back where rows are rotated.
 struct RowFormat {
   Encoding encoding = Encoding::float32;
   Granularity granularity = Granularity::per_token;
   std::size_t group = 0;  ///< numbers that share a scale and a zero; 0 for dense rows
+  bool hadamard = false;  ///< rows were rotated before they were quantised (core/hadamard.hpp)
 
   friend constexpr bool operator==(const RowFormat&, const RowFormat&) = default;
 };
@@ -37,7 +38,8 @@ struct RowFormat {
 ///
 /// Codes that share a byte are not neighbours: byte j of a 4-bit row holds channel j in its low and channel
 /// j + head_dim / 2 in its high nibble; byte j of a 2-bit row holds channels j + i * head_dim / 4 at bits
-/// 2i. Unpacking a vector of bytes then yields neighbouring channels.
+/// 2i. Unpacking a vector of bytes then yields neighbouring channels. A row of 3, 5 or 6 bits is a row of the
+/// codes' upper 2, 4 or 4 bits, then one of their lower 1, 1 or 2 bits, each packed in this way (`code_parts`).
 struct PageLayout {
   std::size_t row_bytes = 0;       ///< bytes of a row's codes, or of a dense row
   std::size_t scales_offset = 0;   ///< bytes from the start of the page

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 
@@ -80,24 +81,99 @@ struct WholeRowParams {
   [[nodiscard]] HWY_INLINE FloatVector zeros(std::size_t) const { return zero; }
 };
 
-/// Writes scale * code + zero for a packed row: [head_dim], at least one vector of bytes long.
-template <Encoding E, class Params>
-HWY_INLINE void decode_packed_row(const std::byte* codes, const Params& params, std::size_t head_dim,
-                                  float* out) {
-  constexpr std::size_t bits = bits_of(E);
-  constexpr std::size_t per_byte = 8 / bits;
+/// One scale and one zero for each group of a power of two of channels, in which whole vectors lie.
+struct GroupParams {
+  /// More groups in a row are as well spread over its channels.
+  static constexpr std::size_t most_groups = 16;
+
+  const float* group_scales;
+  const float* group_zeros;
+  int shift;
+
+  [[nodiscard]] static bool fits(const RowFormat& format, std::size_t head_dim) {
+    return format.granularity == Granularity::per_token && std::has_single_bit(format.group) &&
+           format.group % lanes == 0 && head_dim * code_parts(format.encoding).upper / 8 % lanes == 0 &&
+           head_dim / format.group <= most_groups;
+  }
+  [[nodiscard]] HWY_INLINE FloatVector scales(std::size_t channel) const {
+    return hn::Set(floats, group_scales[channel >> shift]);
+  }
+  [[nodiscard]] HWY_INLINE FloatVector zeros(std::size_t channel) const {
+    return hn::Set(floats, group_zeros[channel >> shift]);
+  }
+};
+
+/// Calls visit(channel, codes as float) for the codes of `Bits` bits of a packed row, a vector at a time. The row
+/// is at least one vector of bytes long; the last vectors may overlap.
+template <std::size_t Bits, class Visit>
+HWY_INLINE void for_each_code_vector(const std::byte* codes, std::size_t head_dim, Visit visit) {
+  constexpr std::size_t per_byte = 8 / Bits;
   const std::size_t bytes = head_dim / per_byte;
   const hn::Rebind<std::uint8_t, Floats> byte_tag;
   for (std::size_t step = 0; step < bytes; step += lanes) {
-    const std::size_t first = std::min(step, bytes - lanes);  // the last vectors may overlap
+    const std::size_t first = std::min(step, bytes - lanes);
     const auto packed =
         hn::PromoteTo(ints, hn::LoadU(byte_tag, reinterpret_cast<const std::uint8_t*>(codes) + first));
     unroll<per_byte>([&](auto part) KVPOLICY_CPU_INLINE_LAMBDA {
-      const std::size_t channel = part * bytes + first;
-      const auto code = hn::And(hn::ShiftRight<part * bits>(packed), hn::Set(ints, (1 << bits) - 1));
-      hn::StoreU(hn::MulAdd(hn::ConvertTo(floats, code), params.scales(channel), params.zeros(channel)),
-                 floats, out + channel);
+      const auto code = hn::And(hn::ShiftRight<part * Bits>(packed), hn::Set(ints, (1 << Bits) - 1));
+      visit(part * bytes + first, hn::ConvertTo(floats, code));
     });
+  }
+}
+
+/// The most channels of a row (StorageContext).
+inline constexpr std::size_t max_row_channels = 4096;
+
+/// Writes the lower parts of a row's codes as float [head_dim].
+template <std::size_t Bits>
+HWY_INLINE void unpack_lower_codes(const std::byte* codes, std::size_t head_dim, float* out) {
+  const std::size_t bytes = head_dim * Bits / 8;
+  if (bytes >= lanes) {
+    for_each_code_vector<Bits>(codes, head_dim,
+                               [&](std::size_t channel, FloatVector code)
+                                   KVPOLICY_CPU_INLINE_LAMBDA { hn::StoreU(code, floats, out + channel); });
+    return;
+  }
+  for (std::size_t shift = 0; shift < 8; shift += Bits) {
+    for (std::size_t byte = 0; byte < bytes; ++byte) {
+      *out++ = static_cast<float>((static_cast<unsigned>(codes[byte]) >> shift) & ((1U << Bits) - 1U));
+    }
+  }
+}
+
+/// Writes scale * code + zero for a packed row: [head_dim]. Its codes, or the upper parts of them, are at least
+/// one vector of bytes long.
+template <Encoding E, class Params>
+HWY_INLINE void decode_packed_row(const std::byte* codes, const Params& params, std::size_t head_dim,
+                                  float* out) {
+  constexpr CodeParts parts = code_parts(E);
+  if constexpr (parts.lower == 0) {
+    for_each_code_vector<parts.upper>(
+        codes, head_dim, [&](std::size_t channel, FloatVector code) KVPOLICY_CPU_INLINE_LAMBDA {
+          hn::StoreU(hn::MulAdd(code, params.scales(channel), params.zeros(channel)), floats, out + channel);
+        });
+  } else {
+    // The lower parts go to memory of their own: what vectors overlap is written twice and must be the same.
+    alignas(64) std::array<float, max_row_channels> lower;
+    unpack_lower_codes<parts.lower>(codes + head_dim * parts.upper / 8, head_dim, lower.data());
+    const auto steps = hn::Set(floats, static_cast<float>(1U << parts.lower));
+    for_each_code_vector<parts.upper>(
+        codes, head_dim, [&](std::size_t channel, FloatVector upper) KVPOLICY_CPU_INLINE_LAMBDA {
+          const auto code = hn::MulAdd(upper, steps, hn::LoadU(floats, lower.data() + channel));
+          hn::StoreU(hn::MulAdd(code, params.scales(channel), params.zeros(channel)), floats, out + channel);
+        });
+  }
+}
+
+/// Writes the scales or zeros of a row tile's rows as float, `groups` of each row.
+template <std::size_t N>
+HWY_INLINE void gather_params(const std::array<const half*, max_tile_rows>& from, std::size_t rows,
+                              std::size_t groups, std::array<float, N>& to) {
+  static_assert(N % lanes == 0);
+  std::array<half, N> halves;
+  for (std::size_t row = 0; row < rows; ++row) std::copy_n(from[row], groups, halves.data() + row * groups);
+  for (std::size_t i = 0; i < rows * groups; i += lanes) {
+    hn::StoreU(load_half(halves.data() + i), floats, to.data() + i);
   }
 }
 
@@ -105,27 +181,33 @@ template <Encoding E>
 void decode_packed_side(const RowTileSide& side, std::size_t rows, std::size_t head_dim, float* params,
                         float* out) {
   RowParams row_params{params, head_dim};
-  if (head_dim * bits_of(E) / 8 < lanes) {  // shorter than any real head
+  if (head_dim * code_parts(E).upper / 8 < lanes) {  // shorter than any real head
     for (std::size_t row = 0; row < rows; ++row) {
       row_params.use(side.format, side.scales[row], side.zeros[row]);
       row_params.decode_short_row(E, side.codes[row], out + row * head_dim);
     }
   } else if (side.format.granularity == Granularity::per_token && side.format.group == head_dim) {
-    std::array<half, max_tile_rows> halves;
     std::array<float, max_tile_rows> scales;
     std::array<float, max_tile_rows> zeros;
-    const auto gather = [&](const auto& from, auto& to) KVPOLICY_CPU_LAMBDA {
-      for (std::size_t row = 0; row < rows; ++row) halves[row] = *from[row];
-      for (std::size_t row = 0; row < rows; row += lanes) {
-        hn::StoreU(load_half(halves.data() + row), floats, to.data() + row);
-      }
-    };
-    gather(side.scales, scales);
-    gather(side.zeros, zeros);
+    gather_params(side.scales, rows, 1, scales);
+    gather_params(side.zeros, rows, 1, zeros);
     for (std::size_t row = 0; row < rows; ++row) {
       decode_packed_row<E>(side.codes[row],
                            WholeRowParams{hn::Set(floats, scales[row]), hn::Set(floats, zeros[row])},
                            head_dim, out + row * head_dim);
+    }
+  } else if (GroupParams::fits(side.format, head_dim)) {
+    const std::size_t groups = head_dim / side.format.group;
+    std::array<float, max_tile_rows * GroupParams::most_groups> scales;
+    std::array<float, max_tile_rows * GroupParams::most_groups> zeros;
+    gather_params(side.scales, rows, groups, scales);
+    gather_params(side.zeros, rows, groups, zeros);
+    for (std::size_t row = 0; row < rows; ++row) {
+      const std::size_t first = row * groups;
+      decode_packed_row<E>(
+          side.codes[row],
+          GroupParams{scales.data() + first, zeros.data() + first, std::countr_zero(side.format.group)},
+          head_dim, out + row * head_dim);
     }
   } else {
     for (std::size_t row = 0; row < rows; ++row) {
@@ -161,6 +243,9 @@ inline void decode_side(const RowTileSide& side, std::size_t rows, std::size_t h
     case Encoding::uint8: return decode_packed_side<Encoding::uint8>(side, rows, head_dim, params, out);
     case Encoding::uint4: return decode_packed_side<Encoding::uint4>(side, rows, head_dim, params, out);
     case Encoding::uint2: return decode_packed_side<Encoding::uint2>(side, rows, head_dim, params, out);
+    case Encoding::uint6: return decode_packed_side<Encoding::uint6>(side, rows, head_dim, params, out);
+    case Encoding::uint5: return decode_packed_side<Encoding::uint5>(side, rows, head_dim, params, out);
+    case Encoding::uint3: return decode_packed_side<Encoding::uint3>(side, rows, head_dim, params, out);
     default:
       with_dense_encoding(side.format.encoding, [&]<Encoding E>() KVPOLICY_CPU_LAMBDA {
         for (std::size_t row = 0; row < rows; ++row) {

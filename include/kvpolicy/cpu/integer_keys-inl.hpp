@@ -5,8 +5,9 @@
 //
 //   q . (scale * c + zero) = scale * (q . c) + zero * sum(q),  q . c ~ s * (n . c),  q ~ s * n,
 //
-// If rows share a scale and zero per channel (KIVI), these are multiplied into the query first, once for
-// each run of rows that shares them. The lanes are 16 or 8 rows, so no sum crosses lanes.
+// and with several groups in a row the same for each group (grouped_keys-inl.hpp). If rows share a scale and zero
+// per channel (KIVI), these are multiplied into the query first, once for each run of rows that shares them. The
+// lanes are 16 or 8 rows, so no sum crosses lanes.
 //
 // Error: rounding changes a channel of the query by s / 2 at most, where s is its largest channel divided
 // by 32767; codes count from their middle, because sum(q) - s * sum(n) is added exactly. The error of a
@@ -22,8 +23,10 @@
 #include <cstdint>
 #include <limits>
 
+#include <kvpolicy/cpu/grouped_keys-inl.hpp>
 #include <kvpolicy/cpu/packed_codes-inl.hpp>
 #include <kvpolicy/cpu/prefetch-inl.hpp>
+#include <kvpolicy/cpu/row_params-inl.hpp>
 #include <kvpolicy/cpu/row_tile-inl.hpp>
 #include <kvpolicy/cpu/vector-inl.hpp>
 
@@ -83,22 +86,27 @@ HWY_INLINE void dot_codes(const std::byte* const* rows, std::size_t bytes, const
 class IntegerKeys {
  public:
   [[nodiscard]] static std::size_t scratch_floats(std::size_t queries, std::size_t head_dim) {
-    return queries * (2 * (head_dim / 2) + 2 * rounded_floats + head_dim) + query_portion * head_dim;
+    return RowTileParams::scratch_floats(head_dim) + GroupedKeys::scratch_floats(queries, head_dim) +
+           2 * queries * head_dim + query_portion * head_dim + whole_lines(2 * rounded_floats * queries);
   }
 
   IntegerKeys(std::size_t queries, std::size_t head_dim, float* scratch)
-      : count_{queries}, head_dim_{head_dim} {
+      : count_{queries},
+        head_dim_{head_dim},
+        params_{head_dim, scratch},
+        grouped_{queries, head_dim, scratch + RowTileParams::scratch_floats(head_dim)} {
+    scratch += RowTileParams::scratch_floats(head_dim) + GroupedKeys::scratch_floats(queries, head_dim);
     const auto take = [&](std::size_t floats_taken) {
       float* taken = scratch;
       scratch += floats_taken;
       return taken;
     };
-    for (Set* set : {&plain_, &scaled_}) {
-      set->numbers = reinterpret_cast<std::byte*>(take(queries * head_dim / 2));
-      set->rounded = take(queries * rounded_floats);
-    }
     deinterleaved_ = take(queries * head_dim);
     products_ = take(query_portion * head_dim);
+    for (Set* set : {&plain_, &scaled_}) {
+      set->numbers = reinterpret_cast<std::byte*>(take(queries * head_dim / 2));
+    }
+    for (Set* set : {&plain_, &scaled_}) set->rounded = take(queries * rounded_floats);
   }
 
   /// Sets the queries [queries, head_dim] for the row tiles that follow. Null: there are none, and
@@ -107,6 +115,7 @@ class IntegerKeys {
     queries_ = queries;
     state_ = queries == nullptr ? State::unusable : State::unknown;
     has_deinterleaved_ = false;
+    grouped_.forget_queries();
   }
 
   /// Writes logits[q * stride + row], which needs room up to a multiple of the lanes after `rows`. Returns
@@ -125,6 +134,8 @@ class IntegerKeys {
         done = per_channel<Bits>(keys, rows, logits, stride, ahead);
       } else if (keys.format.group == head_dim_) {
         done = per_token<Bits>(keys, rows, logits, stride, ahead);
+      } else if (GroupedKeys::takes(keys.format, head_dim_)) {
+        done = per_group<Bits>(keys, rows, logits, stride, values);
       }
     });
     return done;
@@ -305,16 +316,31 @@ class IntegerKeys {
     return finite;
   }
 
+  // Rounds the queries, not scaled, and loads the scales of the rows; returns false if a number is not finite.
+  template <std::size_t Bits>
+  bool prepare(const RowTileSide& keys, std::size_t rows) {
+    if (state_ == State::unknown) {
+      state_ = round_all_queries<false>(plain_, nullptr, nullptr, 0.0F) ? State::usable : State::unusable;
+    }
+    return state_ == State::usable &&
+           params_.load(keys, rows, head_dim_ / keys.format.group, middle_of<Bits>);
+  }
+
   template <std::size_t Bits>
   bool per_token(const RowTileSide& keys, std::size_t rows, float* logits, std::size_t stride,
                  PrefetchWalk& ahead) {
-    if (state_ == State::unknown) {
-      state_ = round_all_queries<false>(plain_, nullptr, nullptr, 0.0F) ? State::usable : State::unusable;
-      if (state_ == State::unusable) return false;
-    }
-    RowTileParams params;
-    if (!params.load(keys, rows)) return false;
-    multiply<Bits>(plain_, keys.codes.data(), rows, &params, logits, stride, ahead);
+    if (!prepare<Bits>(keys, rows)) return false;
+    multiply<Bits>(plain_, keys.codes.data(), rows, &params_, logits, stride, ahead);
+    return true;
+  }
+
+  template <std::size_t Bits>
+  bool per_group(const RowTileSide& keys, std::size_t rows, float* logits, std::size_t stride,
+                 const Prefetch& next) {
+    if (!prepare<Bits>(keys, rows)) return false;
+    grouped_.multiply<Bits>(
+        keys, rows, params_, queries_, plain_.numbers, [&](std::size_t q) { return plain_.query(q).scale; },
+        logits, stride, next);
     return true;
   }
 
@@ -372,17 +398,17 @@ class IntegerKeys {
         for (std::size_t i = 0; i < Q; ++i) {
           const Rounded query = set.query(q + i);
           const auto scale = hn::Set(floats, query.scale);
+          // Of scaled queries the sum has the middle codes and zeros in it.
           const auto offset =
-              hn::Set(floats, params == nullptr ? query.sum - middle_of<Bits> * query.rounded_sum
-                                                : middle_of<Bits> * (query.sum - query.rounded_sum));
+              hn::Set(floats, (params == nullptr ? query.sum : 0.0F) - middle_of<Bits> * query.rounded_sum);
           KVPOLICY_CPU_UNROLL
           for (std::size_t r = 0; r < R; ++r) {
             const std::size_t at = row + r * lanes;
             auto logits = hn::MulAdd(hn::ConvertTo(floats, sums[i][r]), scale, offset);
             if (params != nullptr) {
-              const auto zeros = hn::LoadU(floats, params->zeros.data() + at);
-              logits = hn::MulAdd(logits, hn::LoadU(floats, params->scales.data() + at),
-                                  hn::Mul(zeros, hn::Set(floats, query.sum)));
+              const auto middles = hn::LoadU(floats, params->middles(0) + at);
+              logits = hn::MulAdd(logits, hn::LoadU(floats, params->scales(0) + at),
+                                  hn::Mul(middles, hn::Set(floats, query.sum)));
             }
             hn::StoreU(logits, floats, out + (q + i) * stride + at);
           }
@@ -398,6 +424,8 @@ class IntegerKeys {
 
   std::size_t count_;
   std::size_t head_dim_;
+  RowTileParams params_;
+  GroupedKeys grouped_;
   const float* queries_ = nullptr;
   float* deinterleaved_ = nullptr;  // [queries, head_dim], if has_deinterleaved_
   float* products_ = nullptr;       // [query_portion, head_dim]

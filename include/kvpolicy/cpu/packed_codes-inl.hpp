@@ -5,8 +5,6 @@
 // integer_keys-inl.hpp and integer_values-inl.hpp use them.
 #pragma once
 
-#include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -24,9 +22,10 @@ KVPOLICY_CPU_BEGIN_TARGET
 /// Bytes of a row that one step processes.
 inline constexpr std::size_t code_step = 16;
 
-/// Whether rows can be read in whole steps; the last one may overlap.
+/// Whether rows can be read in whole steps; the last one may overlap. Codes in two parts cannot.
 [[nodiscard]] inline bool has_code_steps(const RowFormat& format, std::size_t head_dim) {
-  return is_quantized(format.encoding) && head_dim * bits_of(format.encoding) / 8 >= code_step;
+  return is_quantized(format.encoding) && code_parts(format.encoding).lower == 0 &&
+         head_dim * bits_of(format.encoding) / 8 >= code_step;
 }
 
 /// Calls f.operator()<bits>() for a quantised encoding.
@@ -103,54 +102,6 @@ HWY_INLINE void load_columns(const std::byte* const* rows, std::size_t at, IntVe
   columns[2] = hn::BitCast(ints, hn::InterleaveLower(longs, ab23, cd23));
   columns[3] = hn::BitCast(ints, hn::InterleaveUpper(longs, ab23, cd23));
 }
-
-/// Scales and zeros of the rows of a row tile, if each row has one of both; zeros follow up to a whole
-/// vector.
-struct RowTileParams {
-  std::array<float, max_tile_rows> scales;
-  std::array<float, max_tile_rows> zeros;
-
-  /// Returns whether all are finite.
-  bool load(const RowTileSide& side, std::size_t rows) {
-    auto sum = zero_vector();
-    const auto gather = [&](const auto& from, auto& to) KVPOLICY_CPU_INLINE_LAMBDA {
-      for (std::size_t row = 0; row < rows; row += lanes) {
-        const std::size_t count = std::min(rows - row, lanes);
-        std::array<half, lanes> halves{};
-        const half* source = from[row];
-        if (count < lanes || !are_neighbours(from.data() + row)) {
-          for (std::size_t i = 0; i < count; ++i) halves[i] = *from[row + i];
-          source = halves.data();
-        }
-        const auto x = load_half(source);
-        sum = hn::Add(sum, hn::Sub(x, x));  // 0, or NaN
-        hn::StoreU(x, floats, to.data() + row);
-      }
-    };
-    gather(side.scales, scales);
-    gather(side.zeros, zeros);
-    return hn::AllTrue(floats, hn::Eq(sum, zero_vector()));
-  }
-
- private:
-  // Whether `lanes` numbers are contiguous in memory, as in most row tiles.
-  [[nodiscard]] static HWY_INLINE bool are_neighbours(const half* const* numbers) {
-    const hn::ScalableTag<std::int64_t> longs;
-    static_assert(sizeof(half) == 2 && sizeof(numbers) == sizeof(std::int64_t));
-    constexpr auto at_once = static_cast<std::int64_t>(hn::MaxLanes(longs));
-    const auto load = [&](std::size_t i) KVPOLICY_CPU_INLINE_LAMBDA {
-      return hn::LoadU(longs, reinterpret_cast<const std::int64_t*>(numbers + i));
-    };
-    auto different = hn::Zero(longs);
-    auto expected = hn::Add(hn::Set(longs, reinterpret_cast<std::int64_t>(numbers[0])),
-                            hn::ShiftLeft<1>(hn::Iota(longs, 0)));
-    for (std::size_t i = 0; i < lanes; i += at_once) {
-      different = hn::Or(different, hn::Xor(load(i), expected));
-      expected = hn::Add(expected, hn::Set(longs, 2 * at_once));
-    }
-    return hn::AllTrue(longs, hn::Eq(different, hn::Zero(longs)));
-  }
-};
 
 KVPOLICY_CPU_END_TARGET
 }  // namespace HWY_NAMESPACE

@@ -313,8 +313,9 @@ class PairProducts {
 
   [[nodiscard]] static bool takes(const RowFormat& format, std::size_t channels) {
     if (format.encoding == Encoding::bfloat16) return true;
-    return is_quantized(format.encoding) && format.granularity == Granularity::per_token &&
-           format.group == channels && channels * bits_of(format.encoding) / 8 >= lanes;
+    return is_quantized(format.encoding) && code_parts(format.encoding).lower == 0 &&
+           format.granularity == Granularity::per_token && format.group == channels &&
+           channels * bits_of(format.encoding) / 8 >= lanes;
   }
 
   // Reads the row tile's scales and zeros, and calls take(row) for each row with its codes in numbers_.

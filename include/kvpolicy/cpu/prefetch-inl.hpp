@@ -98,8 +98,9 @@ class PrefetchWalk {
   std::size_t next_ = 0;
 };
 
-/// Fetches the scales and zeros of a side's first and last rows. They come after the codes of a page, where
-/// the prefetch of rows does not reach. (Always inline: GCC drops calls of functions that only prefetch.)
+/// Fetches the scales and zeros of a side's rows: all of them if they follow each other, which is up to a page,
+/// otherwise those of the first and the last row. They come after the codes of a page, where the prefetch of rows
+/// does not reach. (Always inline: GCC drops calls of functions that only prefetch.)
 HWY_INLINE void fetch_params(const RowTileSide& side, std::size_t rows, std::size_t head_dim) {
   if (rows == 0 || !is_quantized(side.format.encoding)) return;
   const bool per_token = side.format.granularity == Granularity::per_token;
@@ -107,9 +108,13 @@ HWY_INLINE void fetch_params(const RowTileSide& side, std::size_t rows, std::siz
   for (const auto* params : {&side.scales, &side.zeros}) {
     const auto* first = reinterpret_cast<const std::byte*>((*params)[0]);
     const auto* last = reinterpret_cast<const std::byte*>((*params)[rows - 1]);
-    for (std::size_t at = 0; at < bytes; at += 64) {
-      fetch_to_second_level(first + at);
-      if (last != first) fetch_to_second_level(last + at);
+    if (per_token && last == first + (rows - 1) * bytes) {
+      for (const std::byte* line = first; line < last; line += 64) fetch_to_second_level(line);
+    } else {
+      for (std::size_t at = 0; at < bytes; at += 64) {
+        fetch_to_second_level(first + at);
+        if (last != first) fetch_to_second_level(last + at);
+      }
     }
     fetch_to_second_level(last + bytes - 1);
   }

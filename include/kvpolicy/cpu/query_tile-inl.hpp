@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <span>
 
+#include <kvpolicy/core/hadamard.hpp>
 #include <kvpolicy/core/row.hpp>
 #include <kvpolicy/core/segment.hpp>
 #include <kvpolicy/core/tensor_view.hpp>
@@ -138,7 +139,18 @@ struct QueryTile {
       load_dense(queries.encoding, queries.row(token(m), head(m)), query);
       for (float& number : query) number *= factor;
     }
-    if (!is_rotated_by(rotation)) return;
+    if (is_rotated_by(rotation)) rotate(rotation, out);
+  }
+
+  /// Rotates queries that were loaded as keys are that were rotated before they were quantised.
+  void rotate_as_keys(float* out) const {
+    for (std::size_t m = 0; m < rows; ++m) rotate_hadamard({out + m * width().keys, key_dim()});
+  }
+
+ private:
+  void rotate(const QueryRotation& rotation, float* out) const {
+    const std::size_t head_dim = key_dim();
+    const std::size_t padded = width().keys;
     // One angle serves the whole group, because sines are expensive.
     const std::size_t pairs = head_dim / 2;
     for (std::size_t m = 0; m < rows;) {

@@ -14,6 +14,7 @@
 #include <kvpolicy/cpu/integer_rows-inl.hpp>
 #include <kvpolicy/cpu/partial-inl.hpp>
 #include <kvpolicy/cpu/prefetch-inl.hpp>
+#include <kvpolicy/cpu/row_params-inl.hpp>
 #include <kvpolicy/cpu/row_tile-inl.hpp>
 #include <kvpolicy/cpu/vector-inl.hpp>
 
@@ -155,7 +156,7 @@ class StreamPass {
   static constexpr std::size_t stride = max_tile_rows + lanes;
 
   [[nodiscard]] static std::size_t scratch_floats(std::size_t queries, const HeadWidth& width) {
-    return queries * (stride + 1 + width.keys) + (max_tile_rows + 2) * width.widest() +
+    return queries * (stride + width.keys) + (max_tile_rows + 2) * width.widest() + whole_lines(queries) +
            IntegerKeys::scratch_floats(queries, width.keys) +
            IntegerValues::scratch_floats(queries, width.values);
   }
@@ -169,9 +170,10 @@ class StreamPass {
         params_{rows_ + max_tile_rows * width_.widest()},
         deinterleaved_{params_ + 2 * width_.widest()},
         factors_{deinterleaved_ + tile.rows * width_.keys},
-        integer_keys_{tile.rows, width_.keys, factors_ + tile.rows},
-        integer_values_{tile.rows, width_.values,
-                        factors_ + tile.rows + IntegerKeys::scratch_floats(tile.rows, width_.keys)} {}
+        integer_keys_{tile.rows, width_.keys, factors_ + whole_lines(tile.rows)},
+        integer_values_{
+            tile.rows, width_.values,
+            factors_ + whole_lines(tile.rows) + IntegerKeys::scratch_floats(tile.rows, width_.keys)} {}
 
   /// Sets the queries [tile.rows, width().keys] for the row tiles that follow.
   void set_queries(const float* queries) {
@@ -192,7 +194,10 @@ class StreamPass {
   }
 
   /// Must be called after the last row tile: until then the partial result lacks some of the values.
-  void finish() { integer_values_.flush(partial_.values); }
+  void finish() {
+    integer_values_.flush(partial_.values);
+    rotate_values(false);
+  }
 
   /// The logits of each query with each row: [queries, stride]; `ahead` is needed next and is prefetched.
   const float* compute_logits(const RowTile& row_tile, const Prefetch& ahead) {
@@ -307,7 +312,16 @@ class StreamPass {
     partial_.sum[m] = partial_.sum[m] * factors_[m] + sum;
   }
 
+  // Sums of values are rotated as the rows are that come next (core/hadamard.hpp).
+  void rotate_values(bool hadamard) {
+    if (hadamard == values_are_rotated_) return;
+    integer_values_.flush(partial_.values);
+    partial_.rotate_values(tile_.rows, tile_.value_dim);
+    values_are_rotated_ = hadamard;
+  }
+
   void add_values(const RowTile& row_tile, const RowTile& next) {
+    rotate_values(row_tile.values.format.hadamard);
     const Prefetch ahead = prefetch_of(next.keys, next.rows, tile_.key_dim());
     const std::size_t width = width_.values;
     if (width == tile_.value_dim && integer_values_.add(row_tile.values, row_tile.rows, logits_, stride,
@@ -354,6 +368,7 @@ class StreamPass {
   IntegerValues integer_values_;
   const float* queries_ = nullptr;
   bool has_deinterleaved_ = false;
+  bool values_are_rotated_ = false;
 };
 
 KVPOLICY_CPU_END_TARGET

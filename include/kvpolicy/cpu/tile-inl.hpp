@@ -78,6 +78,9 @@ class TilePass {
     update_softmax(row_tile.rows);
     add_values(row_tile, {next.keys, next.rows, tile_.key_dim()});
   }
+  /// Must be called after the last row tile that was added.
+  void finish() { rotate_values(false); }
+
   /// Updates only the softmax's state, for sums of exponentials without values.
   void add_keys(const RowTile& row_tile, const RowTile& next) {
     compute_logits(row_tile, {next.keys, next.rows, tile_.key_dim()});
@@ -194,7 +197,15 @@ class TilePass {
     return hn::Load(floats, sums);
   }
 
+  // As in StreamPass.
+  void rotate_values(bool hadamard) {
+    if (hadamard == values_are_rotated_) return;
+    partial_.rotate_values(tile_.rows, tile_.value_dim);
+    values_are_rotated_ = hadamard;
+  }
+
   void add_values(const RowTile& row_tile, FetchAhead ahead) {
+    rotate_values(row_tile.values.format.hadamard);
     const std::size_t width = head_.values;
     if (width == tile_.value_dim && pairs_.add_values(row_tile.values, row_tile.rows, logits_, factors_,
                                                       partial_.values, tile_.rows, ahead)) {
@@ -221,6 +232,7 @@ class TilePass {
   PairProducts<Tiles> pairs_;
   const float* given_queries_ = nullptr;
   bool has_float_queries_ = false;
+  bool values_are_rotated_ = false;
 };
 
 KVPOLICY_CPU_END_TARGET

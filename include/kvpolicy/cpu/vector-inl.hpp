@@ -179,28 +179,41 @@ HWY_INLINE void interleave_pair(const VectorPair& pair, float* numbers) {
   return hn::CopySignToAbs(y_abs, x);
 }
 
-/// Adds up the lanes of each of four vectors and writes the four sums.
-HWY_INLINE void store_sums(FloatVector a, FloatVector b, FloatVector c, FloatVector d, float* out) {
+/// Joins the lanes of each of four vectors by `join`, which takes two vectors of any length, and writes the four
+/// results.
+template <class Join>
+HWY_INLINE void store_joined(FloatVector a, FloatVector b, FloatVector c, FloatVector d,
+                             [[maybe_unused]] Join join, float* out) {
 #if HWY_TARGET == HWY_SCALAR
   out[0] = hn::GetLane(a);
   out[1] = hn::GetLane(b);
   out[2] = hn::GetLane(c);
   out[3] = hn::GetLane(d);
 #else
-  // In each group of 16 bytes the order is (a, b, c, d); then the groups are added.
-  const auto ac = hn::Add(hn::InterleaveLower(floats, a, c), hn::InterleaveUpper(floats, a, c));
-  const auto bd = hn::Add(hn::InterleaveLower(floats, b, d), hn::InterleaveUpper(floats, b, d));
-  const auto sums = hn::Add(hn::InterleaveLower(floats, ac, bd), hn::InterleaveUpper(floats, ac, bd));
-  const auto fold = []<class Tag>(auto self, Tag, auto v) KVPOLICY_CPU_INLINE_LAMBDA {
+  // In each group of 16 bytes the order is (a, b, c, d); then the groups are joined.
+  const auto ac = join(hn::InterleaveLower(floats, a, c), hn::InterleaveUpper(floats, a, c));
+  const auto bd = join(hn::InterleaveLower(floats, b, d), hn::InterleaveUpper(floats, b, d));
+  const auto all = join(hn::InterleaveLower(floats, ac, bd), hn::InterleaveUpper(floats, ac, bd));
+  const auto fold = [&]<class Tag>(auto self, Tag, auto v) KVPOLICY_CPU_INLINE_LAMBDA {
     if constexpr (hn::MaxLanes(Tag{}) == 4) {
       return v;
     } else {
       const hn::Half<Tag> low;
-      return self(self, low, hn::Add(hn::LowerHalf(low, v), hn::UpperHalf(low, v)));
+      return self(self, low, join(hn::LowerHalf(low, v), hn::UpperHalf(low, v)));
     }
   };
-  hn::StoreU(fold(fold, floats, sums), hn::CappedTag<float, 4>{}, out);
+  hn::StoreU(fold(fold, floats, all), hn::CappedTag<float, 4>{}, out);
 #endif
+}
+
+/// Adds up the lanes of each of four vectors and writes the four sums.
+HWY_INLINE void store_sums(FloatVector a, FloatVector b, FloatVector c, FloatVector d, float* out) {
+  store_joined(a, b, c, d, [](auto x, auto y) KVPOLICY_CPU_INLINE_LAMBDA { return hn::Add(x, y); }, out);
+}
+
+/// Writes the largest lane of each of four vectors.
+HWY_INLINE void store_highest(FloatVector a, FloatVector b, FloatVector c, FloatVector d, float* out) {
+  store_joined(a, b, c, d, [](auto x, auto y) KVPOLICY_CPU_INLINE_LAMBDA { return hn::Max(x, y); }, out);
 }
 
 KVPOLICY_CPU_END_TARGET

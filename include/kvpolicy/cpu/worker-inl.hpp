@@ -63,9 +63,9 @@ class Worker {
   /// @throws std::bad_alloc
   void reserve(std::size_t queries, const HeadWidth& width, std::size_t scratch_words) {
     const std::size_t partial = Partial::floats(padded_queries(queries), width.values);
-    floats_.resize(
-        partial + queries * width.keys +
-        std::max(StreamPass::scratch_floats(queries, width), Pass::scratch_floats(queries, width)));
+    // Tiles of more queries are not streamed, whatever the number of the largest one.
+    const std::size_t streamed = StreamPass::scratch_floats(std::min(queries, Tuning::stream_queries), width);
+    floats_.resize(partial + queries * width.keys + std::max(streamed, Pass::scratch_floats(queries, width)));
     words_.resize(scratch_words);
     queries_ = floats_.data() + partial;
     scratch_ = queries_ + queries * width.keys;
@@ -102,21 +102,25 @@ class Worker {
     bool load_for(const Segment& segment) {
       const QueryRotation rotation =
           tile_.is_rotated_by(segment.rotation) ? segment.rotation : QueryRotation{};
+      const bool hadamard = segment.keys.format.hadamard;
       if (loaded_ && rotation.inverse_frequencies == rotation_.inverse_frequencies &&
-          rotation.latest_position == rotation_.latest_position) {
+          rotation.latest_position == rotation_.latest_position && hadamard == hadamard_) {
         return false;
       }
       tile_.load(rotation, factor_, rows_);
+      if (hadamard) tile_.rotate_as_keys(rows_);
       rotation_ = rotation;
+      hadamard_ = hadamard;
       return loaded_ = true;
     }
-    [[nodiscard]] bool rotated() const { return rotation_.inverse_frequencies != nullptr; }
+    [[nodiscard]] bool rotated() const { return rotation_.inverse_frequencies != nullptr || hadamard_; }
 
    private:
     const QueryTile& tile_;
     float factor_;
     float* rows_;
     QueryRotation rotation_ = {};
+    bool hadamard_ = false;
     bool loaded_ = false;
   };
 
@@ -162,6 +166,7 @@ void Worker<Tuning>::attend(std::span<const Segment> segments, const QueryTile& 
     Pass pass{tile, partial, products, scratch_, words_.data()};
     for_each_row_tile(reader, queries, pass,
                       [&](const RowTile& row_tile, const RowTile& next) { pass.add(row_tile, next); });
+    pass.finish();
   }
 }
 

@@ -36,7 +36,7 @@ template <Element E>
   std::string how;
   if (!names.scorer.empty() && names.scorer != PolicyNames::usual_scorer) how += names.scorer;
   if (settings.has_rule() && settings.rule(0).is_quantized()) {
-    how += fmt::format("{}{} bits", how.empty() ? "" : ", ", bits_of(settings.rule(0).encoding));
+    how += (how.empty() ? "" : ", ") + bits_text(settings.rule(0));
   }
   std::string text{names.policy == PolicyNames::nameless ? std::string_view{"other"} : names.policy};
   if (!how.empty()) text += fmt::format(" ({})", how);

@@ -51,6 +51,14 @@ struct TextFormatter : fmt::formatter<fmt::string_view> {
   return rule.key_group == 0 ? "" : fmt::format(", groups of {}", rule.key_group);
 }
 
+// "4 bits", or "8-bit keys and 4-bit values".
+[[nodiscard]] inline std::string bits_text(const HeadRule& rule) {
+  const std::size_t keys = bits_of(rule.key_encoding);
+  const std::size_t values = bits_of(rule.value_encoding);
+  return keys == values ? fmt::format("{} bits", keys)
+                        : fmt::format("{}-bit keys and {}-bit values", keys, values);
+}
+
 struct StorageText {
   [[nodiscard]] static std::string text(Encoding encoding) { return std::string{name_of(encoding)}; }
 
@@ -66,11 +74,16 @@ struct StorageText {
 
   /// How packed rows are stored.
   [[nodiscard]] static std::string text(const HeadRule& rule) {
-    std::string text = fmt::format("{} bits", bits_of(rule.encoding));
+    std::string text = bits_text(rule);
+    const bool has_sinks = rule.sinks > 0 && rule.recent == 0;
+    if (has_sinks) text += fmt::format(" but for the first {}", with_commas(rule.sinks));
     if (rule.residual > 0) {
-      text += fmt::format(" but for the latest {}", with_commas(rule.residual));
+      text += fmt::format("{} the latest {}", has_sinks ? " and" : " but for", with_commas(rule.residual));
     }
     text += groups_text(rule);
+    if (rule.key_hadamard || rule.value_hadamard) {
+      text += !rule.value_hadamard ? ", keys rotated" : !rule.key_hadamard ? ", values rotated" : ", rotated";
+    }
     if (rule.kivi_flush) text += ", flushed as published";
     return text;
   }

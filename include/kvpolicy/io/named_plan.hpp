@@ -4,7 +4,8 @@
 // line or their configuration:
 //
 //     full                 every row, exact
-//     int8  int4  int2     every row in so many bits, the latest 128 exact; int4:64 for 64
+//     int4                 every row in so many bits, the first 4 and the latest 128 exact; int4:64 for 64; also 2, 3, 5, 6, 8
+//     k8v4                 the same with keys of 8 bits and values of 4 (io/low_bits.hpp)
 //     sink_recent:16,128   the first 16 rows and the latest 128
 //     duo@PATH:0.5         half of the heads stream, by the gates of a DuoAttention pattern (io/duo_pattern.hpp)
 //     duo+int4@PATH:0.5    the same; the heads that keep every row keep it as int4 does
@@ -22,19 +23,10 @@
 
 #include <kvpolicy/duo.hpp>
 #include <kvpolicy/io/duo_pattern.hpp>
+#include <kvpolicy/io/low_bits.hpp>
 #include <kvpolicy/io/plan_json.hpp>
 
 namespace kvpolicy::io {
-
-/// The largest group of up to 32 channels that divides the keys and values of every layer.
-[[nodiscard]] inline std::size_t channel_group(const ModelShape& shape) {
-  std::size_t group = 32;
-  for (std::size_t l = 0; l < shape.layers; ++l) {
-    const LayerShape layer = shape.layer(l);
-    while (layer.head_dim % group != 0 || layer.value_dim % group != 0) group /= 2;
-  }
-  return group;
-}
 
 namespace detail {
 
@@ -78,11 +70,6 @@ struct PlanNameParts {
     return value;
   }
 
-  // 8, 4 or 2 for int8, int4 and int2, else 0.
-  [[nodiscard]] static std::size_t bits(std::string_view word) {
-    return word == "int8" ? 8 : word == "int4" ? 4 : word == "int2" ? 2 : 0;
-  }
-
  private:
   void split(char mark, std::string_view& rest) {
     const std::size_t at = name.find(mark);
@@ -93,21 +80,20 @@ struct PlanNameParts {
 };
 
 template <Element E>
-[[nodiscard]] HeadPlan<E> duo_by_name(const PlanNameParts& parts, const ModelShape& shape,
-                                      const ResidualConfig& codes) {
+[[nodiscard]] HeadPlan<E> duo_by_name(const PlanNameParts& parts, const ModelShape& shape, LowBits bits) {
   parts.take_at_most(1);
   require(!parts.source.empty(), "plan ", in_quotes(parts.text),
           ": needs the folder of a DuoAttention pattern, as in duo@FOLDER:0.5");
   const DuoPattern pattern = load_duo_pattern(std::string{parts.source});
   const DuoConfig config{.sparsity = parts.number(0, 0.5), .sinks = pattern.sinks, .recent = pattern.recent};
-  return parts.storage.empty() ? duo_plan<E>(shape, pattern.gates, config)
-                               : quantized_duo_plan<E>(shape, pattern.gates, config, codes);
+  return bits ? duo_plan<E>(shape, pattern.gates, config,
+                            LowBitFormat::of_text(bits, shape).template head<E>())
+              : duo_plan<E>(shape, pattern.gates, config);
 }
 
 }  // namespace detail
 
-/// Makes the plan that `name` names, for a model of the given shape. Quantised rows have the scale and zero of
-/// `channel_group(shape)` channels each.
+/// Makes the plan that `name` names, for a model of the given shape.
 /// @throws ConfigError for a name that is not known, a setting that does not work, or a file for another
 /// shape; FormatError for a file that cannot be read.
 template <Element E = float>
@@ -120,20 +106,16 @@ template <Element E = float>
     return plan;
   }
   const detail::PlanNameParts parts{name};
-  const std::size_t bits = parts.bits(parts.storage.empty() ? parts.name : parts.storage);
-  const ResidualConfig codes{
-      .bits = bits, .key_group = channel_group(shape), .value_group = channel_group(shape)};
-  const bool quantized = bits != 0;
+  const LowBits bits = LowBits::named(parts.storage.empty() ? parts.name : parts.storage);
   const bool plain = parts.storage.empty() && parts.source.empty();
   if (plain && parts.name == "full") {
     parts.take_at_most(0);
     return HeadPlan<E>{shape};
   }
-  if (plain && quantized) {
+  if (plain && bits) {
     parts.take_at_most(1);
-    ResidualConfig storage = codes;
-    storage.residual = parts.number(0, std::size_t{128});
-    return HeadPlan<E>{shape, typename QuantizedResidualCache<E>::Config{.storage = storage}};
+    return HeadPlan<E>{
+        shape, LowBitFormat::of_text(bits, shape, parts.number(0, std::size_t{128})).template head<E>()};
   }
   if (plain && parts.name == "sink_recent") {
     parts.take_at_most(2);
@@ -141,11 +123,11 @@ template <Element E = float>
         shape, typename SinkRecentCache<DenseStorage<E>>::Config{
                    .sinks = parts.number(0, std::size_t{16}), .recent = parts.number(1, std::size_t{128})}};
   }
-  if (parts.name == "duo" && (parts.storage.empty() || quantized)) {
-    return detail::duo_by_name<E>(parts, shape, codes);
+  if (parts.name == "duo" && (parts.storage.empty() || bits)) {
+    return detail::duo_by_name<E>(parts, shape, parts.storage.empty() ? LowBits{} : bits);
   }
   fail<ConfigError>("plan ", in_quotes(name),
-                    ": is not known; known are full, int8, int4, int2, sink_recent:16,128, "
+                    ": is not known; known are full, int4 (also 8, 6, 5, 3, 2), k8v4, sink_recent:16,128, "
                     "duo@FOLDER:0.5, duo+int4@FOLDER:0.5 and a plan file whose name ends in .json");
 }
 

@@ -61,6 +61,7 @@ class SlowRule {
   [[nodiscard]] std::size_t moved([[maybe_unused]] std::size_t rows) const {
     if constexpr (OffloadablePolicy<P>) {
       if (!is_slow_) return 0;
+      if constexpr (requires { P::stored_rows(config_, rows); }) rows = P::stored_rows(config_, rows);
       const std::size_t final_rows = P::storage_type::final_rows(config_.storage, rows);
       return final_rows - final_rows % context_.page_rows;
     }

@@ -5,11 +5,12 @@
 //
 // The guess, for a head of importance g (0 to 1), which keeps r of n rows at b bits:
 //
-//     damage = (g + 0.02) · lost(r / n) + (g + 0.05) · 1 / (2^b - 1)^2
+//     damage = (g + 0.02) · lost(r / n) + (g + 0.05) · (k / (2^b - 1)^2 + v / (2^c - 1)^2)
 //
-// lost is 1 - r/n for sinks and a window, and a quarter of it for rows that attention chooses. The second
-// term is proportional to the energy of the rounding error of b-bit codes. It is 0 for exact rows, and half
-// as large if keys are quantised per channel, because outliers then widen the steps of no other key (KIVI,
+// for keys of b bits and values of c. lost is 1 - r/n for sinks and a window, and a quarter of it for rows that
+// attention chooses. The second term is proportional to the energy of the rounding errors of codes. It is 0 for exact
+// rows. Keys carry most of what quantising costs (k = 0.86, v = 0.14, as measured on SmolLM2 at 4 bits), and half as
+// much if they are quantised per channel, because outliers then widen the steps of no other key (KIVI,
 // arXiv:2402.02750). Only the ranks matter: DuoAttention (arXiv:2410.10819) says that a streaming head of
 // gate 0 loses nothing by its window, HeadKV (arXiv:2410.19258) that rows chosen by attention lose far less
 // than the latest ones. Measured damages (io/damage_json.hpp) are better if the model is available.
@@ -73,13 +74,15 @@ class Menu {
 
   std::vector<HeadChoice<E>> make() {
     add<FullCache<Dense>>({}, 0.0, exact);
-    for (const std::size_t bits : {std::size_t{8}, std::size_t{4}, std::size_t{2}}) {
+    for (const Bits bits : {Bits{8, 8}, Bits{8, 4}, Bits{4, 4}, Bits{2, 2}}) {
       add<QuantizedResidualCache<E>>({.storage = codes(bits, config_.residual)}, 0.0, bits);
     }
-    for (const std::size_t bits : {std::size_t{4}, std::size_t{2}}) {
+    for (const Bits bits :
+         {Bits{6, 4}, Bits{5, 3}, Bits{4, 4}, Bits{4, 3}, Bits{4, 2}, Bits{3, 3}, Bits{3, 2}, Bits{2, 2}}) {
       ResidualConfig by_channel = codes(bits, config_.residual);
       by_channel.key_group = key_rows;
-      add<QuantizedResidualCache<E, Granularity::per_channel>>({.storage = by_channel}, 0.0, bits, 0.5);
+      add<QuantizedResidualCache<E, Granularity::per_channel>>({.sinks = exact_first, .storage = by_channel},
+                                                               0.0, bits, 0.5);
     }
     for (std::size_t rows = config_.min_rows; rows < context_; rows *= 2) {
       const double lost = 1.0 - static_cast<double>(rows) / static_cast<double>(context_);
@@ -87,24 +90,36 @@ class Menu {
       const std::size_t budget = rows - config_.scorer.observation_window;
       add<SinkRecentCache<Dense>>({.sinks = config_.sinks, .recent = recent}, lost, exact);
       add<HeadBudgetCache<Dense>>({.budget = budget, .scorer = config_.scorer}, lost / 4, exact);
-      add<HeadBudgetCache<Codes>>({.budget = budget, .scorer = config_.scorer, .storage = codes(4, 0)},
-                                  lost / 4, 4);
+      add<HeadBudgetCache<Codes>>({.budget = budget, .scorer = config_.scorer, .storage = codes({4, 4}, 0)},
+                                  lost / 4, {4, 4});
     }
     return std::move(choices_);
   }
 
  private:
-  static constexpr std::size_t exact = 0;
+  // Of keys and of values.
+  struct Bits {
+    std::size_t keys = 0, values = 0;
+  };
+  static constexpr Bits exact{};
+  static constexpr std::size_t exact_first = 4;
   static constexpr std::size_t key_rows = 32;  // rows of a channel that share a scale, as in KIVI
 
-  [[nodiscard]] ResidualConfig codes(std::size_t bits, std::size_t residual) const {
-    return {.bits = bits, .key_group = config_.group, .value_group = config_.group, .residual = residual};
+  [[nodiscard]] ResidualConfig codes(Bits bits, std::size_t residual) const {
+    return {.bits = bits.keys,
+            .value_bits = bits.values == bits.keys ? 0 : bits.values,
+            .key_group = config_.group,
+            .value_group = config_.group,
+            .residual = residual};
   }
 
   template <class P>
-  void add(const typename P::Config& config, double lost, std::size_t bits, double share_of_noise = 1.0) {
-    const double steps = bits == exact ? 0.0 : std::exp2(static_cast<double>(bits)) - 1.0;
-    const double noise = bits == exact ? 0.0 : share_of_noise / (steps * steps);
+  void add(const typename P::Config& config, double lost, Bits bits, double of_key_noise = 1.0) {
+    const auto energy = [](std::size_t width) {
+      const double steps = std::exp2(static_cast<double>(width)) - 1.0;
+      return width == 0 ? 0.0 : 1.0 / (steps * steps);
+    };
+    const double noise = 0.86 * of_key_noise * energy(bits.keys) + 0.14 * energy(bits.values);
     HeadChoice<E> choice{config, HeadDamage{shape_.layers, importance_.heads()}};
     for (std::size_t i = 0; i < importance_.values().size(); ++i) {
       const double g = std::clamp(importance_.values()[i], 0.0, 1.0);
@@ -122,8 +137,9 @@ class Menu {
 
 }  // namespace detail
 
-/// Choices for `search_plan` at `context` tokens. Heads that keep every row: exact, in 8, 4 and 2 bits, and
-/// in 4 and 2 bits with keys per channel and a steady residual, which needs pages of at least 32 rows.
+/// Choices for `search_plan` at `context` tokens. Heads that keep every row: exact, in 8, 4 and 2 bits and
+/// with keys of 8 and values of 4; and with keys per channel in 6 to 2 bits, values in 4 to 2, which needs pages of at
+/// least 32 rows.
 /// Windows and budgets: of `min_rows`, twice as many, and so on below `context`, budgets also in 4 bits.
 /// `importance` [layers, kv_heads] are DuoAttention's gates or the result of `importance_of`; it is clipped
 /// to 0 to 1.

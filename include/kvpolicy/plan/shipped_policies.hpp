@@ -16,22 +16,22 @@
 
 /// The shipped policies over rows of type `E` as one list: DO(E, policy) for each. Scorers other than
 /// SnapKV's are only combined with dense rows.
-#define KVPOLICY_FOR_SHIPPED_POLICIES(DO, E)                \
-  DO(E, FullCache<DenseStorage<E>>)                         \
-  DO(E, FullCache<PerTokenStorage<E>>)                      \
-  DO(E, FullCache<PerChannelStorage<E>>)                    \
-  DO(E, SinkRecentCache<DenseStorage<E>>)                   \
-  DO(E, SinkRecentCache<PerTokenStorage<E>>)                \
-  DO(E, HeadBudgetCache<DenseStorage<E>>)                   \
-  DO(E, HeadBudgetCache<PerTokenStorage<E>>)                \
-  DO(E, HeadBudgetCache<DenseStorage<E>, TovaScorer>)       \
-  DO(E, HeadBudgetCache<DenseStorage<E>, H2oScorer>)        \
-  DO(E, HeadBudgetCache<DenseStorage<E>, KeyNormScorer>)    \
-  DO(E, ChunkRetrievalCache<DenseStorage<E>>)               \
-  DO(E, ChunkRetrievalCache<PerTokenStorage<E>>)            \
-  DO(E, ChunkRetrievalCache<PerChannelStorage<E>>)          \
-  DO(E, ChunkRetrievalCache<DenseStorage<E>, MinMaxKey>)    \
-  DO(E, ChunkRetrievalCache<PerTokenStorage<E>, MinMaxKey>) \
+#define KVPOLICY_FOR_SHIPPED_POLICIES(DO, E)                 \
+  DO(E, FullCache<DenseStorage<E>>)                          \
+  DO(E, QuantizedResidualCache<E>)                           \
+  DO(E, QuantizedResidualCache<E, Granularity::per_channel>) \
+  DO(E, SinkRecentCache<DenseStorage<E>>)                    \
+  DO(E, SinkRecentCache<PerTokenStorage<E>>)                 \
+  DO(E, HeadBudgetCache<DenseStorage<E>>)                    \
+  DO(E, HeadBudgetCache<PerTokenStorage<E>>)                 \
+  DO(E, HeadBudgetCache<DenseStorage<E>, TovaScorer>)        \
+  DO(E, HeadBudgetCache<DenseStorage<E>, H2oScorer>)         \
+  DO(E, HeadBudgetCache<DenseStorage<E>, KeyNormScorer>)     \
+  DO(E, ChunkRetrievalCache<DenseStorage<E>>)                \
+  DO(E, ChunkRetrievalCache<PerTokenStorage<E>>)             \
+  DO(E, ChunkRetrievalCache<PerChannelStorage<E>>)           \
+  DO(E, ChunkRetrievalCache<DenseStorage<E>, MinMaxKey>)     \
+  DO(E, ChunkRetrievalCache<PerTokenStorage<E>, MinMaxKey>)  \
   DO(E, ChunkRetrievalCache<PerChannelStorage<E>, MinMaxKey>)
 
 namespace kvpolicy {

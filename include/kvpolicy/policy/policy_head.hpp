@@ -241,6 +241,7 @@ class PolicyHead final : public Head {
 
   // How many rows are final once so many came.
   [[nodiscard]] std::size_t final_rows([[maybe_unused]] std::size_t rows) const {
+    if constexpr (requires { policy_.stored_rows(rows); }) rows = policy_.stored_rows(rows);
     if constexpr (may_be_slow) return policy_.storage().final_rows(rows);
     return 0;
   }

@@ -54,6 +54,7 @@ class RowEncoder {
   void load(const Plane& source, std::size_t source_row, std::size_t i) const {
     load_row(source, source_row, row(i));
     if (source.format.encoding != precision_) round_dense(precision_, row(i));
+    if (format_.hadamard) rotate_hadamard(row(i));
   }
 
   /// The unit that `row` holds becomes the rows of a page from `at` on.

@@ -37,6 +37,7 @@ class PlaneStore {
         group_{static_cast<std::uint16_t>(format.group)},
         encoding_{format.encoding},
         granularity_{format.granularity},
+        hadamard_{format.hadamard},
         precision_{precision} {
     require(context.pages().engine_rows().page_rows == 0,
             "PlaneStore: the pool's pages lie in an inference engine's tensor, where only "
@@ -49,6 +50,7 @@ class PlaneStore {
         group_{other.group_},
         encoding_{other.encoding_},
         granularity_{other.granularity_},
+        hadamard_{other.hadamard_},
         precision_{other.precision_} {
     if (!pages_.has_open_page()) return;
     PageTable& table = pages_.table();
@@ -62,7 +64,7 @@ class PlaneStore {
   PlaneStore& operator=(PlaneStore&& other) noexcept = default;
   ~PlaneStore() = default;
 
-  [[nodiscard]] RowFormat format() const { return {encoding_, granularity_, group_}; }
+  [[nodiscard]] RowFormat format() const { return {encoding_, granularity_, group_, hadamard_}; }
   /// What the store was made with.
   [[nodiscard]] StorageContext context() const {
     return {head_dim_, pages_.page_rows(), &pages_.table().pool()};
@@ -319,6 +321,7 @@ class PlaneStore {
   std::uint16_t group_;
   Encoding encoding_;
   Granularity granularity_;
+  bool hadamard_;
   Encoding precision_;
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Affine quantisation of a group of numbers to 2, 4 or 8 bits: x ~ scale * code + zero, with scale
+// Affine quantisation of a group of numbers to 2 to 8 bits: x ~ scale * code + zero, with scale
 // and zero in half, as KIVI (arXiv:2402.02750) has it. One difference: zero is the group's minimum
 // rounded down and scale is rounded up, so that every number of the group lies inside the grid and
 // none is off by more than scale / 2.
@@ -128,18 +128,25 @@ class GridRow {
   /// The codes of a row's numbers, packed as rows of that many bytes are (PageLayout).
   void encode(std::span<const float> numbers, Encoding encoding, std::span<std::byte> packed) const {
     const auto levels = static_cast<float>((1U << bits_of(encoding)) - 1U);
-    const std::size_t bytes = packed.size();
     std::ranges::fill(packed, std::byte{0});
-    for (std::size_t part = 0; part * bytes < numbers.size(); ++part) {
-      const float* values = numbers.data() + part * bytes;
-      const float* steps = steps_.data() + part * bytes;
-      const float* zeros = zeros_.data() + part * bytes;
-      const auto shift = static_cast<int>(part * bits_of(encoding));
-      for (std::size_t i = 0; i < bytes; ++i) {
-        const std::uint8_t code = detail::nearest_code(values[i], steps[i], zeros[i], levels);
-        packed[i] |= static_cast<std::byte>(code << shift);
+    // Writes the bits of each code from bit `dropped` on, `bits` of them.
+    const auto write = [&](std::byte* to, std::size_t bits, std::size_t dropped) {
+      const std::size_t bytes = numbers.size() * bits / 8;
+      const auto mask = static_cast<unsigned>((1U << bits) - 1U);
+      for (std::size_t first = 0; first < numbers.size(); first += bytes) {
+        const float* values = numbers.data() + first;
+        const float* steps = steps_.data() + first;
+        const float* zeros = zeros_.data() + first;
+        const std::size_t shift = first / bytes * bits;
+        for (std::size_t i = 0; i < bytes; ++i) {
+          const unsigned code = detail::nearest_code(values[i], steps[i], zeros[i], levels);
+          to[i] |= static_cast<std::byte>((code >> dropped & mask) << shift);
+        }
       }
-    }
+    };
+    const auto [upper, lower] = code_parts(encoding);
+    write(packed.data(), upper, lower);
+    if (lower > 0) write(packed.data() + numbers.size() * upper / 8, lower, 0);
   }
 
  private:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A head's rows at 2, 4 or 8 bits, with the latest ones in full precision. Rows enter the
-// residual; those that leave it are quantised, once and never again, while later rows come in.
+// A head's rows at 2 to 8 bits, keys and values apart, with the latest ones in full precision. Rows enter
+// the residual; those that leave it are quantised, once and never again, while later rows come in.
 //
 // Method: KIVI, arXiv:2402.02750 (keys per channel in groups of rows, values per token), and the
 // QuantizedCache of Hugging Face transformers (both per token). Differences: the residual is a
@@ -23,6 +23,7 @@
 
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/core/fields.hpp>
+#include <kvpolicy/core/hadamard.hpp>
 #include <kvpolicy/core/head_rule.hpp>
 #include <kvpolicy/core/quantizable.hpp>
 #include <kvpolicy/core/row.hpp>
@@ -44,31 +45,45 @@ enum class Flush : std::uint8_t { steady, kivi };
 template <class Storage>
 struct ResidualConfigOf {
   using storage_type = Storage;  ///< Whose settings these are; void: any such storage's.
-  std::size_t bits = 4;          ///< 2, 4 or 8.
+  std::size_t bits = 4;          ///< Of keys and values: 2, 3, 4, 5, 6 or 8.
+  std::size_t key_bits = 0;      ///< Of keys; 0: `bits`.
+  std::size_t value_bits = 0;    ///< Of values; 0: `bits`.
   std::size_t key_group = 0;     ///< Channels (per token; 0: the whole row) or rows (per channel; 0: 32).
   std::size_t value_group = 0;   ///< Channels; 0: the whole row.
   std::size_t residual = 128;    ///< Latest rows kept exact, at least.
   Flush flush = Flush::steady;
+  bool key_hadamard = false;    ///< Keys are rotated before they are quantised (core/hadamard.hpp).
+  bool value_hadamard = false;  ///< The same for values.
 
   template <class Other>
   operator ResidualConfigOf<Other>() const {
-    return {bits, key_group, value_group, residual, flush};
+    return {bits,     key_bits, value_bits,   key_group,     value_group,
+            residual, flush,    key_hadamard, value_hadamard};
   }
   friend bool operator==(const ResidualConfigOf&, const ResidualConfigOf&) = default;
   void fields(FieldVisitor& visit) {
     visit("bits", bits);
+    visit.later("key_bits", key_bits, 0);
+    visit.later("value_bits", value_bits, 0);
     visit("key_group", key_group);
     visit("value_group", value_group);
     visit("residual", residual);
     visit("flush", flush);
+    visit.later("key_hadamard", key_hadamard, false);
+    visit.later("value_hadamard", value_hadamard, false);
   }
+  [[nodiscard]] Encoding key_encoding() const { return code_encoding(key_bits == 0 ? bits : key_bits); }
+  [[nodiscard]] Encoding value_encoding() const { return code_encoding(value_bits == 0 ? bits : value_bits); }
   /// Adds how rows lie to a head's rule.
   void describe(HeadRule& rule, std::size_t head_dim) const {
-    rule.encoding = bits == 8 ? Encoding::uint8 : bits == 4 ? Encoding::uint4 : Encoding::uint2;
+    rule.key_encoding = key_encoding();
+    rule.value_encoding = value_encoding();
     rule.key_per_channel = Storage::key_granularity == Granularity::per_channel;
     const std::size_t whole = rule.key_per_channel ? 32 : head_dim;
     rule.key_group = key_group == 0 ? whole : key_group;
     rule.value_group = value_group == 0 ? head_dim : value_group;
+    rule.key_hadamard = key_hadamard;
+    rule.value_hadamard = value_hadamard;
     rule.residual = residual;
     rule.kivi_flush = flush == Flush::kivi;
   }
@@ -101,8 +116,14 @@ class ResidualStorage {
 
   static void validate(const Config& config, const StorageContext& context) {
     context.validate();
-    require(config.bits == 2 || config.bits == 4 || config.bits == 8, "ResidualStorage: bits is ",
-            config.bits, ", must be 2, 4 or 8");
+    require(is_code_width(config.bits), "ResidualStorage: bits is ", config.bits,
+            ", must be 2, 3, 4, 5, 6 or 8");
+    const auto check_own = [&](const char* setting, std::size_t bits) {
+      require(bits == 0 || is_code_width(bits), "ResidualStorage: ", setting, " is ", bits,
+              ", must be 2, 3, 4, 5, 6 or 8, or 0 for bits = ", config.bits);
+    };
+    check_own("key_bits", config.key_bits);
+    check_own("value_bits", config.value_bits);
     const auto [keys, values] = groups(config, context);
     const std::size_t key_unit = Keys == Granularity::per_token ? context.head_dim : context.page_rows;
     require(key_unit % keys == 0, "ResidualStorage: key_group is ", keys, ", must divide ",
@@ -130,6 +151,7 @@ class ResidualStorage {
       for (std::size_t i = 0; i < rows.rows; ++i) {
         load_row(*side, i, row);
         if (side->format.encoding != encoding_of<E>) round_dense(encoding_of<E>, row);
+        if (side == &rows.keys ? keys_.format().hadamard : values_.format().hadamard) rotate_hadamard(row);
         unsigned refused = 0;  // counted, for then the loop has no exit and becomes vectors
         for (const float number : row)
           refused += is_quantizable(std::bit_cast<std::uint32_t>(number)) ? 0U : 1U;
@@ -297,7 +319,7 @@ class ResidualStorage {
     std::size_t to, front, keys, values;  // row numbers: new end, new begin, boundaries
   };
 
-  // `kept` is row `i` of a side as it would be kept.
+  // `kept` is row `i` of a side as it would be kept, rotated where that is how it is quantised.
   [[noreturn]] static void refuse(const Segment& rows, const Plane& side, std::size_t i,
                                   std::span<const float> kept) {
     const auto first = std::ranges::find_if_not(
@@ -325,14 +347,12 @@ class ResidualStorage {
     return {config.key_group == 0 ? whole : config.key_group,
             config.value_group == 0 ? context.value_channels() : config.value_group};
   }
-  [[nodiscard]] static Encoding encoding(const Config& config) {
-    return config.bits == 8 ? Encoding::uint8 : config.bits == 4 ? Encoding::uint4 : Encoding::uint2;
-  }
   [[nodiscard]] static RowFormat key_format(const Config& config, const StorageContext& context) {
-    return {encoding(config), Keys, groups(config, context).first};
+    return {config.key_encoding(), Keys, groups(config, context).first, config.key_hadamard};
   }
   [[nodiscard]] static RowFormat value_format(const Config& config, const StorageContext& context) {
-    return {encoding(config), Granularity::per_token, groups(config, context).second};
+    return {config.value_encoding(), Granularity::per_token, groups(config, context).second,
+            config.value_hadamard};
   }
   [[nodiscard]] static RowFormat dense_format() { return {.encoding = encoding_of<E>}; }
 
@@ -340,7 +360,15 @@ class ResidualStorage {
   // Its settings, of which the planes keep bits and groups.
   [[nodiscard]] Config config() const {
     const RowFormat keys = keys_.format();
-    return {bits_of(keys.encoding), keys.group, values_.format().group, residual_, flush_};
+    const RowFormat values = values_.format();
+    return {.bits = bits_of(keys.encoding),
+            .value_bits = bits_of(values.encoding),
+            .key_group = keys.group,
+            .value_group = values.group,
+            .residual = residual_,
+            .flush = flush_,
+            .key_hadamard = keys.hadamard,
+            .value_hadamard = values.hadamard};
   }
 
   detail::ResidualSide keys_;
