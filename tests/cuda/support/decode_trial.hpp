@@ -69,6 +69,17 @@ Output run(AttendParams p, int grid) {
   return result;
 }
 
+/// The kernels over quantised rows take longest to compile; several files run them. They are compiled by
+/// compiled/decode_half.cpp and compiled/decode_bfloat16.cpp. SPEC is `template` or `extern template`.
+#define KVPOLICY_DECODE_PACKED(SPEC, E)                \
+  SPEC Output run<E, 64, 1, true>(AttendParams, int);  \
+  SPEC Output run<E, 64, 2, true>(AttendParams, int);  \
+  SPEC Output run<E, 128, 1, true>(AttendParams, int); \
+  SPEC Output run<E, 128, 2, true>(AttendParams, int);
+
+KVPOLICY_DECODE_PACKED(extern template, half)
+KVPOLICY_DECODE_PACKED(extern template, bfloat16)
+
 /// The same call over one head of all, [sequences, kv_heads].
 inline AttendParams only(AttendParams p, int head) {
   const int sequence = head / p.kv_heads;
