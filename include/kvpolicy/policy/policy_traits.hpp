@@ -165,7 +165,8 @@ struct policy_defaults {
   /// The head goes back to what it was before row `row` came; false if it cannot, and nothing changes.
   [[nodiscard]] static bool cut([[maybe_unused]] P& policy, [[maybe_unused]] std::size_t row) noexcept {
     if constexpr (requires { policy.cut(row); }) {
-      static_assert(noexcept(policy.cut(row)), "kvpolicy: a policy's bool cut(std::size_t row) must be noexcept");
+      static_assert(noexcept(policy.cut(row)),
+                    "kvpolicy: a policy's bool cut(std::size_t row) must be noexcept");
       return policy.cut(row);
     }
     return false;
