@@ -242,8 +242,8 @@ class HeadSettings {
   [[nodiscard]] std::size_t max_bytes(const StorageContext& context, std::size_t tokens) const {
     return own_->bytes(detail::MemoryOf::maximum, context, tokens);
   }
-  /// Of `bytes_of_tokens`, bytes in slow memory right after a choice, or without one; of rows that came
-  /// since, none are there yet.
+  /// The part of `bytes_of_tokens` that is in slow memory right after a choice, or without a choice. Rows that came
+  /// after a choice are not there yet.
   [[nodiscard]] std::size_t slow_bytes_of_tokens(const StorageContext& context, std::size_t tokens) const {
     return own_->bytes(detail::MemoryOf::slow_memory, context, tokens);
   }

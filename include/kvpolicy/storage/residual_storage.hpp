@@ -290,7 +290,7 @@ class ResidualStorage {
     }
   }
 
-  /// The rows of these ascending numbers alone, numbered anew from 0. Quantised rows are copied as
+  /// The rows of these ascending numbers alone, numbered from 0 again. Quantised rows are copied as
   /// they are; exact ones stay exact until they leave the residual.
   [[nodiscard]] ResidualStorage select(std::span<const std::size_t> numbers) const
     requires movable_rows

@@ -47,7 +47,7 @@ struct SlowRows {
   Selections* chosen = nullptr;
   long long shift = 0;
 
-  KVPOLICY_DEVICE std::byte* near_page(int page) const { return latest + page % latest_pages * page_bytes; }
+  KVPOLICY_DEVICE std::byte* latest_page(int page) const { return latest + page % latest_pages * page_bytes; }
 };
 
 /// Number of pages that a text of this length uses.
@@ -70,7 +70,7 @@ KVPOLICY_DEVICE PagePlaces places_of_page(const HeadView& head, bool packed, int
   if (slow == nullptr || (slow->packed != 0) != packed) {
     return {(packed ? head.packed_pages : head.exact_pages)[page], nullptr};
   }
-  return {slow->pages[page], page >= entered - slow->latest_pages ? slow->near_page(page) : nullptr};
+  return {slow->pages[page], page >= entered - slow->latest_pages ? slow->latest_page(page) : nullptr};
 }
 
 /// Updates the page table when a text grows from `before` to `after` pages: kernels then find the
@@ -82,7 +82,7 @@ KVPOLICY_DEVICE void enter_pages(const SlowRows& slow, int before, int after) {
   for (int page = larger(before - slow.latest_pages, 0) + thread_index(); page < after;
        page += thread_count()) {
     if (page >= near) {
-      if (page >= before) slow.table[page] = slow.near_page(page);
+      if (page >= before) slow.table[page] = slow.latest_page(page);
     } else if (page < before) {
       slow.table[page] = slow.pages[page];
     }
