@@ -243,12 +243,12 @@ class Layer : public TextProgress<std::size_t> {
   // ---- compression
 
   /// Rows that a head would hold if it shared its budget with none.
-  [[nodiscard]] std::size_t rows_alone(std::size_t head) const {
+  [[nodiscard]] std::size_t unshared_rows(std::size_t head) const {
     return tokens - heads[head].evicted_unshared();
   }
   /// Rows that a compression leaves a head, or would if it shared its budget with none.
   [[nodiscard]] std::size_t survivors_of(std::size_t head) const {
-    return heads[head].settings().budget_rule().survivors(rows_alone(head), tokens);
+    return heads[head].settings().budget_rule().survivors(unshared_rows(head), tokens);
   }
   /// The heads that a compression changes, of all or of those whose settings ask for it now: they have
   /// rows to drop, or exact rows that only waited. If one of the heads that share their budgets loses rows,
@@ -437,7 +437,7 @@ class Layer : public TextProgress<std::size_t> {
   }
   [[nodiscard]] bool has_rows_to_drop(std::size_t head) const {
     const HeadRule& settings = heads[head].settings();
-    return settings.compresses && settings.budget_rule().drops_rows(rows_alone(head), tokens);
+    return settings.compresses && settings.budget_rule().drops_rows(unshared_rows(head), tokens);
   }
   [[nodiscard]] bool must_refresh(std::size_t head, bool asked) const {
     const HeadRule& settings = heads[head].settings();

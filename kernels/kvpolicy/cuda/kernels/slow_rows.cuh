@@ -7,7 +7,7 @@
 // full) are in device memory, and slow memory has all rows.
 //
 // The page table decides which of the two a kernel reads. Reading kernels do not know about slow
-// memory. Writing kernels (append.cuh, quantize.cuh) call `places_of_page` and update the table
+// memory. Writing kernels (append.cuh, quantize.cuh) call `addresses_of_page` and update the table
 // with `enter_pages`, on the device, so that a captured step can be replayed.
 #pragma once
 
@@ -60,12 +60,12 @@ KVPOLICY_HOST_DEVICE int pages_come_to(const HeadView& head, bool packed, int pa
 }
 
 /// The addresses to which a page must be written.
-struct PagePlaces {
-  std::byte* place;
+struct PageAddresses {
+  std::byte* first;
   std::byte* second;  ///< or null
 };
 /// `entered` is the number of pages that the text uses after the call (for a head in slow memory).
-KVPOLICY_DEVICE PagePlaces places_of_page(const HeadView& head, bool packed, int page, int entered) {
+KVPOLICY_DEVICE PageAddresses addresses_of_page(const HeadView& head, bool packed, int page, int entered) {
   const SlowRows* slow = head.slow;
   if (slow == nullptr || (slow->packed != 0) != packed) {
     return {(packed ? head.packed_pages : head.exact_pages)[page], nullptr};
