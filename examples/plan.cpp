@@ -219,6 +219,7 @@ void memory(const Arguments& a) {
     const std::size_t whole = full.memory(a.context, a.options()).total();
     const double smaller = static_cast<double>(whole) / static_cast<double>(total);
     const UnusedBudgets unused = unused_budgets(plan, a.context);
+    const std::string note = latent_note(plan.shape());
     if (a.json) {
       OrderedJson json = {{"plan", a.plan.plan},
                           {"settings", settings},
@@ -235,6 +236,7 @@ void memory(const Arguments& a) {
       for (const auto& share : shares) {
         json["policies"].push_back({{"policy", share.name}, {"heads", share.heads}, {"bytes", share.bytes}});
       }
+      if (!note.empty()) json["note"] = note;
       fmt::print("{}\n", as_line(json));
       return;
     }
@@ -257,6 +259,7 @@ void memory(const Arguments& a) {
       fmt::print("before its heads are compressed this one takes {}\n", Bytes{before});
     }
     if (unused.heads > 0) fmt::print("{}\n", shown_unused(unused, a.context));
+    if (!note.empty()) fmt::print("{}\n", note);
     if (!settings.empty()) fmt::print("settings: {}\n", shown_settings(settings));
   });
 }
@@ -269,12 +272,14 @@ void max_context(const Arguments& a) {
     const auto whole = full.max_context(bytes, a.options());
     constexpr std::size_t endless = std::size_t{1} << 38;
     const bool unlimited = own.value_or(0) >= endless;
+    const std::string note = latent_note(plan.shape());
     if (a.json) {
       OrderedJson json = {
           {"plan", a.plan.plan}, {"settings", settings}, {"memory", bytes}, {"dtype", a.dtype}};
       json["tokens"] = unlimited ? OrderedJson{} : OrderedJson(own.value_or(0));
       json["unlimited"] = unlimited;
       json["tokens_full"] = whole.value_or(0);
+      if (!note.empty()) json["note"] = note;
       fmt::print("{}\n", as_line(json));
       return;
     }
@@ -289,6 +294,7 @@ void max_context(const Arguments& a) {
     if (needs_of(plan).compress) {
       fmt::print("heads with a budget count as compressed: the prompt itself needs more\n");
     }
+    if (!note.empty()) fmt::print("{}\n", note);
   });
 }
 

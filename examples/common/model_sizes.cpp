@@ -32,6 +32,7 @@ struct KnownModel {
   LayerShape layer;
   std::size_t every = 1;
   LayerShape others = {};
+  bool is_latent = false;  // the channels of a value are the first of its key
 
   [[nodiscard]] ModelShape shape() const {
     ModelShape shape{layers, layer.q_heads, layer.kv_heads, layer.head_dim, layer.value_dim};
@@ -69,10 +70,9 @@ constexpr KnownModel models[]{
     {"gpt-oss-20b", 24, {64, 8, 64}, 2, {.q_heads = 64, .kv_heads = 8, .head_dim = 64, .window = 128}},
     // full_attention_interval 4; the other layers are linear attention
     {"qwen3-next-80b-a3b", 48, {16, 2, 256}, 4},
-    // One latent row for all heads: kv_lora_rank 512 + qk_rope_head_dim 64 channels are keys, the
-    // first 512 are values too. A cache keeps these twice; an engine that keeps the latent once has
-    // keys alone.
-    {"deepseek-v3", 61, {128, 1, 576, 512}},
+    // One latent row for all heads: kv_lora_rank 512 + qk_rope_head_dim 64 channels are keys, the first 512 of
+    // them values too.
+    {.name = "deepseek-v3", .layers = 61, .layer = {128, 1, 576, 512}, .is_latent = true},
 };
 
 // Which layers of a config.json attend to a window only, and which keep no keys and values: `layer_types`
@@ -189,6 +189,17 @@ ModelShape parse_shape(const std::string& text) {
   }
   throw ConfigError(message("--shape ", text, ": is neither a model folder or GGUF file, nor four numbers ",
                             "layers,q_heads,kv_heads,head_dim, nor one of\n", known_shapes()));
+}
+
+std::string latent_note(const ModelShape& shape) {
+  const bool is_latent = std::ranges::any_of(
+      models, [&](const KnownModel& model) { return model.is_latent && model.shape() == shape; });
+  if (!is_latent) return {};
+  const std::size_t keys = shape.head_dim;
+  return fmt::format(
+      "the latent counts twice, as {} channels of a key and {} of a value: a cache keeps both. An "
+      "engine that keeps the latent once (MLA) holds {} channels, {:.2f}x less in a full cache",
+      keys, shape.value_dim, keys, static_cast<double>(keys + shape.value_dim) / static_cast<double>(keys));
 }
 
 std::string known_shapes() {

@@ -17,6 +17,10 @@ namespace kvpolicy::tools {
 /// @throws ConfigError, FormatError
 [[nodiscard]] ModelShape parse_shape(const std::string& text);
 
+/// What to say beside bytes of a cache for the shape of a known model that caches one latent row for all heads: a
+/// cache of ours keeps its channels as keys and again as values. Empty for any other shape.
+[[nodiscard]] std::string latent_note(const ModelShape& shape);
+
 /// The known names, with their shapes, a line each.
 [[nodiscard]] std::string known_shapes();
 

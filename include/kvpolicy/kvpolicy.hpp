@@ -5,6 +5,7 @@
 
 #include <kvpolicy/cache/admission.hpp>
 #include <kvpolicy/cache/batch.hpp>
+#include <kvpolicy/cache/consolidate.hpp>
 #include <kvpolicy/cache/kv_cache.hpp>
 #include <kvpolicy/cache/prefix_cache.hpp>
 #include <kvpolicy/cache/saved_cache.hpp>

@@ -95,7 +95,7 @@ TEST_CASE("what is wrong with one sequence names it, and changes none") {
     CHECK(dumps() == before);
   };
   refused.operator()<CapacityError>({0, 1, 2, 11, 12}, "sequence 2: ");  // 13 + 9 tokens
-  refused.operator()<ShapeError>({0, 1, 2, 3}, "indptr has 4 places, must have one more than the 4");
+  refused.operator()<ShapeError>({0, 1, 2, 3}, "indptr has 4 entries, must have one more than the 4");
   refused.operator()<ShapeError>({0, 3, 6, 9, 11}, "from 0 to 11, must be from 0 to the 12 tokens");
   refused.operator()<ShapeError>({1, 3, 6, 9, 12}, "indptr is from 1 to 12");
   // One token each, so that no sequence's own tokens overlap.

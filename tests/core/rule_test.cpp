@@ -246,7 +246,7 @@ class TwoHeads {
   void check_budget() {
     if (kind_ != Kind::budget) return;
     const auto rows = number(model_.kept().size());
-    CHECK(part_.budget.is_due(rows, progress_.committed, told_) == model_.wants_compress());
+    CHECK(part_.budget.is_due(rows, progress_.committed, compressed_once_) == model_.wants_compress());
   }
 
   // Lets random candidates survive, because the choice among them is up to the scorer.
@@ -254,7 +254,7 @@ class TwoHeads {
     if (kind_ != Kind::budget) return;
     const std::vector<std::int64_t> before = model_.kept();
     const auto rows = number(before.size());
-    told_ = true;
+    compressed_once_ = true;
     if (!model_.is_compressible()) {
       model_.release();
       CHECK(part_.budget.survivors(rows, progress_.committed) == rows);
@@ -311,7 +311,7 @@ class TwoHeads {
   TextProgress<Int> progress_;
   ChoiceRing<Int> ring_;
   std::vector<Int> chosen_at_, committed_at_;
-  bool told_ = false;
+  bool compressed_once_ = false;
 };
 
 }  // namespace

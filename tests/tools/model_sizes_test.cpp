@@ -130,3 +130,10 @@ TEST_CASE("an unknown name is refused, and the message lists the known ones") {
                        "head_dim is 12, must be a multiple of 8 from 8 to 576"));
   CHECK(parse_shape("2,4,2,8").head_dim == 8);
 }
+
+TEST_CASE("a latent that a cache keeps twice is named, and no other shape") {
+  CHECK(test::contains(tools::latent_note(parse_shape("DeepSeek-V3")),
+                       "576 channels of a key and 512 of a value"));
+  CHECK(tools::latent_note(parse_shape("Llama-3.1-8B")).empty());
+  CHECK(tools::latent_note({61, 128, 1, 576, 576}).empty());
+}

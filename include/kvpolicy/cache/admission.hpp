@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Who may come in: how much memory sequences take yet, so that an engine admits one only if all that run
-// can go on to their ends. `HeadPlan::peak_memory` says what a text takes alone; here stands what is left of that for a
-// cache that holds some rows already, and shares pages with prefixes and with forks.
+// Admission control: how much more memory the running sequences may need. An engine admits a new sequence only
+// if there is memory for it and for all running sequences until each is finished. `HeadPlan::peak_memory` bounds a
+// text that shares nothing; this header computes what is left of that bound for a cache that already holds rows, and
+// that shares pages with prefixes and forks.
 #pragma once
 
 #include <algorithm>
@@ -25,14 +26,14 @@
 
 namespace kvpolicy {
 
-/// What one text is promised, if it becomes `tokens` tokens long and heads with a budget are compressed once, right
-/// after the first `prompt` of them.
+/// The memory that is promised to one text. The text grows to `tokens` tokens, and heads with a budget are compressed
+/// once, right after the first `prompt` tokens.
 struct TextPromise {
   std::size_t tokens = 0;  ///< of prompt and answer
-  std::size_t prompt = 0;  ///< of them, those that are read before the compression
+  std::size_t prompt = 0;  ///< the tokens among them that are read before the compression
   std::size_t peak = 0;    ///< bytes: HeadPlan::peak_memory of the same numbers, with the cache's options
 };
-/// What a cache of this plan and these options is promised.
+/// The promise for a cache of this plan and these options.
 /// @throws as HeadPlan::peak_memory
 template <Element E>
 [[nodiscard]] TextPromise promise_of(const HeadPlan<E>& plan, std::size_t tokens,
@@ -42,8 +43,9 @@ template <Element E>
 
 namespace detail {
 
-/// Of the pages that a head shares, bytes of those that it will drop, and obtain others for: who shares them may
-/// keep them in use. `only_residual`: rows do not go, and are quantised by and by, if at all.
+/// Bytes of shared pages that the head will drop and replace by pages of its own, while the other owners may keep
+/// the shared ones in use. `only_residual`: the head drops no row; at most its exact rows are quantised one after
+/// another.
 template <Element E>
 [[nodiscard]] std::size_t shared_bytes_to_drop(const HeadRule& rule, const Head& head,
                                                const LayerShape& layer, std::size_t page_rows,
@@ -56,13 +58,14 @@ template <Element E>
   return std::min(head.shared_bytes(), rows * (layer.head_dim + layer.value_dim) * sizeof(E));
 }
 
-/// A head's part of a promise, and what it may come to hold instead, with pages that it drops and others keep.
+/// One head's part of the promise, and the most bytes that it may come to hold instead, including shared pages that
+/// it drops and that other owners keep.
 struct PromisedGrowth {
   std::size_t promised = 0;
   std::size_t needed = 0;
 };
 
-/// Of a head that holds its share of the first `committed` tokens.
+/// The growth of a head that has been given the first `committed` tokens.
 template <Element E>
 [[nodiscard]] PromisedGrowth growth_of_head(const HeadSettings<E>& settings, const Head& head,
                                             const LayerShape& layer, std::size_t committed,
@@ -74,9 +77,9 @@ template <Element E>
   };
   if (!rule.compresses || rule.compress_every > 0) return {0, to_drop(rule.keeps_every_row())};
   const bool dropped_rows = head.rows() < committed;
-  // A compression that left all rows makes them be quantised as others come.
+  // After a compression that dropped no row, rows are quantised as later rows come.
   const bool was_compressed =
-      dropped_rows || (rule.is_quantized() && head.contents(committed).told_to_compress);
+      dropped_rows || (rule.is_quantized() && head.contents(committed).compressed_once);
   const StorageContext context = options.context(layer.head_dim, layer.value_dim);
   const BudgetMemory<E> budget{settings, context, promise.tokens, promise.prompt};
   if (was_compressed) {
@@ -91,9 +94,10 @@ template <Element E>
 
 }  // namespace detail
 
-/// The most bytes that a cache takes, beyond those that it holds now, until its text is as long as it was promised.
-/// Pages that the cache shares are counted as held; those that it will drop and others may keep are counted anew.
-/// A head that was compressed is counted with what it holds and the rows to come, not with its prompt.
+/// The most bytes that the cache will need beyond those that it holds now, until its text has the promised length.
+/// Shared pages count as held. A shared page that the cache will drop counts as new memory as well, because its other
+/// owners may keep it. A head that was compressed counts with the rows that it holds and the rows to come, not with
+/// its prompt.
 template <Element E, AttentionEngine Engine>
 [[nodiscard]] std::size_t growth_of(const KvCache<E, Engine>& cache, const TextPromise& promise) {
   std::size_t held = cache.bytes();
@@ -110,14 +114,14 @@ template <Element E, AttentionEngine Engine>
   return needed - std::min(needed, held);
 }
 
-/// The most bytes that a call of all layers with so many tokens of each sequence takes beyond those held now.
-/// `indptr` as in Batch.
+/// The most bytes that one call of all layers needs beyond those held now. Sequence i brings the tokens
+/// [indptr[i], indptr[i + 1]), as in Batch.
 /// @throws ShapeError if `indptr` does not fit; CapacityError beyond `max_text_tokens`
 template <Element E, AttentionEngine Engine>
 [[nodiscard]] std::size_t growth_of(std::span<const BatchSequence<KvCache<E, Engine>>> sequences,
                                     std::span<const std::int32_t> indptr) {
   require<ShapeError>(indptr.size() == sequences.size() + 1, "growth_of: indptr has ", indptr.size(),
-                      " places, must have one more than the ", sequences.size(), " sequences");
+                      " entries, must have one more than the ", sequences.size(), " sequences");
   std::size_t total = 0;
   for (std::size_t i = 0; i < sequences.size(); ++i) {
     require<ShapeError>(indptr[i] <= indptr[i + 1], "growth_of: sequence ", i, ": indptr falls from ",
@@ -129,7 +133,7 @@ template <Element E, AttentionEngine Engine>
   return total;
 }
 
-/// Refuses a call that may not fit into `free` bytes, before anything is changed.
+/// Refuses a call that may need more than `free` bytes. Nothing is changed.
 /// @throws CapacityError that says what is lacking; as growth_of
 template <Element E, AttentionEngine Engine>
 void require_room(std::span<const BatchSequence<KvCache<E, Engine>>> sequences,

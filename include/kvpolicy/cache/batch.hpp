@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A step of many sequences at once, each with its own cache, plan, number of new tokens and options: a part
-// of a prompt next to decoding sequences, trees of draft tokens next to plain ones. All of them share one
-// call of the engine, so one parallel region.
+// One step for many sequences, each with its own cache, plan, number of new tokens and options. A part of a prompt,
+// decoding sequences and trees of draft tokens may be mixed. The attention of all sequences is one call of the
+// engine, so there is one parallel region.
 //
-// Tensors are ragged, as FlashInfer and vLLM pass them: the tokens of all sequences one after another, and
-// `indptr`, which says where each sequence's begin.
+// Tensors are ragged, as in FlashInfer and vLLM: the tokens of all sequences one after another, and `indptr`, which
+// says where the tokens of each sequence begin.
 #pragma once
 
 #include <algorithm>
@@ -26,16 +26,16 @@
 
 namespace kvpolicy {
 
-/// Calls of many sequences. Each sequence gets the same bits as by the calls of KvCache alone, with an
-/// engine of as many threads. What the caller did wrong (a shape, an option, a pending tree) throws what
-/// KvCache throws, with the sequence's number in the message, and all sequences are as before the call.
-/// Memory that one sequence cannot get concerns that sequence: it is left out, the others go on.
+/// Calls of many sequences. Each sequence gets the same bits as from calls of its own KvCache with an engine of as
+/// many threads. A mistake of the caller (a shape, an option, a pending tree) throws what KvCache throws, with the
+/// number of the sequence in the message, and leaves all sequences as they were before the call. If memory for one
+/// sequence cannot be obtained, that sequence is left out of the call and the others are served.
 ///
-/// A sequence that was left out of one layer has fewer tokens there: leave it out of the layers that follow
-/// too, and `truncate` it to its former length before it goes on.
+/// A sequence that was left out of one layer has fewer tokens there. Leave it out of the following layers too, and
+/// `truncate` it to its former length before its next step.
 ///
-/// Not synchronised; caches of one call must differ and belong to it while it runs. The engine of the batch
-/// runs the attention; what a head asks besides (selections, sums, compressions) goes to its cache's own.
+/// Not synchronised. The caches of one call must differ, and nobody else may use them during the call. The batch's
+/// engine computes the attention; selections, sums and compressions use the engine of each cache.
 template <Element E, AttentionEngine Engine = ScalarEngine>
 class Batch {
  public:
@@ -46,9 +46,9 @@ class Batch {
 
   [[nodiscard]] Engine& engine() { return engine_; }
 
-  /// KvCache::step of every sequence. The tokens [indptr[i], indptr[i + 1]) of all tensors are those of
-  /// sequence i; there may be none. Returns the sequences that were left out, in ascending order, valid until
-  /// the next call.
+  /// KvCache::step for every sequence. Sequence i has the tokens [indptr[i], indptr[i + 1]) of all tensors; the range
+  /// may be empty. Returns the sequences that were left out, in ascending order; the span is valid until the next
+  /// call.
   /// @throws ShapeError for an indptr that does not fit, ConfigError for a cache that is missing or listed
   /// twice, and as KvCache::step; what the engine throws
   template <class Q, class K, class V, class Out>
@@ -164,7 +164,7 @@ class Batch {
     pending_.clear();
     left_out_.clear();
     works_.clear();
-    // What follows must not fail for want of these.
+    // Later additions to these lists must not allocate.
     pending_.reserve(sequences.size());
     left_out_.reserve(sequences.size());
     works_.reserve(sequences.size());
@@ -177,8 +177,8 @@ class Batch {
         [&] { abandon(); });
   }
 
-  // The attention of all pending calls, and what heads add up of it. An engine that takes one call at a time may
-  // fail for one sequence alone (slow memory that cannot be read).
+  // Computes the attention of all pending calls and lets heads add it up. An engine that takes one call at a time
+  // may fail for a single sequence (slow memory that cannot be read).
   void attend_pending(std::span<const Sequence> sequences) {
     if constexpr (BatchedEngine<Engine>) {
       for (const Pending& call : pending_) works_.push_back(call.attention);
@@ -210,7 +210,7 @@ class Batch {
     return left_out_;
   }
 
-  // From within the catch of `error`.
+  // Must be called while the exception is handled.
   void leave_out(std::size_t sequence, const std::exception&) {
     left_out_.push_back({sequence, std::current_exception()});
   }
@@ -222,7 +222,7 @@ class Batch {
   }
 
   Engine engine_;
-  // Of the current call.
+  // The lists of the current call.
   std::vector<Cache*> caches_;
   std::vector<Pending> pending_;
   std::vector<LayerAttention> works_;

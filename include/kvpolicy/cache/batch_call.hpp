@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A call of many sequences, wherever their rows are (cache/batch.hpp, cuda/batch.hpp): the sequences, the ragged
-// tensors, and what becomes of a sequence whose call cannot begin.
+// What batched calls on the host and on a device have in common (cache/batch.hpp, cuda/batch.hpp): the list of
+// sequences, the ragged tensors, and the sequences that were left out.
 #pragma once
 
 #include <algorithm>
@@ -26,11 +26,12 @@ namespace kvpolicy {
 template <class Cache>
 struct BatchSequence {
   Cache* cache = nullptr;
-  /// Of its own tokens: `log_sum_exp` is [tokens of the sequence, q_heads], `selection_query` one of them.
+  /// Options for the tokens of this sequence: `log_sum_exp` is [tokens of the sequence, q_heads], and
+  /// `selection_query` counts from its first token.
   AttendOptions options = {};
 };
 
-/// A sequence that a call left out, because its memory could not be had. Its cache is as before the call.
+/// A sequence that a call left out, because memory for it could not be obtained. Its cache is as before the call.
 struct LeftOut {
   std::size_t sequence;
   std::exception_ptr error;  ///< std::bad_alloc or StorageError
@@ -38,7 +39,7 @@ struct LeftOut {
 
 namespace detail {
 
-/// The tokens of one sequence, of a ragged tensor.
+/// The part of a ragged tensor that belongs to one sequence.
 template <class Tensor>
 [[nodiscard]] Tensor part_of(const Tensor& tensor, std::span<const std::int32_t> indptr,
                              std::size_t sequence) {
@@ -49,7 +50,7 @@ template <class Tensor>
   return own;
 }
 
-/// Checks the tensor of all sequences together; what it must be for a layer is checked sequence by sequence.
+/// Checks a ragged tensor as a whole. Whether it fits a layer is checked sequence by sequence.
 /// @throws ShapeError
 template <class Tensor>
 void check_whole(const char* name, const Tensor& tensor, std::size_t tokens) {
@@ -64,7 +65,7 @@ template <class Cache>
 void check_sequences(const char* call, std::span<const BatchSequence<Cache>> sequences,
                      std::span<const std::int32_t> indptr, std::size_t tokens, std::vector<Cache*>& caches) {
   require<ShapeError>(indptr.size() == sequences.size() + 1, "Batch::", call, ": indptr has ", indptr.size(),
-                      " places, must have one more than the ", sequences.size(), " sequences");
+                      " entries, must have one more than the ", sequences.size(), " sequences");
   require<ShapeError>(indptr.front() == 0 && std::cmp_equal(indptr.back(), tokens), "Batch::", call,
                       ": indptr is from ", indptr.front(), " to ", indptr.back(), ", must be from 0 to the ",
                       tokens, " tokens of the tensors");
@@ -80,9 +81,9 @@ void check_sequences(const char* call, std::span<const BatchSequence<Cache>> seq
           ": a cache is listed twice, each sequence must have its own");
 }
 
-/// Begins the calls of `count` sequences, or of none: begin(i) for each. A sequence that lacks memory is added to
-/// `left_out`, which must have room for all. After any other error `abandon()` is called, and the error says
-/// which sequence it was.
+/// Calls begin(i) for each of `count` sequences. A sequence that cannot obtain its memory is added to `left_out`,
+/// which must have room for all. After any other error `abandon()` is called, so that no call has begun, and the
+/// error names the sequence.
 template <class Begin, class Abandon>
 void begin_each(std::size_t count, std::vector<LeftOut>& left_out, Begin begin, Abandon abandon) {
   const auto leave_out = [&](std::size_t i) { left_out.push_back({i, std::current_exception()}); };

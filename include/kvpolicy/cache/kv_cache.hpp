@@ -97,7 +97,7 @@ class KvCache {
   /// the same policy and settings under both plans share full pages. The tail and a pending tree come
   /// along, and so do the latest queries, as many as this cache keeps: for a plan whose heads compress
   /// by more, `compress` says what is missing (CacheOptions::kept_queries keeps more). Selecting
-  /// heads choose anew. Wants memory for all rows of the heads that change.
+  /// heads make a new selection. Needs memory for all rows of the heads that change.
   /// @throws ConfigError if the plan does not fit, or a head that changes holds not every row or holds
   /// rows quantised; ShapeError for rows that a new head cannot hold; std::bad_alloc, StorageError
   [[nodiscard]] KvCache fork_as(Plan plan) const {
@@ -109,8 +109,8 @@ class KvCache {
   }
 
   /// Forgets the text: plan, options and engine stay, and the next row of every layer stands at position
-  /// 0 again. Rows go back to the memory resources, but for pages that forks share; tail and query window
-  /// are asked for anew before the old ones go.
+  /// 0 again. Rows go back to the memory resources, except for pages that forks share. A new tail and a new
+  /// observation window are allocated before the old ones are released.
   /// @throws std::bad_alloc, with the cache as it was
   void clear() {
     static_cast<void>(held(layers_));
@@ -169,9 +169,9 @@ class KvCache {
     for (Layer& layer : layers_) layer.truncate(tokens);
   }
 
-  /// Of the pending tree keeps the nodes of `path`, which leads from the text downwards, as tentative
-  /// rows of the text, in every layer; none, if it is empty. What a node's query chose is taken back as
-  /// by `truncate`, unless the node stays and all nodes before it.
+  /// Keeps the nodes of `path` and drops all other nodes of the pending tree, in every layer. `path` leads from
+  /// the text downwards; its nodes become tentative rows of the text. An empty path drops the whole tree.
+  /// A selection that a node's query made is taken back as by `truncate`, unless the node and all nodes before it stay.
   /// @throws RollbackError if no tree is pending or a step failed half-way through the layers,
   /// ShapeError if `path` is no path of the tree
   void accept(std::span<const std::size_t> path) {
@@ -229,9 +229,9 @@ class KvCache {
     }
     return total;
   }
-  /// Of them, bytes in slow memory.
+  /// The part of `bytes()` that is in slow memory.
   [[nodiscard]] std::size_t slow_bytes() const { return sum(&Head::slow_bytes); }
-  /// Of `bytes()`, what a fork holds too.
+  /// The part of `bytes()` that is in pages which a fork holds too.
   [[nodiscard]] std::size_t shared_bytes() const { return sum(&Head::shared_bytes); }
   /// Bookkeeping besides `bytes()`: the objects of cache, layers and heads, page tables, positions and
   /// selections, the plan's table, and the pool's unless the options gave the pool. Settings, which

@@ -92,7 +92,7 @@ struct CacheLayer : TextProgress<std::size_t> {
     undo_refresh(count);
   }
 
-  /// Of the pending tree only `path` stays, as text.
+  /// The nodes of `path` become rows of the text; all other nodes of the pending tree are dropped.
   void accept(std::span<const std::size_t> path) noexcept {
     const std::size_t root = text();
     // A path's nodes ascend, so no row is overwritten before it has moved.

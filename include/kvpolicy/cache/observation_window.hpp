@@ -72,8 +72,8 @@ class ObservationWindow {
   /// Forgets the queries at `position` and after it.
   void truncate(std::size_t position) { held_.truncate(position); }
 
-  /// Of the queries from `position` on, those at `position + path[i]` are from now on the ones at
-  /// `position + i`; the others are forgotten. `path` ascends.
+  /// Moves the queries at `position + path[i]` to `position + i`. All other queries from `position` on are
+  /// forgotten. `path` ascends.
   void keep(std::size_t position, std::span<const std::size_t> path) noexcept {
     for (std::size_t i = 0; i < path.size(); ++i) {
       if (path[i] == i || !held_.holds(position + path[i])) continue;
@@ -100,7 +100,7 @@ class ObservationWindow {
     }
     return count;
   }
-  /// Of a text of `tokens` tokens. Loading takes as many of the latest queries as there is room for.
+  /// For a text of `tokens` tokens. Loading takes as many of the latest queries as there is room for.
   template <class Archive>
   void serialize(Archive& archive, std::size_t tokens) {
     std::size_t end = held_.end();
@@ -127,7 +127,7 @@ class ObservationWindow {
 
  private:
   [[nodiscard]] bool is_kept() const { return held_.slots() > 0; }
-  // Of one token: [q_heads, head_dim].
+  // The bytes of one token's queries, [q_heads, head_dim].
   [[nodiscard]] std::size_t query_bytes() const { return q_heads_ * head_dim_ * sizeof(E); }
   [[nodiscard]] std::byte* query(std::size_t position) const {
     return queries_.get() + position % held_.slots() * query_bytes();

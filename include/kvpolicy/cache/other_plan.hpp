@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // How the heads of one layer take over the rows of another plan's heads: `KvCache::fork_as`. Every
-// row is handed to the new policy as if the text had come anew, so that it quantises, summarises
+// row is handed to the new policy as if it had just come, so that the policy quantises, summarises
 // and evicts from exact numbers.
 #pragma once
 

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Prefixes that many texts share: a system prompt, the turns of a chat, a document that is asked about. Each
-// is read once, and every later text that begins with it goes on from a fork, whatever the policies of
-// its heads are.
+// A prefix cache: beginnings that many texts share (a system prompt, the turns of a chat, a document) are read
+// once, and every later text with the same beginning continues from a fork, whatever the policies of its heads.
 //
-// A prefix ends at a mark: where the engine stopped reading and called `keep`. What a head drops, quantises or
-// chooses depends on where a text is, so at any other place a window's rows, or the exact rows of a residual,
-// would be gone. Heads that keep every row as it came need no mark: where all heads of a plan do, a
-// text is found up to the last page boundary that it shares with another one.
+// A prefix ends at a mark: a text length at which the engine stopped reading and called `keep`. What a head drops,
+// quantises or chooses depends on the length of the text, so a fork from any other length would lack rows of a
+// window or exact rows of a residual. Heads that keep every row unchanged need no mark: if all heads of a plan
+// do, a text is found up to the last page boundary that it shares with a kept text.
 #pragma once
 
 #include <algorithm>
@@ -34,31 +33,31 @@ namespace kvpolicy {
 
 /// Settings of a PrefixCache.
 struct PrefixOptions {
-  /// The most bytes that prefixes hold together; a page counts once, however many hold it, and also
-  /// where a sequence holds it too. 0: no limit, and the engine calls `evict`.
+  /// The most bytes that all prefixes hold together. A page counts once, however many prefixes hold it, and also if
+  /// a running sequence holds it. 0: no limit; the engine calls `evict`.
   std::size_t max_bytes = 0;
 };
 
-/// What a PrefixCache has done so far, and holds now.
+/// Counters of a PrefixCache since its construction, and what it holds now.
 struct PrefixStatistics {
   std::size_t lookups = 0;       ///< calls of `find`
-  std::size_t hits = 0;          ///< of them, those that found something
-  std::size_t asked_tokens = 0;  ///< of the texts that were looked up
-  std::size_t found_tokens = 0;  ///< of them, those that need not be read again
-  std::size_t kept = 0;          ///< prefixes, since the beginning
-  std::size_t evicted = 0;       ///< of them
-  std::size_t prefixes = 0;      ///< now
-  std::size_t bytes = 0;         ///< now, each page counted once
+  std::size_t hits = 0;          ///< calls of `find` that found a prefix
+  std::size_t asked_tokens = 0;  ///< tokens of all texts that were looked up
+  std::size_t found_tokens = 0;  ///< tokens of these texts that a found prefix holds
+  std::size_t kept = 0;          ///< prefixes that were put in
+  std::size_t evicted = 0;       ///< prefixes that were removed
+  std::size_t prefixes = 0;      ///< prefixes that are in the cache now
+  std::size_t bytes = 0;         ///< bytes that they hold now, each page counted once
 };
 
-/// One prefix, for who wants to show what there is.
+/// A description of one prefix, for displays and logs.
 struct PrefixInfo {
   std::size_t plan = 0;         ///< a number for each plan, in the order in which they came
   std::size_t tokens = 0;       ///< its length
   std::size_t parent = 0;       ///< length of the longest prefix that it begins with, 0 if there is none
-  std::size_t bytes = 0;        ///< that it holds, shared ones included
-  std::size_t freed_bytes = 0;  ///< that would come free if it went
-  std::size_t hits = 0;         ///< texts that went on from it
+  std::size_t bytes = 0;        ///< bytes that it holds, shared pages included
+  std::size_t freed_bytes = 0;  ///< bytes that its removal would free
+  std::size_t hits = 0;         ///< texts that continued from it
   std::size_t last_use = 0;     ///< a number that is higher for later uses
 };
 
@@ -91,15 +90,15 @@ class PageTally {
   }
   void remove(std::span<const HeldPage> pages) noexcept {
     for (const HeldPage& page : pages) {
-      const auto place = holders_.find(page.address);
-      if (--place->second.holders > 0) continue;
+      const auto entry = holders_.find(page.address);
+      if (--entry->second.holders > 0) continue;
       bytes_ -= page.bytes;
-      holders_.erase(place);
+      holders_.erase(entry);
     }
   }
-  /// Of all pages, each counted once.
+  /// Bytes of all pages; each page counts once.
   [[nodiscard]] std::size_t bytes() const { return bytes_; }
-  /// Of them, pages that nobody else holds.
+  /// Bytes of the pages that no owner outside of the tally holds.
   [[nodiscard]] std::size_t unshared_bytes() const {
     std::size_t total = 0;
     for (const auto& [address, held] : holders_) {
@@ -121,15 +120,16 @@ class PageTally {
 
 class SavedPrefixes;
 
-/// Prefixes of texts, by their tokens and the plan. Caches must be made with the options that the PrefixCache was
-/// made with; with `CacheOptions::pool` all lie in one pool.
+/// Maps the tokens of a text and its plan to caches that have read a prefix of it. Caches must be made with the same
+/// options as the PrefixCache; with `CacheOptions::pool` all pages are in one pool.
 ///
-/// A cache that `find` returns goes on bit for bit like one that has read the same tokens, stopping at the
-/// same marks, and shares its full pages with the prefix. A prefix takes what a fork takes: of heads that keep every row
-/// nothing but an open page beyond what longer prefixes hold anyway, of a window its rows.
+/// A cache that `find` returns continues bit for bit like a cache that has read the same tokens and stopped at the
+/// same marks. It shares its full pages with the prefix. A prefix takes the memory of a fork: a head that keeps every
+/// row holds one open page beyond the pages that longer prefixes hold anyway, a head with a window holds its rows.
 ///
-/// Any number of threads may call `find` and the other const functions while one of them or another thread calls `keep`,
-/// `evict` or `clear`. What is found is the caller's own. Options' memory resources must then be thread-safe.
+/// Any number of threads may call `find` and the other const functions while a thread calls `keep`, `evict` or
+/// `clear`. The cache that was found belongs to the caller. The memory resources of the options must be thread-safe
+/// then.
 template <Element E, AttentionEngine Engine = ScalarEngine>
 class PrefixCache {
  public:
@@ -152,8 +152,8 @@ class PrefixCache {
 
   [[nodiscard]] const CacheOptions& cache_options() const { return cache_options_; }
 
-  /// The longest known prefix of `tokens` under this plan. A model's answer begins with the logits of the last token, so
-  /// leave that one out if it must be read.
+  /// A fork of the longest kept prefix of `tokens` under this plan. The model must read the last token of a prompt to
+  /// get its logits, so pass the prompt without it.
   /// @throws std::bad_alloc
   [[nodiscard]] std::optional<Found> find(const Plan& plan, std::span<const Token> tokens) const {
     Source source;
@@ -171,16 +171,16 @@ class PrefixCache {
       found.emplace(Found{std::move(fork), length});
     }
     if (!found) return found;
-    place_tails(found->cache, cache_options_.tail_rows());
+    resize_tails(found->cache, cache_options_.tail_rows());
     hits_.fetch_add(1, std::memory_order_relaxed);
     found_tokens_.fetch_add(found->tokens, std::memory_order_relaxed);
     return found;
   }
 
-  /// Keeps a fork of `cache`, which has read exactly `tokens`: this place is a mark. Returns whether the prefix is new and
-  /// there is room for it; others are less recently used then, and go first. Heads that rank rows by the latest queries drop
-  /// them by what one text asks: keep before `compress`. A head that compresses by itself (compress_every) does so at fixed
-  /// places, and may be kept at any time.
+  /// Keeps a fork of `cache`, which has read exactly `tokens`: this text length is a mark. Returns whether the prefix is
+  /// new and there is room for it; less recently used prefixes are removed first. Heads that rank rows by the latest
+  /// queries drop rows that this one text did not ask for, so keep the prefix before `compress`. A head that compresses
+  /// by itself (compress_every) does so at fixed text lengths and may be kept at any time.
   /// @throws ConfigError if the cache has other options or a head has been compressed for one question, or a policy cannot
   /// be saved; ShapeError if the cache has read another number of tokens; RollbackError inside a step or while a tree is
   /// pending; std::bad_alloc. Nothing changed then.
@@ -191,8 +191,8 @@ class PrefixCache {
     return adopt(std::move(fork), tokens);
   }
 
-  /// Lets prefixes go, the least recently used first, until `bytes` came free. One of which nothing would come free, because others hold all
-  /// its pages, stays. Returns how many bytes came free.
+  /// Removes prefixes, the least recently used first, until `bytes` bytes are freed. A prefix whose pages all have
+  /// other owners stays, because its removal frees nothing. Returns how many bytes were freed.
   std::size_t evict(std::size_t bytes) {
     const std::unique_lock lock{mutex_};
     std::size_t freed = 0;
@@ -208,12 +208,12 @@ class PrefixCache {
     }
     return freed;
   }
-  /// How many bytes come free if all prefixes go. O(pages).
+  /// How many bytes are freed if all prefixes are removed. O(pages).
   [[nodiscard]] std::size_t evictable_bytes() const {
     const std::shared_lock lock{mutex_};
     return tally_.unshared_bytes() + other_bytes_;
   }
-  /// Lets all go.
+  /// Removes all prefixes.
   void clear() {
     const std::unique_lock lock{mutex_};
     while (!entries_.empty()) remove(entries_.end() - 1);
@@ -227,7 +227,7 @@ class PrefixCache {
     return {read(lookups_), read(hits_), read(asked_tokens_), read(found_tokens_),
             kept_,          evicted_,    entries_.size(),     bytes()};
   }
-  /// What there is, texts that begin alike next to each other.
+  /// All prefixes; texts that begin alike are next to each other.
   /// @throws std::bad_alloc
   [[nodiscard]] std::vector<PrefixInfo> list() const {
     const std::shared_lock lock{mutex_};
@@ -267,7 +267,7 @@ class PrefixCache {
   using Tree = detail::PrefixTree<Entry>;
   using Node = typename Tree::Node;
 
-  // All that is known under one plan.
+  // The prefixes of one plan.
   struct Texts {
     using Node = PrefixCache::Node;
     Texts(const Plan& own, std::size_t count) : plan{own}, number{count} {}
@@ -282,10 +282,10 @@ class PrefixCache {
     Node* node;
   };
 
-  // What a text may go on from.
+  // The kept caches that a text may continue from.
   struct Source {
-    std::shared_ptr<const Cache> longest;  // to its end
-    std::shared_ptr<const Cache> beyond;   // to `boundary`, if its heads can
+    std::shared_ptr<const Cache> longest;  // continued from its end
+    std::shared_ptr<const Cache> beyond;   // continued from `boundary`, if its heads can go back to there
     std::size_t boundary = 0;
     std::shared_ptr<const Texts> texts;
   };
@@ -343,11 +343,11 @@ class PrefixCache {
     return Found{std::move(fork), tokens};
   }
 
-  // Gives every layer's tail so many places; without a number, as many as it has rows.
-  static void place_tails(Cache& cache, std::optional<std::size_t> places) {
+  // Gives every layer's tail so many slots; without a number, as many as it has rows.
+  static void resize_tails(Cache& cache, std::optional<std::size_t> slots) {
     for (auto& layer : CacheLayers::of(cache)) {
-      layer.tail = layer.tail.with_places(places.value_or(layer.uncommitted()), layer.committed, layer.tokens,
-                                          cache.options().memory);
+      layer.tail = layer.tail.with_slots(slots.value_or(layer.uncommitted()), layer.committed, layer.tokens,
+                                         cache.options().memory);
     }
   }
 
@@ -372,7 +372,7 @@ class PrefixCache {
     }
   }
 
-  // Whether the prefix is there already, and is used now.
+  // Whether the prefix has been kept already. It counts as used now.
   [[nodiscard]] bool touch(const Plan& plan, std::span<const Token> tokens) const {
     const std::shared_lock lock{mutex_};
     const auto texts = texts_of(plan);
@@ -383,9 +383,9 @@ class PrefixCache {
     return true;
   }
 
-  // Keeps a cache of one's own that has read `tokens`.
+  // Keeps a cache that belongs to the PrefixCache and has read `tokens`.
   bool adopt(Cache&& own, std::span<const Token> tokens) {
-    place_tails(own, std::nullopt);
+    resize_tails(own, std::nullopt);
     PageLister lister;
     for (const auto& layer : CacheLayers::of(own)) {
       for (const HeadPtr& head : layer.heads) head->visit_pages(lister);
@@ -431,7 +431,7 @@ class PrefixCache {
     return stays;
   }
 
-  // The least recently used prefix that will do; the end if none does.
+  // The least recently used prefix for which `will_do` is true; the end if there is none.
   template <class WillDo>
   [[nodiscard]] typename std::vector<Held>::iterator least_recent(WillDo will_do) {
     std::ranges::sort(entries_, {}, [](const Held& held) {
@@ -439,15 +439,15 @@ class PrefixCache {
     });
     return std::ranges::find_if(entries_, [&](const Held& held) { return will_do(*held.node->value); });
   }
-  void remove(typename std::vector<Held>::iterator place) noexcept {
-    const auto [texts, node] = *place;
+  void remove(typename std::vector<Held>::iterator held) noexcept {
+    const auto [texts, node] = *held;
     tally_.remove(node->value->pages);
     other_bytes_ -= node->value->other_bytes;
     node->value.reset();
     texts->tree.prune(*node);
     --texts->prefixes;
     ++evicted_;
-    entries_.erase(place);
+    entries_.erase(held);
     forget_if_empty(*texts);
   }
   void forget_if_empty(const Texts& texts) noexcept {

@@ -33,8 +33,8 @@ class QueryRange {
     end_ = std::min(end_, position);
     begin_ = std::min(begin_, end_);
   }
-  /// Of the queries from `root` on, the ones at `root + path[i]` were moved to `root + i`; the others are
-  /// forgotten. `path` ascends.
+  /// The queries at `root + path[i]` were moved to `root + i`. All other queries from `root` on are forgotten.
+  /// `path` ascends.
   void accept(std::size_t root, std::span<const std::size_t> path) noexcept {
     const QueryRange before = *this;
     truncate(root);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A sequence that waits: an engine that has more sequences than fast memory moves one of them out, and
-// brings it back when there is room. Nothing of it is computed again, and it goes on bit for bit.
+// Swapping a sequence out: an engine whose sequences need more than fast memory moves the rows of a waiting sequence
+// to another pool, and back when there is room. Nothing is recomputed, and the sequence continues bit for bit.
 #pragma once
 
 #include <cstddef>
@@ -31,14 +31,14 @@ class OwnedPages {
   OwnedPages(PagePool& pool, std::span<const std::size_t> sizes) : pool_{&pool} {
     pages_.assign(sizes.size(), no_page);
     // The pool hands out pages of one size together.
-    std::map<std::size_t, std::vector<std::size_t>> places_of_size;
-    for (std::size_t i = 0; i < sizes.size(); ++i) places_of_size[sizes[i]].push_back(i);
+    std::map<std::size_t, std::vector<std::size_t>> indices_of_size;
+    for (std::size_t i = 0; i < sizes.size(); ++i) indices_of_size[sizes[i]].push_back(i);
     std::vector<PageId> some;
     KVPOLICY_TRY {
-      for (const auto& [bytes, places] : places_of_size) {
-        some.resize(places.size());
+      for (const auto& [bytes, indices] : indices_of_size) {
+        some.resize(indices.size());
         pool.allocate(bytes, some);
-        for (std::size_t i = 0; i < places.size(); ++i) pages_[places[i]] = some[i];
+        for (std::size_t i = 0; i < indices.size(); ++i) pages_[indices[i]] = some[i];
       }
     }
     KVPOLICY_CATCH_ALL {
@@ -59,7 +59,7 @@ class OwnedPages {
   [[nodiscard]] PagePool& pool() const { return *pool_; }
   [[nodiscard]] std::size_t size() const { return pages_.size(); }
   [[nodiscard]] std::byte* address(std::size_t index) const { return pool_->address(pages_[index]); }
-  /// Lets go of all pages.
+  /// Releases all pages.
   void release() noexcept {
     for (const PageId page : pages_) {
       if (page != no_page) pool_->release(page);
@@ -76,12 +76,11 @@ class OwnedPages {
 
 }  // namespace detail
 
-/// One sequence whose rows lie in another pool: one over pinned memory, or over a file
-/// (offload/file_resource.hpp). In fast memory it takes its page tables and what belongs to `overhead_bytes`
-/// besides (positions, sums, choices), and nothing of `KvCache::bytes`. Rows that were in slow memory
-/// already stay there. Pages that forks share are copied, so a waiting sequence keeps no page of a prefix
-/// alive; once back it shares none. A file holds the rows only as long as this object lives; see `save` for
-/// files that last.
+/// One sequence whose rows are in another pool, for example over pinned memory or over a file
+/// (offload/file_resource.hpp). Fast memory holds only its page tables and the rest of `overhead_bytes` (positions,
+/// sums, choices), and nothing of `KvCache::bytes`. Rows that were in slow memory stay there. Pages that forks share
+/// are copied, so a swapped sequence keeps no page of a prefix alive, and shares no page after `swap_in`. A file
+/// holds the rows only as long as this object lives; `save` writes files that last.
 ///
 /// Not synchronised. Move-only. The pool must outlive it.
 template <Element E, AttentionEngine Engine = ScalarEngine>
@@ -89,7 +88,7 @@ class SwappedCache {
  public:
   using Cache = KvCache<E, Engine>;
 
-  /// Moves all rows of `cache` to tier 0 of `to`. Whatever throws leaves the cache as it was.
+  /// Moves all rows of `cache` to tier 0 of `to`. If it throws, the cache is as it was.
   /// @throws std::bad_alloc, CapacityError, StorageError if `to` has no room or cannot be written;
   /// ConfigError if the rows lie in an inference engine's memory, or a policy cannot be saved
   SwappedCache(Cache&& cache, PagePool& to)
@@ -108,8 +107,8 @@ class SwappedCache {
   SwappedCache& operator=(const SwappedCache&) = delete;
   ~SwappedCache() = default;
 
-  /// The cache as it was, with all rows in fast memory again. This object holds nothing then, and can be
-  /// assigned to or destroyed. Whatever throws leaves it as it was.
+  /// Returns the cache with all rows in fast memory again. This object is empty then and can be assigned to or
+  /// destroyed. If it throws, the object is as it was.
   /// @throws std::bad_alloc, CapacityError, StorageError if there is no room, or rows cannot be read
   [[nodiscard]] Cache swap_in() {
     detail::OwnedPages fast = copy_back();
@@ -200,7 +199,7 @@ class SwappedCache {
     return pages;
   }
 
-  // Memory for all that comes back, filled.
+  // Pages in fast memory that hold all rows; working memory of the layers is filled as well.
   [[nodiscard]] detail::OwnedPages copy_back() {
     std::vector<std::size_t> sizes;
     for (const Part& part : parts_) {

@@ -24,7 +24,7 @@ namespace kvpolicy {
 template <Element E>
 class Tail {
  public:
-  /// Of `kv_heads` heads whose keys and values have so many channels.
+  /// A tail of `rows` slots for each of `kv_heads` heads, whose keys and values have so many channels.
   Tail(std::size_t rows, std::size_t kv_heads, std::size_t head_dim, std::size_t value_dim,
        std::pmr::memory_resource* memory)
       : slots_{rows}, kv_heads_{kv_heads}, dims_{head_dim, value_dim}, rows_{memory, bytes()} {}
@@ -63,14 +63,14 @@ class Tail {
     }
   }
 
-  /// The rows [from, to) in another tail, with places for so many. One without places holds no memory, and
+  /// The rows [from, to) in another tail of so many slots. A tail without slots holds no memory, and
   /// takes no row.
   /// @throws std::bad_alloc
-  [[nodiscard]] Tail with_places(std::size_t places, std::size_t from, std::size_t to,
-                                 std::pmr::memory_resource* memory) const {
-    KVPOLICY_ASSERT(to - from <= places);
-    Tail other{places, kv_heads_, dims_};
-    if (places > 0) other.rows_ = Buffer{memory, other.bytes()};
+  [[nodiscard]] Tail with_slots(std::size_t slots, std::size_t from, std::size_t to,
+                                std::pmr::memory_resource* memory) const {
+    KVPOLICY_ASSERT(to - from <= slots);
+    Tail other{slots, kv_heads_, dims_};
+    if (slots > 0) other.rows_ = Buffer{memory, other.bytes()};
     for (std::size_t head = 0; head < kv_heads_; ++head) {
       for (std::size_t which = 0; which < 2; ++which) {
         for (std::size_t row = from; row < to; ++row) {

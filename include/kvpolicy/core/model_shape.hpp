@@ -45,7 +45,7 @@ struct LayerShape {
 /// layer without a cache has a number too.
 struct ModelShape {
   std::size_t layers = 0;
-  std::size_t q_heads = 0;   ///< Of each layer, like the next three numbers.
+  std::size_t q_heads = 0;   ///< Query heads of each layer; so are the next three numbers.
   std::size_t kv_heads = 0;  ///< Query head h reads KV head h / queries_per_kv().
   std::size_t head_dim = 0;
   std::size_t value_dim = 0;  ///< 0: as many as head_dim.

@@ -133,9 +133,9 @@ struct BudgetRule {
   [[nodiscard]] KVPOLICY_HOST_DEVICE constexpr bool drops_rows(Int rows, Int tokens) const {
     return survivors(rows, tokens) < rows;
   }
-  /// Whether the head must compress by itself now; `told`: whether a compression was ever requested.
-  [[nodiscard]] KVPOLICY_HOST_DEVICE constexpr bool is_due(Int rows, Int tokens, bool told) const {
-    return compress_every > 0 && (told || !after_first_compress) && tokens >= compress_from &&
+  /// Whether the head must compress by itself now; `compressed_once`: whether it ever was.
+  [[nodiscard]] KVPOLICY_HOST_DEVICE constexpr bool is_due(Int rows, Int tokens, bool compressed_once) const {
+    return compress_every > 0 && (compressed_once || !after_first_compress) && tokens >= compress_from &&
            rows >= capacity() + compress_every;
   }
 };

@@ -116,15 +116,15 @@ class ScalarEngine {
   static void for_each_logit(std::span<const Segment> segments, std::span<const float> query, std::int64_t t,
                              float scale, float softcap, Sees sees, Visit visit) {
     std::vector<float> row(query.size());
-    std::vector<float> turned;
+    std::vector<float> rotated;
     std::size_t ordinal = 0;
     for (const Segment& segment : segments) {
       std::span<const float> q = query;
       if (segment.rotation.inverse_frequencies != nullptr && t > segment.rotation.latest_position) {
-        turned.assign(query.begin(), query.end());
-        rotate(turned, {segment.rotation.inverse_frequencies, query.size() / 2},
+        rotated.assign(query.begin(), query.end());
+        rotate(rotated, {segment.rotation.inverse_frequencies, query.size() / 2},
                segment.rotation.latest_position - t);
-        q = turned;
+        q = rotated;
       }
       segment.for_each_run([&](const RowRun& run) {
         for (std::size_t i = run.first; i < run.first + run.rows; ++i, ++ordinal) {

@@ -235,7 +235,7 @@ class Batch {
   std::shared_ptr<Engine<E>> engine_;
   SequenceTable table_;
   cudaStream_t latest_;
-  // Of the current call.
+  // The lists of the current call.
   std::vector<Cache*> caches_;
   std::vector<Pending> pending_;
   std::vector<LeftOut> left_out_;

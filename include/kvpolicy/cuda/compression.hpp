@@ -77,7 +77,7 @@ class LayerCompression {
     }
   }
 
-  /// Of the memory that `run` needs while it goes on; one block serves layer after layer.
+  /// Bytes of device memory that `run` needs until it has finished. One block serves all layers, one after another.
   [[nodiscard]] std::size_t scratch_bytes() const {
     Places counted;
     static_cast<void>(memory_in(counted));
@@ -90,7 +90,7 @@ class LayerCompression {
     for (std::size_t head = 0; head < to_.size(); ++head) {
       if (!wanted_[head]) continue;
       to_[head] = layer_->heads[head].compacted(survivors_[head], layer_->tokens, layer_->reserved, writes);
-      to_[head]->set_evicted_alone(layer_->tokens - layer_->survivors_of(head));
+      to_[head]->set_evicted_unshared(layer_->tokens - layer_->survivors_of(head));
     }
     writes.flush();
   }

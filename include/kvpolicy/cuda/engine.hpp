@@ -128,7 +128,7 @@ class Engine {
   void join_copies(cudaStream_t stream) const noexcept {
     if (staging_ != nullptr) staging_->join(stream);
   }
-  /// Of a layer whose pages lie staged at `rows`: its heads as a call reads them.
+  /// Descriptions of a layer's heads, on the device, whose page tables point to the staged pages at `rows`.
   /// @throws DeviceError
   [[nodiscard]] const HeadView* describe_staged(const HeadView* heads, const LayerState* state, bool selected,
                                                 std::byte* rows, std::size_t page_rows,
@@ -148,7 +148,7 @@ class Engine {
            stream, params, "stage_kernel");
     return staging_->views();
   }
-  /// Brings the chosen rows of heads in slow memory near, those of them that are not.
+  /// Copies the chosen rows of heads in slow memory to the device, except for those that are there already.
   /// @throws DeviceError
   void gather(const HeadView* heads, const LayerState* states, std::size_t page_rows,
               cudaStream_t stream) const {
@@ -303,8 +303,9 @@ class Engine {
            params, "accept_rows_kernel");
   }
 
-  /// Of `count` heads of one sequence, those that select choose their chunks by the last of `queries`
-  /// queries. `call_rows`: how far its token stands after what the counters say, or before, if negative.
+  /// Lets those of `count` heads of one sequence that select choose their chunks by the last of `queries` queries.
+  /// `call_rows`: the number of tokens up to that query, itself included, less the number that the device counts;
+  /// negative if the device counts later tokens already.
   /// @throws DeviceError
   void refresh(const HeadView* heads, const LayerState* states, std::size_t count, const Tensor& q,
                int queries, int call_rows, std::size_t page_rows, cudaStream_t stream,

@@ -48,9 +48,9 @@ class HeadDownload {
     const HeadView& view = store_->view();
     HeadContents all{.committed = committed};
     all.quantization_deferred = store_->is_quantization_deferred();
-    all.told_to_compress = store_->told_to_compress();
+    all.compressed_once = store_->compressed_once();
     const std::size_t stored = committed - store_->evicted();
-    all.unshared_rows = committed - store_->evicted_alone();
+    all.unshared_rows = committed - store_->evicted_unshared();
     if (accumulates(store_->settings())) {
       all.accumulated = sums_;
       all.accumulated.resize(stored);

@@ -38,12 +38,12 @@ class HeadStore {
   /// Whether rows stay exact until the first compression.
   [[nodiscard]] bool is_quantization_deferred() const { return quantization_deferred_; }
   [[nodiscard]] std::size_t evicted() const { return static_cast<std::size_t>(view_.evicted); }
-  /// Tokens whose rows the head would have dropped if it shared its budget with none.
-  [[nodiscard]] std::size_t evicted_alone() const { return evicted_alone_; }
-  void set_evicted_alone(std::size_t tokens) { evicted_alone_ = tokens; }
-  /// Whether it was ever told to compress.
-  [[nodiscard]] bool told_to_compress() const { return told_to_compress_; }
-  void note_told_to_compress() { told_to_compress_ = true; }
+  /// Tokens whose rows the head would have dropped if it shared its budget with no other head.
+  [[nodiscard]] std::size_t evicted_unshared() const { return evicted_unshared_; }
+  void set_evicted_unshared(std::size_t tokens) { evicted_unshared_ = tokens; }
+  /// Whether the head has been compressed at least once, also if no row was dropped.
+  [[nodiscard]] bool compressed_once() const { return compressed_once_; }
+  void set_compressed_once() { compressed_once_ = true; }
   [[nodiscard]] const Pages& exact() const { return exact_; }
   [[nodiscard]] const Pages& packed() const { return packed_; }
   [[nodiscard]] const Pages& summaries() const { return summaries_; }
@@ -60,22 +60,22 @@ class HeadStore {
     return view;
   }
   /// Pages that a read of all rows must have staged, of a text that came to `furthest`.
-  [[nodiscard]] std::size_t far_pages(const LayerState& furthest) const {
-    return slow_->far_pages(entered_pages(furthest));
+  [[nodiscard]] std::size_t slow_only_pages(const LayerState& furthest) const {
+    return slow_->slow_only_pages(entered_pages(furthest));
   }
   /// Room that a text of `tokens` takes where rows are staged.
   [[nodiscard]] std::size_t staged_pages(std::size_t tokens) const {
     return slow_ ? HeadGeometry{settings_, context_, quantization_deferred_}.slow_pages(tokens) : 0;
   }
   [[nodiscard]] std::size_t slow_page_bytes() const { return slow_ ? slow_->geometry().page_bytes : 0; }
-  void set_stage_place(const StagePlace& place) { slow_->set_stage_place(place); }
-  [[nodiscard]] const StagePlace& stage_place() const { return slow_->stage_place(); }
+  void set_stage_offset(const StageOffset& offset) { slow_->set_stage_offset(offset); }
+  [[nodiscard]] const StageOffset& stage_offset() const { return slow_->stage_offset(); }
   /// Where a packed page of a head in slow memory lies besides, on the device; null if it does not, in a text
   /// whose first `committed` tokens are committed.
   [[nodiscard]] std::byte* near_packed_page(std::size_t page, std::size_t committed) const {
     if (!slow_ || !slow_->geometry().packed) return nullptr;
     const std::size_t entered = entered_pages({static_cast<int>(committed), static_cast<int>(committed)});
-    return page < entered && page >= slow_->far_pages(entered) ? slow_->near_page(page) : nullptr;
+    return page < entered && page >= slow_->slow_only_pages(entered) ? slow_->latest_page(page) : nullptr;
   }
   /// Keys before row `keys` and values before row `values` have codes, though their block is not full.
   void note_coded(std::size_t keys, std::size_t values) {
@@ -96,7 +96,7 @@ class HeadStore {
   [[nodiscard]] std::size_t bytes() const {
     return exact_.bytes() + packed_.bytes() + summaries_.bytes() + (slow_ ? slow_->bytes() : 0);
   }
-  /// Of them, bytes in slow memory.
+  /// The part of `bytes()` that is in slow memory.
   [[nodiscard]] std::size_t slow_bytes() const { return slow_ ? slow_pages().bytes() : 0; }
   [[nodiscard]] std::size_t shared_bytes() const {
     return exact_.shared_bytes() + packed_.shared_bytes() + summaries_.shared_bytes();
@@ -174,13 +174,13 @@ class HeadStore {
     const std::size_t firm = committed - std::min(committed, evicted());
     const std::size_t page_rows = context_.page_rows;
     HeadStore other{settings_, context_, frequencies, quantization_deferred_, evicted(), writes};
-    other.told_to_compress_ = told_to_compress_;
+    other.compressed_once_ = compressed_once_;
     // A ring is written in place, so nothing of it can be shared.
     const std::size_t sinks = std::min(firm, settings_.sinks) / page_rows;
-    // A page that is not shared is open, so a copy is near: in slow memory nothing is read.
+    // A page that is not shared is open, so the device has a copy of it, and nothing is read from slow memory.
     const auto source_of = [&](const Pages& pages) {
       return [this, &pages](std::size_t i) {
-        return slow_ && &pages == &slow_pages() ? slow_->near_page(i) : pages.page(i);
+        return slow_ && &pages == &slow_pages() ? slow_->latest_page(i) : pages.page(i);
       };
     };
     other.exact_ = exact_.fork(geometry.exact_ring() > 0 ? sinks : firm / page_rows,
@@ -194,7 +194,7 @@ class HeadStore {
                                  std::max(geometry.packed_pages(rows), coded), writes, source_of(packed_));
     const std::size_t chunks = geometry.closed_chunks(firm);
     other.summaries_ = summaries_.fork(chunks / page_rows, geometry.summary_pages(rows), writes);
-    other.evicted_alone_ = evicted_alone_;
+    other.evicted_unshared_ = evicted_unshared_;
     if (survivors_ > 0) {
       other.survivors_ = survivors_;
       other.positions_ = allocate(context_.memory, survivors_ * sizeof(long long), writes.stream());
@@ -222,7 +222,7 @@ class HeadStore {
     if (slow_) {
       const std::size_t entered = entered_pages({static_cast<int>(reached), static_cast<int>(committed)});
       other.slow_->copy_latest(*slow_, entered, writes.stream());
-      other.slow_->set_stage_place(slow_->stage_place());
+      other.slow_->set_stage_offset(slow_->stage_offset());
       other.slow_->begin(entered, writes);
       SlowStore::Growth table = other.slow_->prepare(other.slow_pages().count(), writes.stream());
       other.slow_->grow(table, other.slow_pages(), 0, entered, writes);
@@ -237,7 +237,7 @@ class HeadStore {
                                     DeviceWrites& writes) const {
     HeadStore other{settings_, context_, view_.inverse_frequencies, false, tokens - survivors, writes};
     other.survivors_ = survivors;
-    other.told_to_compress_ = told_to_compress_;
+    other.compressed_once_ = compressed_once_;
     if (survivors > 0) {
       other.positions_ = allocate(context_.memory, survivors * sizeof(long long), writes.stream());
     }
@@ -252,7 +252,7 @@ class HeadStore {
       : settings_{settings},
         context_{context},
         quantization_deferred_{quantization_deferred},
-        evicted_alone_{evicted},
+        evicted_unshared_{evicted},
         exact_{pages_of(PageKind::exact)},
         packed_{pages_of(PageKind::packed)},
         summaries_{pages_of(PageKind::summary)} {
@@ -343,8 +343,8 @@ class HeadStore {
   HeadRule settings_;
   StoreContext context_;
   bool quantization_deferred_;
-  std::size_t evicted_alone_;
-  bool told_to_compress_ = false;
+  std::size_t evicted_unshared_;
+  bool compressed_once_ = false;
   Pages exact_;
   Pages packed_;
   Pages summaries_;

@@ -53,9 +53,9 @@ class HeadUpload {
       store = std::move(other);
       send(store.positions().get(), positions_, writes.stream());
     }
-    if (contents_->told_to_compress) store.note_told_to_compress();
+    if (contents_->compressed_once) store.set_compressed_once();
     if (store.settings().compresses) {
-      store.set_evicted_alone(contents_->committed - contents_->unshared_rows);
+      store.set_evicted_unshared(contents_->committed - contents_->unshared_rows);
     }
     // Rows of the block that is not full may have codes, and more of their keys with KIVI's flush.
     const auto committed = static_cast<int>(contents_->committed);

@@ -20,7 +20,7 @@
 namespace kvpolicy::cuda {
 
 struct CachedRows {
-  /// Of each row in the text, ascending; then the nodes of a pending tree, where each stands.
+  /// The text position of each row, ascending; then the positions of the nodes of a pending tree.
   std::vector<std::int64_t> positions;
   std::vector<bool> quantized;  ///< of each row, whether its key is
   std::vector<float> keys;      ///< [rows, head_dim], dequantised where they must be

@@ -92,7 +92,7 @@ class KvCache {
 
   /// An independent cache with the same tokens under another plan of the same shape, as
   /// kvpolicy::KvCache::fork_as has it: heads that change quantise and summarise their rows as they would
-  /// have, heads that stay share full pages. Selecting heads choose anew. Rows may still be exact here that
+  /// have, heads that stay share full pages. Selecting heads make a new selection. Rows may still be exact here that
   /// the host has quantised, because a device quantises them 64 at a time. A number that a new head cannot
   /// quantise is clamped and counted (`clamped_numbers`). One small launch for each page of a head that changes.
   /// @throws ConfigError if the plan does not fit or is refused on a device, or a head that changes holds not
@@ -104,8 +104,8 @@ class KvCache {
   }
 
   /// Forgets the text: plan, options and engine stay, and the next row of every layer stands at position
-  /// 0 again. All device memory of the cache is asked for anew, before the old goes back on `stream`; room
-  /// that was reserved goes, too, and graphs that were captured before must be captured again.
+  /// 0 again. All device memory of the cache is allocated again before the old memory goes back on `stream`. Room
+  /// that was reserved is lost, and graphs that were captured before must be captured again.
   /// @throws CapacityError inside a capture, std::bad_alloc, DeviceError, with the cache as it was
   void clear(cudaStream_t stream = nullptr) {
     refuse_capture(stream, "clear");
@@ -203,9 +203,9 @@ class KvCache {
     for (Layer& layer : cache_.layers) layer.truncate(tokens);
   }
 
-  /// Of the pending tree keeps the nodes of `path`, which leads from the text downwards, as tentative
-  /// rows of the text, in every layer; none, if it is empty. A node's choice of chunks stays if the
-  /// node and all before it do.
+  /// Keeps the nodes of `path` and drops all other nodes of the pending tree, in every layer. `path` leads from
+  /// the text downwards; its nodes become tentative rows of the text. An empty path drops the whole tree.
+  /// A node's choice of chunks stays if the node and all nodes before it stay.
   /// @throws RollbackError if no tree is pending or a step failed half-way through the layers,
   /// ShapeError if `path` is no path of the tree; CapacityError inside a capture, DeviceError
   void accept(std::span<const std::size_t> path, cudaStream_t stream = nullptr) {
@@ -272,7 +272,7 @@ class KvCache {
     }
     return total;
   }
-  /// Of them, bytes in slow memory.
+  /// The part of `bytes()` that is in slow memory.
   [[nodiscard]] std::size_t slow_bytes() const {
     std::size_t total = 0;
     for (const Layer& layer : cache_.layers) {
@@ -280,7 +280,7 @@ class KvCache {
     }
     return total;
   }
-  /// Of all bytes, those that a fork holds too.
+  /// The part of `bytes()` that is in pages which a fork holds too.
   [[nodiscard]] std::size_t shared_bytes() const {
     std::size_t total = 0;
     for (const Layer& layer : cache_.layers) {
@@ -400,11 +400,11 @@ class KvCache {
     cache_.latest = stream;
     compress_layers(cache_, first, count, /*only_due=*/false, stream);
     for (std::size_t l = first; l < first + count; ++l) {
-      for (HeadStore& head : cache_.layers[l].heads) head.note_told_to_compress();
+      for (HeadStore& head : cache_.layers[l].heads) head.set_compressed_once();
     }
   }
 
-  // Of all layers.
+  // Sets the counters of all layers on the device.
   void set_tokens(std::size_t tokens, std::size_t choices_until, cudaStream_t stream) const {
     cache_.engine->set_states(cache_.device.counters(0), cache_.device.heads(0), cache_.layers.size(),
                               {.tokens = static_cast<int>(tokens), .committed = -1}, choices_until, stream);

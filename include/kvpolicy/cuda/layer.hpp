@@ -88,8 +88,8 @@ class Layer : public TextProgress<std::size_t> {
     queries.truncate(to);
     undo_choices(to);
   }
-  /// Of the pending tree only `path` stays, as text. The choices of its nodes that keep their row stay,
-  /// because the text's own queries made them.
+  /// The nodes of `path` become rows of the text; all other nodes of the pending tree are dropped. Choices that
+  /// nodes of the path made stay if the node keeps its row number, because they are the text's own queries then.
   void accept(std::span<const std::size_t> path) {
     const std::size_t root = text();
     queries.note_accepted(root, path);
@@ -165,23 +165,25 @@ class Layer : public TextProgress<std::size_t> {
     if (room == staged_tokens_ || !is_slow()) return;
     staged_tokens_ = room;
     stage_id_ = next_stage_id();
-    StagePlace place;
+    StageOffset offset;
     for (HeadStore& head : heads) {
       if (!head.is_slow()) continue;
-      head.set_stage_place(place);
-      place.pages += head.staged_pages(room);
-      place.bytes += head.staged_pages(room) * head.slow_page_bytes();
+      head.set_stage_offset(offset);
+      offset.pages += head.staged_pages(room);
+      offset.bytes += head.staged_pages(room) * head.slow_page_bytes();
     }
   }
-  /// Of what `staged` says, among all layers of a program.
+  /// Identifies the pages that `staged` lists: no two layers of a program have the same number, and it changes when the
+  /// pages move within the staging buffer. The engine goes by it to find pages that are staged already.
   [[nodiscard]] std::uint64_t stage_id() const { return stage_id_; }
   /// The pages that a read must find staged.
   [[nodiscard]] StagedLayer staged(bool selected) const {
     StagedLayer layer{.id = stage_id_, .heads = {}};
     for (const HeadStore& head : heads) {
       if (!head.is_slow()) continue;
-      layer.heads.push_back({&head.slow_pages(), is_staged(head, selected) ? head.far_pages(furthest()) : 0,
-                             head.stage_place().bytes});
+      layer.heads.push_back({&head.slow_pages(),
+                             is_staged(head, selected) ? head.slow_only_pages(furthest()) : 0,
+                             head.stage_offset().bytes});
     }
     return layer;
   }
@@ -241,12 +243,12 @@ class Layer : public TextProgress<std::size_t> {
   // ---- compression
 
   /// Rows that a head would hold if it shared its budget with none.
-  [[nodiscard]] std::size_t rows_alone(std::size_t head) const {
-    return tokens - heads[head].evicted_alone();
+  [[nodiscard]] std::size_t unshared_rows(std::size_t head) const {
+    return tokens - heads[head].evicted_unshared();
   }
   /// Rows that a compression leaves a head, or would if it shared its budget with none.
   [[nodiscard]] std::size_t survivors_of(std::size_t head) const {
-    return heads[head].settings().budget_rule().survivors(rows_alone(head), tokens);
+    return heads[head].settings().budget_rule().survivors(unshared_rows(head), tokens);
   }
   /// The heads that a compression changes, of all or of those whose settings ask for it now: they have
   /// rows to drop, or exact rows that only waited. If one of the heads that share their budgets loses rows,
@@ -270,8 +272,8 @@ class Layer : public TextProgress<std::size_t> {
   [[nodiscard]] bool is_due(std::size_t head) const {
     const HeadRule& settings = heads[head].settings();
     return knows_latest(queries, settings.observation_window, tokens) &&
-           settings.budget_rule().is_due(committed - heads[head].evicted_alone(), committed,
-                                         heads[head].told_to_compress());
+           settings.budget_rule().is_due(committed - heads[head].evicted_unshared(), committed,
+                                         heads[head].compressed_once());
   }
   /// Rows whose keys a compression of the `wanted` heads reads for the attention of their latest queries.
   [[nodiscard]] std::size_t observed_rows(const std::vector<bool>& wanted) const {
@@ -336,7 +338,7 @@ class Layer : public TextProgress<std::size_t> {
     check(cudaMemcpyAsync(sink_logits_.get(), logits.data(), sink_bytes(), cudaMemcpyHostToDevice, stream),
           "cudaMemcpyAsync");
   }
-  /// Of the latest call, on the device; null if it had none.
+  /// The attention sink bias of the latest call, on the device; null if that call had none.
   [[nodiscard]] const float* attention_sink_bias() const {
     return has_sink_logits_ ? reinterpret_cast<const float*>(sink_logits_.get()) : nullptr;
   }
@@ -344,7 +346,7 @@ class Layer : public TextProgress<std::size_t> {
   [[nodiscard]] std::size_t overhead_bytes() const { return sink_logits_ == nullptr ? 0 : sink_bytes(); }
 
   /// This layer's heads hold the text of `from` now; here is the rest of what that layer knows. Heads for
-  /// which `is_same(head)` says so keep their choices of chunks, others choose anew.
+  /// which `is_same(head)` is true keep their choices of chunks, others make a new one.
   template <class IsSame>
   void take_text(const Layer& from, IsSame is_same, cudaStream_t stream) {
     TextProgress::operator=(from);
@@ -435,7 +437,7 @@ class Layer : public TextProgress<std::size_t> {
   }
   [[nodiscard]] bool has_rows_to_drop(std::size_t head) const {
     const HeadRule& settings = heads[head].settings();
-    return settings.compresses && settings.budget_rule().drops_rows(rows_alone(head), tokens);
+    return settings.compresses && settings.budget_rule().drops_rows(unshared_rows(head), tokens);
   }
   [[nodiscard]] bool must_refresh(std::size_t head, bool asked) const {
     const HeadRule& settings = heads[head].settings();

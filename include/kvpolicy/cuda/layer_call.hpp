@@ -66,7 +66,7 @@ class LayerCall {
   [[nodiscard]] bool is_alone() const {
     return cache_->options.has_slow_memory() || cache_->options.launches != Launches::joint;
   }
-  /// Brings near what the call reads and lets heads choose their chunks. @throws DeviceError
+  /// Copies the rows that the call reads to the device and lets heads choose their chunks. @throws DeviceError
   void describe() {
     fetch_rows();
     request_ = {.queries = static_cast<int>(q_.tokens),
@@ -257,8 +257,8 @@ class LayerCall {
     }
   }
 
-  // Of these heads, those that select choose by one of the call's queries. `own_rows`: rows of the call
-  // that the counters lack.
+  // Lets those of the heads [first, first + count) that select choose their chunks by one of the call's queries.
+  // `own_rows`: rows of the call that the counters do not include yet.
   void refresh(std::size_t first, std::size_t count, const Rows& q, std::size_t own_rows) {
     const std::size_t queries = options_->selection_query.value_or(q.tokens - 1) + 1;
     const std::size_t later = q.tokens - queries;  // rows after the query that chooses
@@ -342,7 +342,7 @@ class LayerCall {
   const AttendOptions* options_;
   cudaStream_t stream_;
   bool capturing_;
-  // Of a call that has begun.
+  // The state of a call that has begun.
   DeviceTree::Next next_ = {};
   Rows q_ = {};
   bool own_rows_ = false;

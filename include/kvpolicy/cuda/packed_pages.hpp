@@ -45,7 +45,7 @@ class PackedPages {
 
   [[nodiscard]] const RowFormat& format(bool key) const { return key ? key_format_ : value_format_; }
   [[nodiscard]] std::size_t page_bytes() const { return static_cast<std::size_t>(layout_.page_bytes); }
-  /// Of one side's page on the host.
+  /// The bytes of a host page, which holds keys or values.
   [[nodiscard]] std::size_t host_page_bytes(bool key) const { return host_layout(key).page_bytes; }
 
   /// One side of a device page becomes a page of the host.

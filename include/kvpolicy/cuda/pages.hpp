@@ -30,16 +30,16 @@ class Pages {
       : memory_{table_memory}, table_memory_{table_memory}, page_bytes_{page_bytes}, of_pool_{&pool, tier} {}
 
   [[nodiscard]] std::size_t count() const { return pages_.size(); }
-  /// In the pool; empty without one.
+  /// The ids of the pages in the pool; empty if there is no pool.
   [[nodiscard]] std::span<const PageId> ids() const { return of_pool_.ids(); }
   [[nodiscard]] std::size_t page_bytes() const { return page_bytes_; }
-  /// Of all slabs that live because of these pages.
+  /// Bytes of these pages. Without a pool: of all slabs that cannot be freed because of them.
   [[nodiscard]] std::size_t bytes() const {
     std::size_t total = ids().size() * page_bytes_;
     for (const Slab& slab : slabs_) total += slab.pages * page_bytes_;
     return total;
   }
-  /// Of them, bytes that a fork holds too.
+  /// The part of `bytes()` that a fork holds too.
   [[nodiscard]] std::size_t shared_bytes() const {
     std::size_t total = of_pool_.shared_pages() * page_bytes_;
     for (const Slab& slab : slabs_) total += slab.memory.use_count() > 1 ? slab.pages * page_bytes_ : 0;

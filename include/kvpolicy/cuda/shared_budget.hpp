@@ -42,7 +42,7 @@ class SharedBudget {
       if (!rule.adaptive_in_layer) continue;
       const std::size_t rows = layer.tokens - store.evicted();
       const std::size_t ranked = rule.budget_rule().candidates(rows);
-      const std::size_t own = rule.budget_rule().chosen(layer.rows_alone(head));
+      const std::size_t own = rule.budget_rule().chosen(layer.unshared_rows(head));
       shared.push_back({.head = static_cast<int>(head),
                         .candidates = static_cast<int>(ranked),
                         .first = static_cast<int>(candidates),

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What of a head whose rows are in slow memory lies on the device: the latest pages, the rows of the
-// chosen chunks, and the table by which kernels find a page, near or far (kernels/slow_rows.cuh).
+// The device memory of a head whose rows are in slow memory: copies of the latest pages, copies of the chosen
+// rows, and the page table, which says for each page whether kernels read the copy or slow memory
+// (kernels/slow_rows.cuh).
 #pragma once
 
 #include <algorithm>
@@ -16,22 +17,24 @@
 
 namespace kvpolicy::cuda {
 
-/// How large it all is.
+/// The sizes of a SlowStore.
 struct SlowGeometry {
   bool packed = false;  ///< the packed pages are the slow ones, not the exact ones
   std::size_t page_bytes = 0;
   std::size_t latest_pages = 1;
-  std::size_t chosen_pages = 0;  ///< for the rows of a choice
-  std::size_t shift_pages = 0;   ///< by which a selected read numbers its rows higher; at least so many
+  std::size_t chosen_pages = 0;  ///< pages that the chosen rows of one selection take
+  /// A selected read sees the copies of the chosen rows as the head's first rows, and all other rows under numbers
+  /// that are higher by this many pages: `chosen_pages`, rounded up so that rings keep their slots.
+  std::size_t shift_pages = 0;
   std::size_t page_rows = 64;
   std::size_t budget_chunks = 0;  ///< 0: the head does not select
 
   [[nodiscard]] std::size_t bytes() const { return (latest_pages + chosen_pages) * page_bytes; }
 };
 
-/// Where a head's pages lie among those that a layer has staged.
-struct StagePlace {
-  std::size_t bytes = 0;  ///< of the heads before
+/// Where a head's pages are in its layer's staging buffer: after so many bytes and pages of the heads before it.
+struct StageOffset {
+  std::size_t bytes = 0;
   std::size_t pages = 0;
 };
 
@@ -47,9 +50,10 @@ class SlowStore {
 
   [[nodiscard]] const SlowGeometry& geometry() const { return geometry_; }
   [[nodiscard]] std::size_t bytes() const { return geometry_.bytes(); }
-  [[nodiscard]] std::size_t overhead_bytes() const { return notes_bytes() + table_bytes(places_); }
+  [[nodiscard]] std::size_t overhead_bytes() const { return notes_bytes() + table_bytes(entries_); }
   [[nodiscard]] SlowRows* device() const { return reinterpret_cast<SlowRows*>(notes_.get()); }
-  /// Of the slow pages, as the HeadView has it; with the chosen rows in front, the second one's.
+  /// The page table that the HeadView has: one entry for each page of the head. Entries for the copies of chosen rows
+  /// stand in front of it, at `shifted_table()`, which is the page table of a selected read.
   [[nodiscard]] std::byte** table() const {
     auto* entries = reinterpret_cast<std::byte**>(table_.get());
     return entries == nullptr ? nullptr : entries + geometry_.shift_pages;
@@ -58,14 +62,15 @@ class SlowStore {
   [[nodiscard]] Selections* chosen() const {
     return geometry_.budget_chunks == 0 ? nullptr : reinterpret_cast<Selections*>(state() + 1);
   }
-  /// Of `entered` pages, those that will never be written again and must be staged to be near.
-  [[nodiscard]] std::size_t far_pages(std::size_t entered) const {
+  /// How many of the first `entered` pages are in slow memory only: they are never written again, and must be staged
+  /// to be read from device memory.
+  [[nodiscard]] std::size_t slow_only_pages(std::size_t entered) const {
     return entered - std::min(entered, geometry_.latest_pages);
   }
-  void set_stage_place(const StagePlace& place) { stage_ = place; }
-  [[nodiscard]] const StagePlace& stage_place() const { return stage_; }
+  void set_stage_offset(const StageOffset& offset) { stage_ = offset; }
+  [[nodiscard]] const StageOffset& stage_offset() const { return stage_; }
 
-  /// What a new store says before its first kernel: nothing is gathered.
+  /// Writes the state of a new store, in which no chosen rows are copied. To be called before its first kernel.
   void begin(std::size_t entered, DeviceWrites& writes) const {
     writes.write(state(), SlowState{.entered = static_cast<int>(entered)});
     if (chosen() == nullptr) return;
@@ -78,7 +83,7 @@ class SlowStore {
                                       .counts = numbers + 2,
                                       .chunks = numbers + 3});
   }
-  /// Tells the kernels where everything is. `home`: the pages in slow memory.
+  /// Writes the description that kernels read. `home`: the pages in slow memory.
   void describe(const Pages& home, DeviceWrites& writes) const {
     writes.write(device(), SlowRows{.state = state(),
                                     .pages = home.table(),
@@ -98,25 +103,25 @@ class SlowStore {
 
   /// A table for more pages, obtained before anything changes.
   struct Growth {
-    DeviceBuffer table;  ///< null: the old one has places for all
-    std::size_t places = 0;
+    DeviceBuffer table;  ///< null: the old table has entries for all
+    std::size_t entries = 0;
   };
   /// For at least `count` pages. @throws std::bad_alloc
   [[nodiscard]] Growth prepare(std::size_t count, cudaStream_t stream) const {
     Growth growth;
-    if (count <= places_) return growth;
-    growth.places = std::max<std::size_t>({count, 2 * places_, 16});
-    growth.table = allocate(memory_, table_bytes(growth.places), stream);
+    if (count <= entries_) return growth;
+    growth.entries = std::max<std::size_t>({count, 2 * entries_, 16});
+    growth.table = allocate(memory_, table_bytes(growth.entries), stream);
     return growth;
   }
-  /// `home` has grown from `before` pages; the text has come to `entered`. The old table comes back in
-  /// `growth`.
+  /// Adds the pages of `home` from number `before` on to the table. The text has reached `entered` pages. The old
+  /// table is returned in `growth`.
   void grow(Growth& growth, const Pages& home, std::size_t before, std::size_t entered,
             DeviceWrites& writes) {
     std::size_t first = before;
-    if (growth.places > 0) {
+    if (growth.entries > 0) {
       std::swap(table_, growth.table);
-      places_ = growth.places;
+      entries_ = growth.entries;
       first = 0;
       for (std::size_t i = 0; i < geometry_.chosen_pages; ++i) {
         std::byte* page = rows_.get() + (geometry_.latest_pages + i) * geometry_.page_bytes;
@@ -124,16 +129,16 @@ class SlowStore {
       }
     }
     for (std::size_t i = first; i < home.count(); ++i) {
-      const bool near = i < entered && i + geometry_.latest_pages >= entered;
-      writes.write(table() + i, near ? near_page(i) : home.page(i));
+      const bool is_latest = i < entered && i + geometry_.latest_pages >= entered;
+      writes.write(table() + i, is_latest ? latest_page(i) : home.page(i));
     }
     describe(home, writes);
   }
-  /// Where a page lies that is among the latest.
-  [[nodiscard]] std::byte* near_page(std::size_t page) const {
+  /// The address of the device's copy of a page that is among the latest.
+  [[nodiscard]] std::byte* latest_page(std::size_t page) const {
     return rows_.get() + page % geometry_.latest_pages * geometry_.page_bytes;
   }
-  /// Takes the latest pages of another store. What was chosen there is gathered again.
+  /// Copies the latest pages of another store. Chosen rows are not copied, but gathered again.
   /// @throws DeviceError
   void copy_latest(const SlowStore& from, std::size_t entered, cudaStream_t stream) const {
     const std::size_t pages = std::min(entered, geometry_.latest_pages);
@@ -142,7 +147,7 @@ class SlowStore {
                           cudaMemcpyDeviceToDevice, stream),
           "cudaMemcpyAsync");
   }
-  /// Where the memory goes back.
+  /// Frees the memory on this stream.
   void give_back_on(cudaStream_t stream) noexcept {
     for (const DeviceBuffer* block : {&rows_, &notes_, &table_}) cuda::give_back_on(*block, stream);
   }
@@ -156,8 +161,8 @@ class SlowStore {
         geometry_.budget_chunks == 0 ? 0 : sizeof(Selections) + (3 + geometry_.budget_chunks) * sizeof(int);
     return sizeof(SlowRows) + sizeof(SlowState) + chosen;
   }
-  [[nodiscard]] std::size_t table_bytes(std::size_t places) const {
-    return places == 0 ? 0 : (geometry_.shift_pages + places) * sizeof(std::byte*);
+  [[nodiscard]] std::size_t table_bytes(std::size_t entries) const {
+    return entries == 0 ? 0 : (geometry_.shift_pages + entries) * sizeof(std::byte*);
   }
 
   SlowGeometry geometry_;
@@ -165,8 +170,8 @@ class SlowStore {
   DeviceBuffer rows_;   // the latest pages, then the chosen rows
   DeviceBuffer notes_;  // SlowRows, SlowState, what is chosen
   DeviceBuffer table_;
-  std::size_t places_ = 0;  // of the table, after the chosen rows
-  StagePlace stage_;
+  std::size_t entries_ = 0;  // of the table, besides those for the chosen rows
+  StageOffset stage_;
 };
 
 }  // namespace kvpolicy::cuda

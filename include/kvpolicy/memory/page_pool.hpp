@@ -14,8 +14,9 @@
 // While the number of pages is steady this leaves less than 10 % idle from about 3,000 pages of six
 // sizes on (300 pages: less than 30 %). No pool whose pages stay where they are can promise more:
 // if half of all pages is then released in random order, 70 % are idle (16 pages in every slab: 100
-// %). So an owner can let its pages move: `consolidate` brings idle memory back to 1/16. A KvCache does not
-// offer its pages for that: with many short texts on one pool, idle memory goes as these numbers say.
+// %). So an owner can let its pages move: `consolidate` brings idle memory back to 1/16. No cache does so by
+// itself, because nobody may read a page that moves: the owner of many caches on one pool calls
+// `consolidate(cache)` (cache/consolidate.hpp) when none of them runs.
 #pragma once
 
 #include <algorithm>
@@ -61,8 +62,8 @@ struct PoolOptions {
 /// mutex, a started or joined thread), as it must for the page's own bytes: where the slab lies was
 /// written before that, and stays as it is while one of its pages is in use. What other threads
 /// write meanwhile is read under the lock only (free pages, lists), or atomic (owners, statistics),
-/// or in chunks of the table that the reader does not look at. An id is given out anew only after
-/// its last owner let go of it.
+/// or in chunks of the table that the reader does not look at. An id is given out again only after
+/// its last owner has released it.
 class PagePool {
  public:
   /// One tier over a memory resource, which must outlive the pool.

@@ -118,7 +118,7 @@ class ChosenRows {
   [[nodiscard]] std::size_t bytes() const {
     return sum([](const Choice& choice) { return choice.copies->bytes(); });
   }
-  /// Of them, bytes that a fork holds too.
+  /// The part of `bytes()` that a fork holds too.
   [[nodiscard]] std::size_t shared_bytes() const {
     return sum(
         [](const Choice& choice) { return choice.copies.use_count() > 1 ? choice.copies->bytes() : 0; });

@@ -2,7 +2,7 @@
 //
 // The rows of one head that lie in slow memory. Neither its policy nor its storage knows of them: the head,
 // which owns both, moves full pages of final rows there and shows copies of the rows that were chosen
-// (offload/slow_rule.hpp says of which heads).
+// (policy/slow_rule.hpp says of which heads).
 #pragma once
 
 #include <algorithm>

@@ -97,7 +97,7 @@ class Menu {
   }
 
  private:
-  // Of keys and of values.
+  // Bits of a key's and of a value's number.
   struct Bits {
     std::size_t keys = 0, values = 0;
   };

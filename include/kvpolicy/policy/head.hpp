@@ -121,7 +121,7 @@ class Head {
 
   // ---- copies of the head elsewhere (policy/head_contents.hpp)
 
-  /// Of `committed` rows that the head was given; what it points to lives until the head changes.
+  /// What the head holds of the `committed` rows that it was given. Its planes are valid until the head changes.
   [[nodiscard]] virtual HeadContents contents(std::size_t committed) const = 0;
   /// Fills a new head. @throws std::bad_alloc
   virtual void take(const HeadContents& contents, std::size_t head_dim) = 0;

@@ -50,14 +50,14 @@ class HeadBudgetCache {
     using policy_type = HeadBudgetCache;  ///< Whose settings these are.
     std::size_t budget = 120;             ///< Rows kept by rank, besides those that the scorer always keeps.
     /// A text of fewer rows stays whole, however small the budget. The published code asks whether
-    /// the prompt is shorter than the average capacity of all heads; 0 asks each head for its own
-    /// alone.
+    /// the prompt is shorter than the average capacity of all heads; with 0 each head compares with its own
+    /// capacity.
     std::size_t compress_from = 0;
-    /// Compress whenever this many rows have come on top; 0: only when the cache is told to. Rows that
-    /// an `append` left in the tail count once they are committed.
+    /// Compress whenever this many rows have come on top of the capacity; 0: only when `compress` is called. Rows
+    /// that an `append` left in the tail count once they are committed.
     std::size_t compress_every = 0;
-    /// `compress_every` begins with the first compression that the cache is told to make (`compress`,
-    /// after a prompt): until then a prompt is attended to as a whole, however it is cut.
+    /// `compress_every` begins with the first call of `compress`, after a prompt: until then a prompt is attended to
+    /// as a whole, in however many calls it comes.
     bool after_first_compress = false;
     /// The rows of all heads of the layer that share compete for the sum of their budgets (Ada-KV).
     /// Such heads must agree in all but the budget.
@@ -90,7 +90,7 @@ class HeadBudgetCache {
         head_dim_{static_cast<std::uint32_t>(context.head_dim)},
         storage_{config->storage, context} {
     validate(*config, context);
-    defer_quantization(storage_, true);  // survivors first, then bits
+    defer_quantization(storage_, true);  // rows are quantised once the first survivors are chosen
   }
 
   static void validate(const Config& config, const StorageContext& context) {
@@ -142,7 +142,7 @@ class HeadBudgetCache {
 
   void commit(const Segment& rows) {
     storage_.append(rows);
-    alone_ += rows.rows;
+    unshared_rows_ += rows.rows;
     if (accumulates) sums_.resize(storage_.end(), 0.0);
     if (!evicted_) return;  // row numbers are positions
     for (std::size_t i = 0; i < rows.rows; ++i) positions_.push_back(rows.position_of(i));
@@ -163,10 +163,12 @@ class HeadBudgetCache {
   /// Whether compressing would evict anything, once `more` rows were committed; of heads that share
   /// one may lose rows because another one would.
   [[nodiscard]] bool is_compressible(std::size_t more = 0) const {
-    return budget_rule(*config_).drops_rows(alone_ + more, tokens(more));
+    return budget_rule(*config_).drops_rows(unshared_rows_ + more, tokens(more));
   }
   /// Whether the config asks for a compression now.
-  [[nodiscard]] bool wants_compress() const { return budget_rule(*config_).is_due(alone_, tokens(), told_); }
+  [[nodiscard]] bool wants_compress() const {
+    return budget_rule(*config_).is_due(unshared_rows_, tokens(), compressed_once_);
+  }
   [[nodiscard]] static bool compresses_by_itself(const Config& config) { return config.compress_every > 0; }
   [[nodiscard]] bool is_adaptive_in_layer() const { return config_->adaptive_in_layer; }
 
@@ -207,7 +209,7 @@ class HeadBudgetCache {
   /// The same in two steps, for heads that share: what the candidates are worth, ...
   [[nodiscard]] SharingHead compete(std::span<const float> sums, std::size_t group,
                                     std::size_t queries) const {
-    return {ranks(sums, group, queries), budget_rule(*config_).chosen(alone_),
+    return {ranks(sums, group, queries), budget_rule(*config_).chosen(unshared_rows_),
             safe_rows(config_->safeguard, config_->budget)};
   }
   /// ... and which of them survive, ascending, besides the rows that always do.
@@ -223,8 +225,8 @@ class HeadBudgetCache {
     pending_.emplace(std::move(kept));
   }
   void finish_compress() noexcept {
-    alone_ = budget_rule(*config_).survivors(alone_, tokens());
-    told_ = true;
+    unshared_rows_ = budget_rule(*config_).survivors(unshared_rows_, tokens());
+    compressed_once_ = true;
     if (pending_) {
       storage_ = std::move(pending_->storage);
       positions_ = std::move(pending_->positions);
@@ -241,8 +243,8 @@ class HeadBudgetCache {
   void add_to(HeadContents& contents) const {
     if constexpr (requires { storage_.is_quantization_deferred(); })
       contents.quantization_deferred = storage_.is_quantization_deferred();
-    contents.told_to_compress = told_;
-    contents.unshared_rows = alone_;
+    contents.compressed_once = compressed_once_;
+    contents.unshared_rows = unshared_rows_;
     contents.accumulated = sums_;
   }
   /// A new head takes what another one of its settings holds.
@@ -254,11 +256,11 @@ class HeadBudgetCache {
       for (std::size_t i = 0; i < rows.rows; ++i) positions_.push_back(rows.position_of(i));
     }
     defer_quantization(storage_, contents.quantization_deferred);
-    alone_ = contents.unshared_rows;
+    unshared_rows_ = contents.unshared_rows;
     sums_ = contents.accumulated;
     evicted_ = storage_.end() < contents.committed;
     if (!evicted_) positions_.clear();
-    told_ = contents.told_to_compress;
+    compressed_once_ = contents.compressed_once;
   }
 
   [[nodiscard]] std::size_t rows() const { return storage_.end(); }
@@ -272,7 +274,7 @@ class HeadBudgetCache {
   }
 
   /// A bound where a text is compressed: the rows that survive, and `compress_every` on top. A head
-  /// that compresses only when told to may hold the whole text: that is what this counts then. Heads
+  /// that compresses only when `compress` is called may hold the whole text: that is what this counts then. Heads
   /// that share count as if they did not: as many rows, but for parts of pages.
   [[nodiscard]] static std::size_t bytes_of_tokens(const Config& config, const StorageContext& context,
                                                    std::size_t tokens) {
@@ -298,12 +300,12 @@ class HeadBudgetCache {
 
   template <class Archive>
   void serialize(Archive& archive) {
-    archive(storage_, evicted_, told_, alone_, positions_, sums_);
+    archive(storage_, evicted_, compressed_once_, unshared_rows_, positions_, sums_);
     const std::size_t rows = storage_.end();
     archive.check(storage_.begin() == 0 && (evicted_ || rows == archive.rows()), "all ", archive.rows(),
                   " rows of a head that dropped none");
-    archive.check(alone_ <= archive.rows() && (config_->adaptive_in_layer || alone_ == rows), rows,
-                  " rows that count, not ", alone_);
+    archive.check(unshared_rows_ <= archive.rows() && (config_->adaptive_in_layer || unshared_rows_ == rows),
+                  rows, " rows that count, not ", unshared_rows_);
     archive.check(sums_.size() == (accumulates ? rows : 0), "a sum for each row that needs one");
     archive.check(positions_.size() == (evicted_ ? rows : 0) &&
                       std::ranges::adjacent_find(positions_, std::greater_equal{}) == positions_.end() &&
@@ -356,8 +358,8 @@ class HeadBudgetCache {
   // Rows that are ranked: all but the latest that the scorer always keeps.
   [[nodiscard]] std::size_t candidates() const { return budget_rule(*config_).candidates(storage_.end()); }
 
-  // Of the candidates; the higher rank survives. Rows that score the same beside a row that was
-  // looked at (max pooling makes plateaus) go by the attention that they got themselves.
+  // The ranks of the candidates; higher ranks survive. Max pooling gives equal scores to the neighbours of a row with
+  // much attention, so rows of equal score are ranked by the attention that they got themselves.
   [[nodiscard]] std::vector<std::uint64_t> ranks(std::span<const float> sums, std::size_t group,
                                                  std::size_t queries) const {
     const std::vector<float> scored = scores(sums, group, queries);
@@ -397,12 +399,12 @@ class HeadBudgetCache {
 
   SharedConfig<Config> config_;
   std::uint32_t head_dim_;
-  bool evicted_ = false;  // whether rows are gone, even all of them
-  bool told_ = false;     // whether it was ever compressed
+  bool evicted_ = false;          // whether rows are gone, even all of them
+  bool compressed_once_ = false;  // also if no row was dropped
   Storage storage_;
   std::vector<std::int64_t> positions_;  // of each row, once rows were evicted
   std::vector<double> sums_;             // of each row, where the scorer adds up
-  std::size_t alone_ = 0;                // rows that this head would hold if it shared with none
+  std::size_t unshared_rows_ = 0;  // rows that the head would hold if it shared its budget with no other
   detail::Boxed<Survivors> pending_;
 };
 

@@ -25,11 +25,11 @@ struct HeadContents {
   std::size_t committed = 0;             ///< rows that the head was given, kept or not
   SegmentList rows = {};                 ///< rows that it keeps, in the order of the text, as they are stored
   bool quantization_deferred = false;    ///< rows stay exact until the first compression
-  bool told_to_compress = false;         ///< ever
+  bool compressed_once = false;          ///< the head was compressed, also if no row was dropped
   std::size_t unshared_rows = 0;         ///< that it would keep if it shared no budget with other heads
   std::vector<double> accumulated = {};  ///< attention that each row got so far, where the head adds it up
-  /// Of the full chunks, one plane for each vector of a summary. The chunk that is not full is summarised
-  /// again from its keys.
+  /// The summaries of the full chunks: one plane for each vector of a summary. The last chunk, if it is not full, is
+  /// summarised again from its keys.
   std::vector<Plane> summaries = {};
   std::vector<ChosenChunks> choices = {};  ///< the last counts, those before it return with a rollback
 };

@@ -16,11 +16,11 @@
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/core/fields.hpp>
 #include <kvpolicy/core/head_rule.hpp>
-#include <kvpolicy/offload/slow_rule.hpp>
 #include <kvpolicy/policy/head.hpp>
 #include <kvpolicy/policy/policy_head.hpp>
 #include <kvpolicy/policy/policy_traits.hpp>
 #include <kvpolicy/policy/sink_recent_cache.hpp>
+#include <kvpolicy/policy/slow_rule.hpp>
 #include <kvpolicy/storage/dense_storage.hpp>
 
 namespace kvpolicy {
@@ -91,17 +91,6 @@ template <KvPolicy P>
   return std::unique_ptr<const AnySettings>{new PolicySettings<P>(config)};
 }
 
-// Where a policy keeps, or would keep, rows that must stay exact.
-template <class P>
-struct ExactStorageOfPolicy {
-  using type = DenseStorage<typename P::element_type>;
-};
-template <class P>
-  requires requires { typename P::storage_type; }
-struct ExactStorageOfPolicy<P> {
-  using type = ExactStorage<typename P::storage_type>;
-};
-
 template <KvPolicy P>
 class PolicySettings final : public AnySettings {
   using Traits = policy_traits<P>;
@@ -114,7 +103,7 @@ class PolicySettings final : public AnySettings {
                      .roles = {Traits::selects, Traits::compresses, Traits::accumulates, Traits::shares},
                      .observed_queries = Traits::observed_queries(config),
                      .has_names = Traits::has_name && HasFields<Config>,
-                     .is_savable = PolicyHead<P>::is_savable,
+                     .is_savable = Traits::is_savable,
                      .predicts_memory = Traits::predicts_memory,
                      .predicts_compressed = Traits::predicts_compressed,
                      .compresses_by_itself = Traits::compresses_by_itself(config),
@@ -143,7 +132,7 @@ class PolicySettings final : public AnySettings {
   }
   [[nodiscard]] std::size_t bytes(MemoryOf what, const StorageContext& context,
                                   std::size_t tokens) const override {
-    const offload::SlowRule<P> slow{config_, context};
+    const SlowRule<P> slow{config_, context};
     const std::size_t copies = slow.bytes_of_copies(tokens);
     switch (what) {
       case MemoryOf::tokens: return Traits::bytes_of_tokens(config_, context, tokens) + copies;
@@ -168,8 +157,7 @@ class PolicySettings final : public AnySettings {
     }
   }
   [[nodiscard]] std::shared_ptr<const AnySettings> sliding_window(std::size_t rows) const override {
-    return share_settings<SinkRecentCache<typename ExactStorageOfPolicy<P>::type>>(
-        {.sinks = 0, .recent = rows});
+    return share_settings<SinkRecentCache<typename Traits::exact_storage>>({.sinks = 0, .recent = rows});
   }
 
  private:
@@ -239,7 +227,7 @@ class HeadSettings {
   }
 
   // ---- memory: policy_traits.hpp says what each of them means. Where there is slow memory, pages on
-  // their way there and copies of chosen rows come on top (offload/slow_rule.hpp): a bound for a head
+  // their way there and copies of chosen rows come on top (slow_rule.hpp): a bound for a head
   // that holds one choice, besides what a rollback may bring back
 
   [[nodiscard]] std::size_t bytes_of_tokens(const StorageContext& context, std::size_t tokens) const {
@@ -254,8 +242,8 @@ class HeadSettings {
   [[nodiscard]] std::size_t max_bytes(const StorageContext& context, std::size_t tokens) const {
     return own_->bytes(detail::MemoryOf::maximum, context, tokens);
   }
-  /// Of `bytes_of_tokens`, bytes in slow memory right after a choice, or without one; of rows that came
-  /// since, none are there yet.
+  /// The part of `bytes_of_tokens` that is in slow memory right after a choice, or without a choice. Rows that came
+  /// after a choice are not there yet.
   [[nodiscard]] std::size_t slow_bytes_of_tokens(const StorageContext& context, std::size_t tokens) const {
     return own_->bytes(detail::MemoryOf::slow_memory, context, tokens);
   }

@@ -17,10 +17,10 @@
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/core/try.hpp>
 #include <kvpolicy/offload/slow_rows.hpp>
-#include <kvpolicy/offload/slow_rule.hpp>
 #include <kvpolicy/policy/head.hpp>
 #include <kvpolicy/policy/policy_traits.hpp>
 #include <kvpolicy/policy/shared_config.hpp>
+#include <kvpolicy/policy/slow_rule.hpp>
 #include <kvpolicy/state/archive.hpp>
 
 namespace kvpolicy {
@@ -31,15 +31,14 @@ class PolicyHead final : public Head {
   using Traits = policy_traits<P>;
 
  public:
-  static constexpr bool is_savable = Traits::has_name && Savable<P> && HasFields<typename P::Config>;
+  static constexpr bool is_savable = Traits::is_savable;
 
   /// @throws ConfigError, as P's constructor
   PolicyHead(const SharedConfig<typename P::Config>& config, const StorageContext& context)
       : Head{{Traits::selects, Traits::compresses, Traits::accumulates, Traits::shares}},
-        policy_{make(config, context)} {
-    detail::check_roles<P>();
+        policy_{Traits::make(config, context)} {
     if constexpr (may_be_slow) {
-      if (!offload::SlowRule<P>{*config, context}.is_slow()) return;
+      if (!SlowRule<P>{*config, context}.is_slow()) return;
       slow_.emplace(context.pages(), context.slow_tier, P::rule(*config, context.head_dim).chunk_rule());
     }
   }
@@ -92,10 +91,7 @@ class PolicyHead final : public Head {
     Traits::show_uncommitted(policy_, rows, request, shown);
   }
 
-  [[nodiscard]] bool cut([[maybe_unused]] std::size_t row) noexcept override {
-    if constexpr (requires { policy_.cut(row); }) return policy_.cut(row);
-    return false;
-  }
+  [[nodiscard]] bool cut(std::size_t row) noexcept override { return Traits::cut(policy_, row); }
 
   [[nodiscard]] std::size_t rows() const override { return policy_.rows(); }
   [[nodiscard]] std::size_t bytes() const override {
@@ -229,28 +225,19 @@ class PolicyHead final : public Head {
   }
 
  private:
-  static constexpr bool may_be_slow = offload::OffloadablePolicy<P>;
-
-  [[nodiscard]] static P make(const SharedConfig<typename P::Config>& config, const StorageContext& context) {
-    if constexpr (std::constructible_from<P, decltype(config), decltype(context)>) {
-      return P{config, context};
-    } else {
-      return P{*config, context};
-    }
-  }
+  static constexpr bool may_be_slow = Traits::may_be_slow;
 
   // How many rows are final once so many came.
   [[nodiscard]] std::size_t final_rows([[maybe_unused]] std::size_t rows) const {
-    if constexpr (requires { policy_.stored_rows(rows); }) rows = policy_.stored_rows(rows);
-    if constexpr (may_be_slow) return policy_.storage().final_rows(rows);
+    if constexpr (may_be_slow) return policy_.storage().final_rows(Traits::stored_rows(policy_, rows));
     return 0;
   }
   // Copies the rows of choices that a new policy has taken over, all of which count after a rollback.
   void take_choices() {
-    if constexpr (may_be_slow && requires(HeadContents& all) { policy_.add_to(all); }) {
+    if constexpr (may_be_slow) {
       if (!slow_) return;
       HeadContents all;
-      policy_.add_to(all);
+      Traits::add_to(policy_, all);
       for (const ChosenChunks& choice : all.choices) {
         slow_->take_choice(std::as_const(policy_).storage().final_planes(), choice.runs, choice.committed,
                            final_rows(choice.committed), choice.tokens);

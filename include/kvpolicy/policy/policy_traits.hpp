@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What a policy may have besides what every policy has (policy/policy.hpp), and what stands in for
-// a member that is missing. Caches and plans ask these traits and nothing else. A type that cannot be given
-// members specialises them:
+// a member that is missing. Caches and plans ask these traits and nothing else, and no other file looks for
+// members of a policy. A type that cannot be given members specialises them:
 //
 //     template <>
 //     struct kvpolicy::policy_traits<Mine> : kvpolicy::policy_defaults<Mine> {
@@ -21,16 +21,35 @@
 #include <kvpolicy/core/head_rule.hpp>
 #include <kvpolicy/policy/policy.hpp>
 #include <kvpolicy/policy/policy_names.hpp>
+#include <kvpolicy/policy/policy_roles.hpp>
+#include <kvpolicy/policy/shared_config.hpp>
+#include <kvpolicy/state/archive.hpp>
+#include <kvpolicy/storage/dense_storage.hpp>
 
 namespace kvpolicy {
 
 template <KvPolicy P>
 struct policy_traits;
 
+namespace detail {
+
+template <class P>
+struct ExactStorageOfPolicy {
+  using type = DenseStorage<typename P::element_type>;
+};
+template <class P>
+  requires requires { typename P::storage_type; }
+struct ExactStorageOfPolicy<P> {
+  using type = ExactStorage<typename P::storage_type>;
+};
+
+}  // namespace detail
+
 /// The traits of a policy, from its members where it has them. Optional members:
 ///
 ///     static constexpr std::string_view name;                        // in files and messages
 ///     static void validate(const Config&, const StorageContext&);    // before any memory is asked for
+///     Policy(const SharedConfig<Config>&, const StorageContext&);  // shares its settings with the plan
 ///     void check(const Segment& rows) const;             // throws ShapeError for rows it cannot hold
 ///     void uncommitted(const Segment& rows, const ReadRequest&, SegmentList& out) const;
 ///                                                        // how rows not yet committed are seen;
@@ -47,20 +66,41 @@ struct policy_traits;
 ///                                                        // bytes_of_tokens must never fall
 ///     static std::size_t bytes_compressed(const Config&, const StorageContext&, std::size_t tokens);
 ///     static HeadRule rule(const Config&, std::size_t head_dim);      // to run on a device, to print
-///     Storage& storage();                                // with a rule that keeps every row: where there
-///                                                        // is slow memory, full pages go there
-///     void add_to(HeadContents&) const;                  // what a copy elsewhere must know besides rows
+///     using storage_type = …;                            // in what its rows are kept
+///     storage_type& storage();                           // with a rule that keeps every row, and
+///                                                        // Config::storage: where there is slow memory,
+///                                                        // full pages of final rows go there
+///     static std::size_t stored_rows(const Config&, std::size_t rows);
+///     std::size_t stored_rows(std::size_t rows) const;   // how many rows storage() has once `rows` rows
+///                                                        // came: fewer where some are kept elsewhere
+///     bool cut(std::size_t row) noexcept;                // goes back to what it was before row `row` came;
+///                                                        // false if that is not known any more. Without
+///                                                        // it a prefix cache needs marks
+///     void add_to(HeadContents&) const;                  // what a copy elsewhere must know besides rows,
+///                                                        // and the choices that rows are copied for
 ///     void take(const HeadContents&);                    // a new policy becomes such a copy
 ///     template <class Archive> void serialize(Archive&);              // to be saved
 ///     void Config::fields(FieldVisitor&);                             // to be saved, to stand in files
+///
+/// Besides these, the members of a role: a policy that selects, compresses, adds up attention or shares a
+/// layer's budget. One member makes it a policy of that role, which has them all (policy_roles.hpp).
 template <KvPolicy P>
 struct policy_defaults {
   using Config = typename P::Config;
 
-  static constexpr bool selects = SelectingPolicy<P>;
-  static constexpr bool compresses = CompressingPolicy<P>;
-  static constexpr bool accumulates = AccumulatingPolicy<P>;
-  static constexpr bool shares = AdaptiveBudgetPolicy<P>;
+  static constexpr bool selects = detail::selects<P>();
+  static constexpr bool compresses = detail::compresses<P>();
+  static constexpr bool accumulates = detail::accumulates<P>();
+  static constexpr bool shares = detail::shares<P>();
+
+  /// @throws ConfigError, as P's constructor
+  [[nodiscard]] static P make(const SharedConfig<Config>& config, const StorageContext& context) {
+    if constexpr (std::constructible_from<P, decltype(config), decltype(context)>) {
+      return P{config, context};
+    } else {
+      return P{*config, context};
+    }
+  }
 
   static constexpr bool has_name = requires { std::string_view{P::name}; };
   [[nodiscard]] static PolicyNames names() {
@@ -89,11 +129,14 @@ struct policy_defaults {
   [[nodiscard]] static HeadContents contents(const P& policy, std::size_t committed) {
     HeadContents all{.committed = committed};
     policy.segments({.first_position = 0, .tokens = std::max<std::size_t>(committed, 1)}, all.rows);
-    if constexpr (requires { policy.add_to(all); }) policy.add_to(all);
+    policy_traits<P>::add_to(policy, all);
     return all;
   }
+  static void add_to([[maybe_unused]] const P& policy, [[maybe_unused]] HeadContents& all) {
+    if constexpr (requires { policy.add_to(all); }) policy.add_to(all);
+  }
   /// A new policy takes what another one held. One that has no `take` is given every row of the text
-  /// anew, zeros where the other one had dropped rows: it drops them again.
+  /// once more, zeros where the other one had dropped rows: it drops them again.
   /// @throws std::bad_alloc
   static void take(P& policy, const HeadContents& all, std::size_t head_dim) {
     if constexpr (requires { policy.take(all); }) {
@@ -118,6 +161,41 @@ struct policy_defaults {
     }
     policy.release_unused();
   }
+
+  /// The head goes back to what it was before row `row` came; false if it cannot, and nothing changes.
+  [[nodiscard]] static bool cut([[maybe_unused]] P& policy, [[maybe_unused]] std::size_t row) noexcept {
+    if constexpr (requires { policy.cut(row); }) {
+      static_assert(noexcept(policy.cut(row)),
+                    "kvpolicy: a policy's bool cut(std::size_t row) must be noexcept");
+      return policy.cut(row);
+    }
+    return false;
+  }
+
+  /// Whether rows of the policy can lie in slow memory, if its rule keeps every row: it states its rule, and
+  /// has its rows in one storage that says which of them are final.
+  static constexpr bool may_be_slow = [] {
+    if constexpr (requires { typename P::storage_type; }) {
+      using Storage = typename P::storage_type;
+      return FinalRowsStorage<Storage> && requires(P& policy, const Config& config, std::size_t head_dim) {
+        { policy.storage() } -> std::same_as<Storage&>;
+        { config.storage } -> std::convertible_to<const typename Storage::Config&>;
+        { P::rule(config, head_dim) } -> std::same_as<HeadRule>;
+      };
+    }
+    return false;
+  }();
+  /// How many rows `storage()` has once `rows` rows came.
+  [[nodiscard]] static std::size_t stored_rows([[maybe_unused]] const Config& config, std::size_t rows) {
+    if constexpr (requires { P::stored_rows(config, rows); }) return P::stored_rows(config, rows);
+    return rows;
+  }
+  [[nodiscard]] static std::size_t stored_rows([[maybe_unused]] const P& policy, std::size_t rows) {
+    if constexpr (requires { policy.stored_rows(rows); }) return policy.stored_rows(rows);
+    return rows;
+  }
+  /// The storage of rows that must stay exact, in the kind of memory of the policy's own.
+  using exact_storage = typename detail::ExactStorageOfPolicy<P>::type;
 
   /// Whether rows of a head read otherwise after a commit than before: its storage quantises them, or
   /// the policy says so itself. Which rows are read as exact then depends on when they are committed.
@@ -192,6 +270,9 @@ struct policy_defaults {
     return false;
   }
 
+  /// Whether a head can be saved and loaded.
+  static constexpr bool is_savable = has_name && Savable<P> && HasFields<Config>;
+
   static constexpr bool has_rule = requires(const Config& config, std::size_t head_dim) {
     { P::rule(config, head_dim) } -> std::same_as<HeadRule>;
   };
@@ -201,83 +282,4 @@ struct policy_defaults {
 template <KvPolicy P>
 struct policy_traits : policy_defaults<P> {};
 
-namespace detail {
-
-// A policy that has one member of a role has all of them: what is missing is named here.
-template <class P>
-constexpr void check_roles() {
-  if constexpr (requires(const P& seen) { seen.selection_is_stale(); }) {
-    constexpr bool chooses =
-        requires(P& p, std::span<const float> q, ChunkScorer& s) { p.prepare_refresh(q, s, std::size_t{}); };
-    static_assert(chooses,
-                  "kvpolicy: a policy that selects (it has selection_is_stale) needs void "
-                  "prepare_refresh(std::span<const float>, ChunkScorer&, std::size_t)");
-    static_assert(
-        requires(P& p) { p.finish_refresh(); },
-        "kvpolicy: a policy that selects (it has selection_is_stale) needs void "
-        "finish_refresh() noexcept");
-    static_assert(
-        requires(P& p) { p.abandon_refresh(); },
-        "kvpolicy: a policy that selects (it has selection_is_stale) needs void "
-        "abandon_refresh() noexcept");
-    static_assert(
-        requires(P& p) { p.undo_refresh(std::size_t{}); },
-        "kvpolicy: a policy that selects (it has selection_is_stale) needs void "
-        "undo_refresh(std::size_t tokens) noexcept");
-    static_assert(
-        requires(P& p) { p.forget_selection(); },
-        "kvpolicy: a policy that selects (it has selection_is_stale) needs void "
-        "forget_selection() noexcept");
-    static_assert(SelectingPolicy<P>, "kvpolicy: a policy that selects must model SelectingPolicy");
-  }
-  if constexpr (requires(const P& seen) { seen.observed_queries(); }) {
-    using Config = typename P::Config;
-    static_assert(
-        requires(const Config& c) { P::observed_queries(c); },
-        "kvpolicy: a policy that compresses (it has observed_queries) needs static "
-        "std::size_t observed_queries(const Config&)");
-    static_assert(
-        requires(const Config& c) { P::compresses_by_itself(c); },
-        "kvpolicy: a policy that compresses (it has observed_queries) needs static bool "
-        "compresses_by_itself(const Config&)");
-    static_assert(
-        requires(const P& p) { p.wants_compress(); },
-        "kvpolicy: a policy that compresses (it has observed_queries) needs bool "
-        "wants_compress() const");
-    static_assert(
-        requires(const P& p) { p.is_compressible(std::size_t{}); },
-        "kvpolicy: a policy that compresses (it has observed_queries) needs bool "
-        "is_compressible(std::size_t more) const");
-    constexpr bool prepares = requires(P& p, std::span<const float> sums) {
-      p.prepare_compress(sums, std::size_t{}, std::size_t{});
-    };
-    static_assert(prepares,
-                  "kvpolicy: a policy that compresses (it has observed_queries) needs void "
-                  "prepare_compress(std::span<const float> sums, std::size_t group, "
-                  "std::size_t queries)");
-    static_assert(
-        requires(P& p) { p.finish_compress(); },
-        "kvpolicy: a policy that compresses (it has observed_queries) needs void "
-        "finish_compress() noexcept");
-    static_assert(
-        requires(P& p) { p.abandon_compress(); },
-        "kvpolicy: a policy that compresses (it has observed_queries) needs void "
-        "abandon_compress() noexcept");
-    static_assert(CompressingPolicy<P>, "kvpolicy: a policy that compresses must model CompressingPolicy");
-  }
-  constexpr bool adds_up = requires(P& p, std::span<const float> sums) { p.accumulate(sums, std::size_t{}); };
-  static_assert(!adds_up || AccumulatingPolicy<P>,
-                "kvpolicy: a policy that adds up attention (it has accumulate) must compress, and needs "
-                "std::span<const double> accumulated() const and void inherit(std::span<const double>)");
-  constexpr bool competes = requires(const P& p) { p.is_adaptive_in_layer(); };
-  static_assert(
-      !competes || AdaptiveBudgetPolicy<P>,
-      "kvpolicy: a policy that shares a layer's budget (it has is_adaptive_in_layer) must compress, "
-      "and needs static bool is_adaptive_in_layer(const Config&), static bool may_share(const Config&, const "
-      "Config&), SharingHead "
-      "compete(std::span<const float>, std::size_t group, std::size_t queries) const and void "
-      "prepare_survivors(std::vector<std::size_t>)");
-}
-
-}  // namespace detail
 }  // namespace kvpolicy

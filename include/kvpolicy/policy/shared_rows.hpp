@@ -30,11 +30,11 @@ struct SharingHead {
 /// Which candidates of each head survive, ascending: as many in all as the heads would keep alone.
 /// Among equal ranks the lower head wins, then the lower row.
 [[nodiscard]] inline std::vector<std::vector<std::size_t>> share_rows(std::span<const SharingHead> heads) {
-  struct Place {
+  struct Candidate {
     std::size_t head, row;
   };
   std::vector<std::vector<std::size_t>> chosen;
-  std::vector<Place> places;         // of the rows that are not safe
+  std::vector<Candidate> candidates;         // of the rows that are not safe
   std::vector<std::uint64_t> ranks;  // theirs
   std::size_t left = 0;
   for (std::size_t h = 0; h < heads.size(); ++h) {
@@ -44,12 +44,12 @@ struct SharingHead {
     const auto& best = chosen.emplace_back(top_ranks<std::uint64_t>(head.ranks, safe));
     for (std::size_t row = 0; row < head.ranks.size(); ++row) {
       if (std::ranges::binary_search(best, row)) continue;
-      places.push_back({h, row});
+      candidates.push_back({h, row});
       ranks.push_back(head.ranks[row]);
     }
   }
   for (const std::size_t winner : top_ranks<std::uint64_t>(ranks, left)) {
-    chosen[places[winner].head].push_back(places[winner].row);
+    chosen[candidates[winner].head].push_back(candidates[winner].row);
   }
   for (auto& rows : chosen) std::ranges::sort(rows);
   return chosen;

@@ -5,7 +5,7 @@
 //
 // Method: StreamingLLM, arXiv:2309.17453, and the streaming heads of DuoAttention,
 // arXiv:2410.10819. Rows keep their position in the text, as in DuoAttention; with `rotary_in_cache` the
-// sinks look as near as StreamingLLM's renumbering makes them, by turning the query instead of the
+// sinks look as near as StreamingLLM's renumbering makes them, by rotating the query instead of the
 // keys. The published DuoAttention code lets a whole prefill chunk see itself (Mask::prefill_chunk); the
 // default gives every query its own window, so results do not depend on how a prompt is cut.
 #pragma once

@@ -216,7 +216,7 @@ class DenseStorage {
     out.push_back(prototype);
   }
 
-  /// The rows of these ascending numbers alone, numbered anew from 0.
+  /// The rows of these ascending numbers alone, numbered from 0 again.
   [[nodiscard]] DenseStorage select(std::span<const std::size_t> numbers) const {
     DenseStorage kept{{}, keys_.context().with_values(values_.context())};
     const ScopedReserve scope{kept, numbers.size(), unlimited_rows};

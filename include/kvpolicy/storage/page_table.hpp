@@ -123,6 +123,14 @@ class PageTable {
     release(std::exchange(ids()[index], page));
     starts()[index] = pool_->address(page);
   }
+  /// Moves pages to fuller slabs of the pool, as PagePool::consolidate has it. Returns how many moved.
+  std::size_t consolidate() noexcept {
+    const std::span pages{ids(), size() + reserved()};
+    const std::size_t moved = pool_->consolidate(pages);
+    if (moved == 0) return 0;
+    for (std::size_t i = 0; i < pages.size(); ++i) starts()[i] = pool_->address(pages[i]);
+    return moved;
+  }
   /// Lets go of a page in use, whose place stays empty until `replace`. Until then the table must not be
   /// copied, and no row be read.
   void vacate(std::size_t index) noexcept {

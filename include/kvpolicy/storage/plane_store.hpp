@@ -75,7 +75,7 @@ class PlaneStore {
   [[nodiscard]] std::size_t bytes() const {
     return (pages_.table().size() + pages_.table().reserved()) * layout().page_bytes;
   }
-  /// Of them, bytes on pages that a fork holds too.
+  /// The part of `bytes()` that is in pages which a fork holds too.
   [[nodiscard]] std::size_t shared_bytes() const {
     return pages_.table().shared_pages() * layout().page_bytes;
   }

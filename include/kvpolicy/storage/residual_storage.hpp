@@ -45,9 +45,9 @@ enum class Flush : std::uint8_t { steady, kivi };
 template <class Storage>
 struct ResidualConfigOf {
   using storage_type = Storage;  ///< Whose settings these are; void: any such storage's.
-  std::size_t bits = 4;          ///< Of keys and values: 2, 3, 4, 5, 6 or 8.
-  std::size_t key_bits = 0;      ///< Of keys; 0: `bits`.
-  std::size_t value_bits = 0;    ///< Of values; 0: `bits`.
+  std::size_t bits = 4;          ///< Bits of keys and values: 2, 3, 4, 5, 6 or 8.
+  std::size_t key_bits = 0;      ///< Bits of keys; 0: `bits`.
+  std::size_t value_bits = 0;    ///< Bits of values; 0: `bits`.
   std::size_t key_group = 0;     ///< Channels (per token; 0: the whole row) or rows (per channel; 0: 32).
   std::size_t value_group = 0;   ///< Channels; 0: the whole row.
   std::size_t residual = 128;    ///< Latest rows kept exact, at least.
@@ -290,7 +290,7 @@ class ResidualStorage {
     }
   }
 
-  /// The rows of these ascending numbers alone, numbered anew from 0. Quantised rows are copied as
+  /// The rows of these ascending numbers alone, numbered from 0 again. Quantised rows are copied as
   /// they are; exact ones stay exact until they leave the residual.
   [[nodiscard]] ResidualStorage select(std::span<const std::size_t> numbers) const
     requires movable_rows

@@ -174,7 +174,7 @@ struct HeadAppend {
       if (row >= head.sinks && row < needed) continue;
       const int channel = i % vectors * 8;
       const int slot = head.exact_slot(row);
-      const PagePlaces page = places_of_page(head, false, slot / params.page_rows, entered);
+      const PageAddresses page = addresses_of_page(head, false, slot / params.page_rows, entered);
       KVPOLICY_UNROLL
       for (int side = 0; side < 2; ++side) {
         if (side == 0 && row >= keys.begin && row < keys.end) continue;
@@ -184,7 +184,7 @@ struct HeadAppend {
           std::byte* row_place = head.exact_place(to, slot % params.page_rows, side == 0);
           *reinterpret_cast<Words4*>(row_place + channel * 2) = numbers;
         };
-        write_to(page.place);
+        write_to(page.first);
         if (page.second != nullptr) write_to(page.second);
       }
     }

@@ -83,7 +83,7 @@ struct AttendParams {
     return ragged == nullptr ? states[sequence] : *ragged[sequence].state;
   }
 
-  /// Of a sequence's own tokens, [queries, state_heads()], or null.
+  /// The log-sum-exp of a sequence's own tokens, [queries, state_heads()], or null.
   KVPOLICY_HOST_DEVICE float* log_sum_exp_of(int sequence) const {
     if (log_sum_exp == nullptr) return ragged == nullptr ? nullptr : ragged[sequence].log_sum_exp;
     const CallTokens tokens = tokens_of(sequence);

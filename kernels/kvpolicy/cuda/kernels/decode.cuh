@@ -107,7 +107,7 @@ class DecodeBlock {
   KVPOLICY_DEVICE BlockSlice& slice() const {
     return *reinterpret_cast<BlockSlice*>(shared + Layout::slice_at);
   }
-  /// Of a head of any sequence; 0: there is nothing to read.
+  /// The cost of a head of any sequence; 0: there is nothing to read.
   KVPOLICY_DEVICE int cost(int head) const {
     const int sequence = head / p.kv_heads;
     const Request request = p.request_of(sequence);

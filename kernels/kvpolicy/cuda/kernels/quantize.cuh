@@ -234,14 +234,14 @@ struct PackedBlock {
   int row;            ///< index of the block's first row in the page
   PackedLayout layout;
 
-  /// The block that begins with head row `first`; places_of_page explains `entered`.
+  /// The block that begins with head row `first`; addresses_of_page explains `entered`.
   KVPOLICY_DEVICE PackedBlock(const HeadView& head, int head_dim, int page_rows, int first, int entered = 0)
       : layout{code_bits(head.encoding), head_dim,       page_rows,
                head.key_per_channel,     head.key_group, head.value_group} {
     const int slot = head.packed_slot(first);
-    const PagePlaces places = places_of_page(head, true, slot / page_rows, entered);
-    page = places.place;
-    second = places.second;
+    const PageAddresses addresses = addresses_of_page(head, true, slot / page_rows, entered);
+    page = addresses.first;
+    second = addresses.second;
     row = slot % page_rows;
   }
   KVPOLICY_DEVICE std::byte* codes(bool keys) const {
@@ -356,7 +356,7 @@ KVPOLICY_DEVICE void quantize_keys(const HeadView& head, int page_rows, int firs
 }
 
 /// Quantises the 64 rows from `first` on; called by all threads of the block. `key(row)` and
-/// `value(row)` return the addresses of the exact rows; places_of_page explains `entered`. So many of the
+/// `value(row)` return the addresses of the exact rows; addresses_of_page explains `entered`. So many of the
 /// first keys and values have codes already.
 template <Element E, int HeadDim, class Key, class Value>
 KVPOLICY_DEVICE void quantize_block(const HeadView& head, int page_rows, int first, Key key, Value value,

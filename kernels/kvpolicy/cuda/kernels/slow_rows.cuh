@@ -7,7 +7,7 @@
 // full) are in device memory, and slow memory has all rows.
 //
 // The page table decides which of the two a kernel reads. Reading kernels do not know about slow
-// memory. Writing kernels (append.cuh, quantize.cuh) call `places_of_page` and update the table
+// memory. Writing kernels (append.cuh, quantize.cuh) call `addresses_of_page` and update the table
 // with `enter_pages`, on the device, so that a captured step can be replayed.
 #pragma once
 
@@ -47,7 +47,7 @@ struct SlowRows {
   Selections* chosen = nullptr;
   long long shift = 0;
 
-  KVPOLICY_DEVICE std::byte* near_page(int page) const { return latest + page % latest_pages * page_bytes; }
+  KVPOLICY_DEVICE std::byte* latest_page(int page) const { return latest + page % latest_pages * page_bytes; }
 };
 
 /// Number of pages that a text of this length uses.
@@ -60,17 +60,17 @@ KVPOLICY_HOST_DEVICE int pages_come_to(const HeadView& head, bool packed, int pa
 }
 
 /// The addresses to which a page must be written.
-struct PagePlaces {
-  std::byte* place;
+struct PageAddresses {
+  std::byte* first;
   std::byte* second;  ///< or null
 };
 /// `entered` is the number of pages that the text uses after the call (for a head in slow memory).
-KVPOLICY_DEVICE PagePlaces places_of_page(const HeadView& head, bool packed, int page, int entered) {
+KVPOLICY_DEVICE PageAddresses addresses_of_page(const HeadView& head, bool packed, int page, int entered) {
   const SlowRows* slow = head.slow;
   if (slow == nullptr || (slow->packed != 0) != packed) {
     return {(packed ? head.packed_pages : head.exact_pages)[page], nullptr};
   }
-  return {slow->pages[page], page >= entered - slow->latest_pages ? slow->near_page(page) : nullptr};
+  return {slow->pages[page], page >= entered - slow->latest_pages ? slow->latest_page(page) : nullptr};
 }
 
 /// Updates the page table when a text grows from `before` to `after` pages: kernels then find the
@@ -82,7 +82,7 @@ KVPOLICY_DEVICE void enter_pages(const SlowRows& slow, int before, int after) {
   for (int page = larger(before - slow.latest_pages, 0) + thread_index(); page < after;
        page += thread_count()) {
     if (page >= near) {
-      if (page >= before) slow.table[page] = slow.near_page(page);
+      if (page >= before) slow.table[page] = slow.latest_page(page);
     } else if (page < before) {
       slow.table[page] = slow.pages[page];
     }

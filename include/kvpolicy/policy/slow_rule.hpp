@@ -1,39 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Which heads have rows in slow memory, and how many bytes that takes. A policy says by its rule that every
-// row stays, its storage says which rows keep their form for good (FinalRowsStorage); nothing else is asked
-// of either.
+// row stays, its storage says which rows keep their form for good (FinalRowsStorage).
 #pragma once
 
 #include <algorithm>
-#include <concepts>
 #include <cstddef>
 
 #include <kvpolicy/core/head_rule.hpp>
-#include <kvpolicy/storage/dense_storage.hpp>
+#include <kvpolicy/policy/policy_traits.hpp>
+#include <kvpolicy/storage/storage_context.hpp>
 
-namespace kvpolicy::offload {
-
-/// Whether rows of a policy can lie in slow memory: it states its rule, and has its rows in one storage
-/// that says which of them are final.
-template <class P>
-concept OffloadablePolicy = FinalRowsStorage<typename P::storage_type> &&
-                            requires(P& policy, const typename P::Config& config, std::size_t head_dim) {
-                              { policy.storage() } -> std::same_as<typename P::storage_type&>;
-                              {
-                                config.storage
-                              } -> std::convertible_to<const typename P::storage_type::Config&>;
-                              { P::rule(config, head_dim) } -> std::same_as<HeadRule>;
-                            };
+namespace kvpolicy {
 
 /// Which rows of a head lie in slow memory, and how many bytes that takes. Counts from the settings.
-template <class P>
+template <KvPolicy P>
 class SlowRule {
+  using Traits = policy_traits<P>;
+
  public:
   using Config = typename P::Config;
 
   SlowRule(const Config& config, const StorageContext& context) : config_{config}, context_{context} {
-    if constexpr (OffloadablePolicy<P>) {
+    if constexpr (Traits::may_be_slow) {
       if (context.slow_tier == 0) return;
       const HeadRule rule = P::rule(config, context.head_dim);
       is_slow_ = rule.keeps_every_row();
@@ -59,16 +48,16 @@ class SlowRule {
 
  private:
   [[nodiscard]] std::size_t moved([[maybe_unused]] std::size_t rows) const {
-    if constexpr (OffloadablePolicy<P>) {
+    if constexpr (Traits::may_be_slow) {
       if (!is_slow_) return 0;
-      if constexpr (requires { P::stored_rows(config_, rows); }) rows = P::stored_rows(config_, rows);
-      const std::size_t final_rows = P::storage_type::final_rows(config_.storage, rows);
+      const std::size_t final_rows =
+          P::storage_type::final_rows(config_.storage, Traits::stored_rows(config_, rows));
       return final_rows - final_rows % context_.page_rows;
     }
     return 0;
   }
   [[nodiscard]] std::size_t bytes_of([[maybe_unused]] std::size_t rows) const {
-    if constexpr (OffloadablePolicy<P>) {
+    if constexpr (Traits::may_be_slow) {
       if (is_slow_) return P::storage_type::bytes_of_final_rows(config_.storage, context_, rows);
     }
     return 0;
@@ -81,4 +70,4 @@ class SlowRule {
   std::size_t most_moved_ = 0;
 };
 
-}  // namespace kvpolicy::offload
+}  // namespace kvpolicy

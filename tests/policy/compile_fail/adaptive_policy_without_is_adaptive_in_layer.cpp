@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A policy whose heads share budgets, but which does not say with which heads.
-// expect: a policy that shares a layer's budget (it has is_adaptive_in_layer) must compress, and needs static bool is_adaptive_in_layer(const Config&), static bool may_share(
+// A policy whose heads share budgets, but which does not say whether a head does.
+// expect in the first error: a policy that shares a layer's budget needs bool is_adaptive_in_layer() const
+#include <span>
 #include <vector>
 
 #include <kvpolicy/kvpolicy.hpp>
@@ -16,8 +17,8 @@ struct Own : kvpolicy::FullCache<kvpolicy::DenseStorage<float>> {
   void prepare_compress(std::span<const float>, std::size_t, std::size_t) {}
   void finish_compress() noexcept {}
   void abandon_compress() noexcept {}
-  bool is_adaptive_in_layer() const { return false; }
   static bool is_adaptive_in_layer(const Config&) { return false; }
+  static bool may_share(const Config&, const Config&) { return true; }
   kvpolicy::SharingHead compete(std::span<const float>, std::size_t, std::size_t) const { return {}; }
   void prepare_survivors(std::vector<std::size_t>) {}
 };

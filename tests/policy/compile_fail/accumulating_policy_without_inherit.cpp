@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A policy that adds up attention, but cannot take what another head has added up.
+// expect in the first error: a policy that adds up attention needs void inherit(std::span<const double>)
+#include <span>
+
+#include <kvpolicy/kvpolicy.hpp>
+
+struct Own : kvpolicy::FullCache<kvpolicy::DenseStorage<float>> {
+  using FullCache::FullCache;
+  static std::size_t observed_queries(const Config&) { return 0; }
+  std::size_t observed_queries() const { return 0; }
+  static bool compresses_by_itself(const Config&) { return false; }
+  bool wants_compress() const { return false; }
+  bool is_compressible(std::size_t) const { return false; }
+  void prepare_compress(std::span<const float>, std::size_t, std::size_t) {}
+  void finish_compress() noexcept {}
+  void abandon_compress() noexcept {}
+  void accumulate(std::span<const float>, std::size_t) noexcept {}
+  std::span<const double> accumulated() const { return {}; }
+};
+
+const auto settings = kvpolicy::HeadSettings<float>::of<Own>();

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a head brings to the competition is a SharingHead, and nothing else.
+// expect in the first error: a policy that shares a layer's budget needs SharingHead compete(std::span<const float> sums, std::size_t group, std::size_t queries) const
+#include <span>
+#include <vector>
+
+#include <kvpolicy/kvpolicy.hpp>
+
+struct Own : kvpolicy::FullCache<kvpolicy::DenseStorage<float>> {
+  using FullCache::FullCache;
+  static std::size_t observed_queries(const Config&) { return 0; }
+  std::size_t observed_queries() const { return 0; }
+  static bool compresses_by_itself(const Config&) { return false; }
+  bool wants_compress() const { return false; }
+  bool is_compressible(std::size_t) const { return false; }
+  void prepare_compress(std::span<const float>, std::size_t, std::size_t) {}
+  void finish_compress() noexcept {}
+  void abandon_compress() noexcept {}
+  bool is_adaptive_in_layer() const { return false; }
+  static bool is_adaptive_in_layer(const Config&) { return false; }
+  static bool may_share(const Config&, const Config&) { return true; }
+  int compete(std::span<const float>, std::size_t, std::size_t) const { return 0; }
+  void prepare_survivors(std::vector<std::size_t>) {}
+};
+
+const auto settings = kvpolicy::HeadSettings<float>::of<Own>();
