@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Checks the arithmetic of the formats: bounds, numbers worked out by hand, complete tables, bits counted byte by byte, the
-library's own header (where there is a C++ compiler) and, where the Python packages gguf and ml_dtypes are installed, theirs,
+library's own storage (where there is a C++ compiler) and, where the Python packages gguf and ml_dtypes are installed, theirs,
 bit for bit. Prints what it skipped.
 
   python3 bench/low_bits/check.py
@@ -222,21 +222,41 @@ def worse_with_fewer_bits():
             raise AssertionError(f"errors {errors} with 4, 3, 2 bits")
 
 
+def butterflies(x):
+    """The Hadamard rotation of 64 channels in the order in which the library adds, so that floats round alike."""
+    for step in (1, 2, 4, 8, 16, 32):
+        pairs = x.reshape(-1, 32 // step, 2, step)
+        x = np.stack([pairs[:, :, 0] + pairs[:, :, 1], pairs[:, :, 0] - pairs[:, :, 1]], axis=2)
+    return x.reshape(-1, 64) * np.float32(0.125)
+
+
 def as_library():
-    """The library's own header, compiled: 2, 4 and 8 bits."""
+    """Rows that the library's own storage keeps, compiled: every width, channels of a row or rows of a channel, rotated or not."""
     compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if not compiler:
         return "skipped, there is no C++ compiler"
-    x = np.concatenate([rows(count=300).reshape(-1, 64), 1e-4 * rows(1, 50).reshape(-1, 64), 100 * rows(1, 50).reshape(-1, 64)])
+    # 576 rows: whole groups of 16, 32 and 64.
+    x = np.concatenate([rows(1, 448)[0], 1e-4 * rows(1, 64)[0], 100 * rows(1, 64)[0]]).astype(np.float32)
+    close(butterflies(x), x @ hadamard(64), 1e-4 * np.abs(x).max(), "the rotation, added in another order")
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "library_rows"
         subprocess.run([compiler, "-std=c++20", "-O1", "-ffp-contract=off", f"-I{HERE.parents[1] / 'include'}", HERE / "library_rows.cpp",
                         "-o", program], check=True)
-        for bits, group in itertools.product((2, 4, 8), (32, 64)):
-            done = subprocess.run([program, str(bits), str(group)], input=x.tobytes(), stdout=subprocess.PIPE, check=True)
+        for bits, (per, group), turn in itertools.product((2, 3, 4, 5, 6, 8), (("row", 32), ("row", 64), ("channel", 16), ("channel", 64)),
+                                                          ("plain", "rotated")):
+            done = subprocess.run([program, str(bits), str(group), per, turn], input=x.tobytes(), stdout=subprocess.PIPE, check=True)
             theirs = np.frombuffer(done.stdout, np.float32).reshape(x.shape)
-            same(coders.affine(bits, group).restore(x[None])[0], theirs, f"{bits} bits, groups of {group}")
-    return "2, 4 and 8 bits, bit for bit"
+            what = f"{bits} bits, groups of {group} in a {per}, {turn}"
+            ours = coders.affine(bits, group, per).restore
+            if turn == "plain":
+                same(ours(x[None])[0], theirs, what)
+                continue
+            same(butterflies(ours(butterflies(x)[None])[0]), theirs, what)
+            # The reference adds in another order, so a number that lies halfway between two codes may get the other one.
+            by_matrix = coders.affine(bits, group, per, rotated=True).restore(x[None])[0]
+            if np.mean(np.abs(by_matrix - theirs) > 1e-4 * np.abs(x).max(axis=1, keepdims=True)) > 0.01:
+                raise AssertionError(f"{what}: the reference's rotation gives other rows")
+    return "2 to 8 bits, per row and per channel, rotated or not, bit for bit"
 
 
 def as_gguf():
@@ -280,7 +300,7 @@ def main():
                   worse_with_fewer_bits):
         check()
         print(f"{check.__name__}: as it should be")
-    print(f"the library's header: {as_library()}")
+    print(f"the library's storage: {as_library()}")
     for package, check in (("gguf", as_gguf), ("ml_dtypes", as_ml_dtypes)):
         try:
             __import__(package)

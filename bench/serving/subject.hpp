@@ -14,10 +14,10 @@
 
 #include <kvpolicy/duo.hpp>
 #include <kvpolicy/headkv.hpp>
+#include <kvpolicy/io/low_bits.hpp>
 
 #include "bench/cpu/headkv_sample.hpp"
 #include "common/asked_question.hpp"
-#include "common/low_bit_settings.hpp"
 #include "common/plan_name.hpp"
 #include "common/retrieval_text.hpp"
 #include "common/text_model.hpp"
@@ -82,7 +82,7 @@ class ShapeSubject final : public Subject {
       const bool exact = spec.storage.empty();
       const HeadSettings<bfloat16> retrieval =
           exact ? typename FullCache<DenseStorage<bfloat16>>::Config{}
-                : tools::text_format(spec, shape, spec.storage).head<bfloat16>();
+                : io::text_format(spec, spec.storage, shape).head<bfloat16>();
       spec.refuse_others();
       std::vector<double> values(shape.layers * shape.kv_heads);
       for (std::size_t i = 0; i < values.size(); ++i) values[i] = i % 2 == 0 ? 1.0 : 0.0;
@@ -93,7 +93,8 @@ class ShapeSubject final : public Subject {
       spec.place({"capacity"});
       const HeadKvConfig config{.capacity = spec.count("capacity", 128)};
       const bool exact = spec.storage.empty();
-      const ResidualConfig survivors = exact ? ResidualConfig{} : tools::row_format(spec, shape, 0);
+      const ResidualConfig survivors =
+          exact ? ResidualConfig{} : io::row_format(spec, spec.storage, shape, 0);
       spec.refuse_others();
       const HeadScores sample = sample_scores();
       std::vector<double> values(shape.layers * shape.q_heads);

@@ -37,11 +37,7 @@ SearchChoices measured(const fs::path& file, const ModelShape& shape) {
 
 SearchChoices guessed(const HeadGates& importance, const ModelShape& shape, std::size_t context,
                       const std::string& from) {
-  // 32 channels share a scale, or fewer where 32 does not divide a row.
-  SearchMenuConfig config;
-  if (shape.head_dim % config.group != 0) config.group = 16;
-  return {choices_by_importance<bfloat16>(shape, importance, context, config),
-          "a rule of thumb over " + from};
+  return {choices_by_importance<bfloat16>(shape, importance, context), "a rule of thumb over " + from};
 }
 
 SearchChoices from_gates(const fs::path& path, const ModelShape& shape, std::size_t context) {

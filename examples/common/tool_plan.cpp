@@ -2,6 +2,7 @@
 #include "../tool_plan.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <concepts>
 #include <cstdint>
 #include <string_view>
@@ -23,7 +24,6 @@
 
 #include "error_text.hpp"
 #include "head_files.hpp"
-#include "low_bit_settings.hpp"
 #include "pattern_folder.hpp"
 #include "plan_name.hpp"
 #include "plan_search.hpp"
@@ -57,9 +57,8 @@ class Maker {
   [[nodiscard]] Plan by_name() {
     if (spec_.name == "full") return full();
     if (spec_.name == "sink_recent") return sink_recent();
-    if (io::LowBits::named(spec_.name)) return quantized();
+    if (io::low_bits_named(spec_.name) || io::hugging_face_bits(spec_.name) != 0) return quantized();
     if (kivi_bits(spec_.name) != 0) return kivi();
-    if (spec_.name == "hf4" || spec_.name == "hf2") return hugging_face();
     if (spec_.name == "chunk") return chunks<MeanKey>();
     if (spec_.name == "quest") return chunks<MinMaxKey>();
     if (spec_.name == "duo") {
@@ -93,8 +92,13 @@ class Maker {
     HeadKnowledge known{.weights = weights_.string()};
     if (!spec_.source.empty()) known.damage = spec_.source;
     const auto menu = search_choices(known, shape_, context);
-    const CacheOptions options{.page_rows = 32};
+    CacheOptions options{.page_rows = 32};
     std::size_t queries = 0;
+    for (const auto& choice : menu.choices) {
+      const HeadRule rule = choice.settings.rule(shape_.head_dim);
+      if (rule.key_per_channel)
+        options.page_rows = std::max(options.page_rows, std::bit_ceil(rule.key_group));
+    }
     for (const auto& choice : menu.choices) {
       queries = std::max(queries, HeadPlan<bfloat16>{shape_, choice.settings}.memory(0, options).queries);
     }
@@ -114,22 +118,7 @@ class Maker {
   [[nodiscard]] Plan quantized() {
     spec_.place({"residual"});
     spec_.require_exact_rows();
-    io::LowBitFormat format = text_format(spec_, shape_, spec_.name);
-    format.sinks = spec_.count("sinks", format.sinks);
-    return Plan{shape_, format.head<bfloat16>()};
-  }
-
-  // The defaults of transformers' QuantizedCacheConfig, at the bits that it has.
-  [[nodiscard]] Plan hugging_face() {
-    spec_.place({"residual"});
-    spec_.require_exact_rows();
-    const std::size_t bits = spec_.name == "hf4" ? 4 : 2;
-    const std::size_t group = spec_.count("group", io::channel_group(shape_, 64));
-    return Plan{shape_, typename QuantizedResidualCache<bfloat16>::Config{
-                            .storage = {.bits = bits,
-                                        .key_group = group,
-                                        .value_group = group,
-                                        .residual = spec_.count("residual", 128)}}};
+    return io::low_bit_plan<bfloat16>(spec_, spec_.name, shape_);
   }
 
   [[nodiscard]] Plan kivi() {
@@ -137,7 +126,7 @@ class Maker {
     spec_.require_exact_rows();
     const KiviConfig published;
     return kivi_plan<bfloat16>(shape_, {.bits = kivi_bits(spec_.name),
-                                        .group = spec_.count("group", io::channel_group(shape_)),
+                                        .group = spec_.count("group", channel_group(shape_)),
                                         .residual = spec_.count("residual", published.residual),
                                         .flush = spec_.choice("flush", published.flush)});
   }
@@ -151,10 +140,11 @@ class Maker {
       return Plan{shape_,
                   typename SinkRecentCache<Dense>::Config{.sinks = sinks, .recent = recent, .mask = mask}};
     }
-    return Plan{
-        shape_,
-        typename SinkRecentCache<Codes>::Config{
-            .sinks = sinks, .recent = recent, .mask = mask, .storage = row_format(spec_, shape_, 32)}};
+    return Plan{shape_, typename SinkRecentCache<Codes>::Config{
+                            .sinks = sinks,
+                            .recent = recent,
+                            .mask = mask,
+                            .storage = io::row_format(spec_, spec_.storage, shape_, 32)}};
   }
 
   template <class Summary>
@@ -166,8 +156,10 @@ class Maker {
       return Plan{shape_,
                   typename ChunkRetrievalCache<Dense, Summary>::Config{.chunk = chunk, .budget = budget}};
     }
-    return Plan{shape_, typename ChunkRetrievalCache<Codes, Summary>::Config{
-                            .chunk = chunk, .budget = budget, .storage = row_format(spec_, shape_, 128)}};
+    return Plan{
+        shape_,
+        typename ChunkRetrievalCache<Codes, Summary>::Config{
+            .chunk = chunk, .budget = budget, .storage = io::row_format(spec_, spec_.storage, shape_, 128)}};
   }
 
   [[nodiscard]] Plan duo(const fs::path& path) {
@@ -191,7 +183,7 @@ class Maker {
     if (spec_.storage.empty()) {
       return named_by(folder.string(), [&] { return duo_plan<bfloat16>(shape_, pattern.gates, config); });
     }
-    const HeadSettings<bfloat16> retrieval = text_format(spec_, shape_, spec_.storage).head<bfloat16>();
+    const HeadSettings<bfloat16> retrieval = io::text_format(spec_, spec_.storage, shape_).head<bfloat16>();
     return named_by(folder.string(),
                     [&] { return duo_plan<bfloat16>(shape_, pattern.gates, config, retrieval); });
   }
@@ -212,7 +204,7 @@ class Maker {
     if (spec_.storage.empty()) {
       return named_by(scores.string(), [&] { return headkv_plan<bfloat16>(shape_, loaded, config); });
     }
-    const ResidualConfig quantized = row_format(spec_, shape_, 0);
+    const ResidualConfig quantized = io::row_format(spec_, spec_.storage, shape_, 0);
     return named_by(scores.string(),
                     [&] { return quantized_headkv_plan<bfloat16>(shape_, loaded, config, quantized); });
   }
@@ -247,7 +239,7 @@ class Maker {
     if constexpr (votes) {
       if (!spec_.storage.empty()) {
         return make(std::type_identity<Codes>{},
-                    static_cast<typename Codes::Config>(row_format(spec_, shape_, 0)));
+                    static_cast<typename Codes::Config>(io::row_format(spec_, spec_.storage, shape_, 0)));
       }
     }
     spec_.require_exact_rows();
@@ -323,11 +315,11 @@ class Maker {
 
 void require_plan_source(const std::string& plan) {
   const PlanName spec{plan};
-  constexpr std::string_view names[]{"full",          "sink_recent", "chunk", "quest", "duo",     "headkv",
-                                     "snapkv",        "adakv",       "tova",  "h2o",   "keynorm", "pyramid",
-                                     "streaming_llm", "search",      "hf4",   "hf2"};
-  const bool named =
-      std::ranges::count(names, spec.name) > 0 || io::LowBits::named(spec.name) || kivi_bits(spec.name) != 0;
+  constexpr std::string_view names[]{"full",    "sink_recent", "chunk",         "quest", "duo",
+                                     "headkv",  "snapkv",      "adakv",         "tova",  "h2o",
+                                     "keynorm", "pyramid",     "streaming_llm", "search"};
+  const bool named = std::ranges::count(names, spec.name) > 0 || io::low_bits_named(spec.name) ||
+                     io::hugging_face_bits(spec.name) != 0 || kivi_bits(spec.name) != 0;
   std::error_code ignored;
   require(named || fs::exists(plan, ignored), "--plan ", plan,
           ": is neither the name of a plan nor a file or folder. Known:\n", plan_help());

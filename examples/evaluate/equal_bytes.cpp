@@ -10,8 +10,8 @@
 
 #include <kvpolicy/core/dtype.hpp>
 #include <kvpolicy/core/error.hpp>
+#include <kvpolicy/io/low_bits.hpp>
 
-#include "../common/low_bit_settings.hpp"
 #include "../common/plan_name.hpp"
 
 namespace kvpolicy::tools {
@@ -26,7 +26,7 @@ std::string duo(PlanName& plan, const ByteBudget& budget) {
   double coded = dense;
   std::size_t exact = budget.length;
   if (!plan.storage.empty()) {
-    const io::LowBitFormat format = text_format(plan, shape, plan.storage);
+    const LowBitFormat format = io::text_format(plan, plan.storage, shape);
     coded = row_bytes(shape, format.storage);
     exact = std::min(budget.length, format.sinks + format.storage.residual);
   }
@@ -73,7 +73,8 @@ std::string at_equal_bytes(const std::string& method, const ByteBudget& budget) 
   }
   const std::size_t rows =
       whole(budget.share * static_cast<double>(budget.length) * row_bytes(budget.shape) /
-            (exact ? row_bytes(budget.shape) : row_bytes(budget.shape, row_format(plan, budget.shape, 0))));
+            (exact ? row_bytes(budget.shape)
+                   : row_bytes(budget.shape, io::row_format(plan, plan.storage, budget.shape, 0))));
   require(rows > 0, method, " cannot keep as little as ", budget.share, " of ", budget.length,
           " rows: that is less than one row for each head");
   if (plan.name == "streaming_llm" || plan.name == "sink_recent") {

@@ -41,9 +41,9 @@ using Plan = HeadPlan<bfloat16>;
 using Damages = io::DamageTable<bfloat16>;
 
 constexpr const char* damage_footer = R"(
-Every head is given every setting of a menu (all rows in 8, 4 or 2 bits, with keys per channel in 4 or 2;
-budgets of 32, 64, ... rows, exact and in 4 bits), once while the other heads keep everything and once while they have the same
-setting. Damage is the increase of the loss of an answer plus that of a token of the text's end, in nats.
+Every head is given every setting of a menu (all rows, with keys in 8 to 2 bits and values in 8 to 2, below 8 with keys
+per channel and most of them rotated; budgets of 32, 64, ... rows, exact and in 4 bits), once while the other heads keep
+everything and once while they have the same setting. Damage is the increase of the loss of an answer plus that of a token of the text's end, in nats.
 It is the mean of the two cases, because heads that can replace one another seem expendable in the
 first. A text is read once and forked under each setting, so the whole table takes some minutes. Windows are
 not in the menu, because they change the reading of the text itself.
@@ -80,7 +80,6 @@ std::vector<RetrievalText> draw_texts(const TextModel& model, const DamageArgume
 
 std::vector<HeadSettings<bfloat16>> menu_of(const DamageArguments& a, const ModelShape& shape) {
   const SearchMenuConfig config{.min_rows = a.min_rows,
-                                .group = shape.head_dim % 32 == 0 ? std::size_t{32} : 16,
                                 .scorer = {.observation_window = a.window, .kernel = a.kernel}};
   const HeadGates none{shape.layers, shape.kv_heads};
   std::vector<HeadSettings<bfloat16>> menu;

@@ -118,15 +118,28 @@ TextLoss mean(std::span<const std::vector<TextLoss>> losses, std::size_t plan) {
   return {sum.answers / texts, sum.text / texts};
 }
 
-// Within one policy and storage, fewer bytes cannot really do less damage. Where a few texts say
-// so, it is chance, and a search would pick exactly these settings.
-void smooth(std::vector<HeadChoice<bfloat16>>& choices, std::size_t head_dim, std::size_t tokens) {
-  const auto bytes = [&](const HeadChoice<bfloat16>& choice) {
-    return Plan{ModelShape{1, 1, 1, head_dim}, choice.settings}.memory(tokens, {.page_rows = 32}, true).heads;
+// Whether `small` can do no less damage than `large` but by chance: the same policy and storage, in fewer bytes, with no
+// more bits for keys or for values and with the same rows rotated.
+bool is_less(const HeadSettings<bfloat16>& small, const HeadSettings<bfloat16>& large, std::size_t head_dim,
+             std::size_t tokens) {
+  if (small.names() != large.names()) return false;
+  const HeadRule own = small.rule(head_dim);
+  const HeadRule other = large.rule(head_dim);
+  if (own.key_hadamard != other.key_hadamard || own.value_hadamard != other.value_hadamard) return false;
+  if (bits_of(own.key_encoding) > bits_of(other.key_encoding)) return false;
+  if (bits_of(own.value_encoding) > bits_of(other.value_encoding)) return false;
+  const auto bytes = [&](const HeadSettings<bfloat16>& settings) {
+    return Plan{ModelShape{1, 1, 1, head_dim}, settings}.memory(tokens, {}, true).heads;
   };
+  return bytes(small) < bytes(large);
+}
+
+// Where a few texts say that a setting does less damage than one that keeps more, it is chance, and a search would
+// pick exactly these settings.
+void smooth(std::vector<HeadChoice<bfloat16>>& choices, std::size_t head_dim, std::size_t tokens) {
   for (HeadChoice<bfloat16>& small : choices) {
     for (const HeadChoice<bfloat16>& large : choices) {
-      if (small.settings.names() != large.settings.names() || bytes(small) >= bytes(large)) continue;
+      if (!is_less(small.settings, large.settings, head_dim, tokens)) continue;
       for (std::size_t i = 0; i < small.damage.values().size(); ++i) {
         double& own = small.damage.values()[i];
         own = std::max(own, large.damage.values()[i]);

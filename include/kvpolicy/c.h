@@ -79,11 +79,18 @@ kvp_status kvp_plan_from_json(const char* text, size_t bytes, kvp_dtype dtype, k
 /* Makes the plan that a name names, for a model of the given shape:
  *
  *     full                 every row, exact
- *     int8  int4  int2     every row in so many bits, the latest 128 exact; int4:64 for 64
+ *     int4                 every row in so many bits, the first 4 and the latest 128 exact; int4:64 for 64;
+ *                          also int8, int6, int5, int3, int2
+ *     k8v4                 the same with keys of 8 bits and values of 4, and so on
+ *     hf4  hf2             groups of 64 in a row, the latest 128 exact (transformers' QuantizedCache)
  *     sink_recent:16,128   the first 16 rows and the latest 128
  *     duo@PATH:0.5         half of the heads stream, by the gates in the folder of a DuoAttention pattern
  *     duo+int4@PATH:0.5    the same; the heads that keep every row keep it as int4 does
  *     PATH.json            a plan file, which must be for this shape
+ *
+ * What is quantised takes settings after its numbers, as in int4:64,hadamard=both: hadamard=none|keys|values|both,
+ * keys=channel|token, key_group=64, group=64, residual=128, sinks=4 (kvpolicy/io/named_plan.hpp). Below 8 bits keys
+ * share a scale among key_group rows, which must divide page_rows: 64 (2 bits: 32) unless the name says otherwise.
  *
  * KVP_CONFIG_ERROR for a name that is not known, a setting that does not work or a file for another shape;
  * KVP_FORMAT_ERROR for a file that cannot be read. */
@@ -108,7 +115,8 @@ typedef struct kvp_cache_options {
   size_t max_append;   /* most rows of one kvp_cache_append; default 1 */
   size_t max_tokens;   /* most tokens; 0 (default): as many as memory holds */
   size_t kept_queries; /* latest queries kept by every layer, for kvp_cache_fork_as; default 0 */
-  size_t page_rows;    /* rows of a page, a power of two from 16 to 4096; default 64 */
+  size_t page_rows;    /* rows of a page, a power of two from 16 to 4096; default 64. int4 and other names of less than
+                          8 bits need 64 or more, or a smaller group: int4:128,key_group=16 */
   size_t threads;      /* threads of a call, at most 1024; 0 (default): as many as the machine has. A library
                           that was built without OpenMP uses one. */
 } kvp_cache_options;

@@ -21,7 +21,6 @@
 #include <kvpolicy/plan/head_plan.hpp>
 #include <kvpolicy/plan/require_fits.hpp>
 #include <kvpolicy/policy/full_cache.hpp>
-#include <kvpolicy/policy/quantized_residual_cache.hpp>
 #include <kvpolicy/policy/sink_recent_cache.hpp>
 
 namespace kvpolicy {
@@ -65,7 +64,8 @@ template <Element E>
 }
 
 /// The plan that follows from DuoAttention's gates. Retrieval heads have the settings `retrieval`: they keep every
-/// row exactly unless you give others, such as a QuantizedResidualCache's.
+/// row exactly unless you give others, such as `LowBitFormat::of_text({4, 4}, shape).head<E>()` (plan/low_bits.hpp),
+/// which is what `duo+int4` names.
 /// @throws ConfigError if the gates do not fit the shape, a gate is not a number, the sparsity is not one
 /// from 0 to 1, `recent` is 0, or a setting of `retrieval` does not work.
 template <Element E = float>
@@ -77,14 +77,6 @@ template <Element E = float>
   return plan_of_kinds<E>(shape, head_kinds(gates, config.sparsity, config.gate_cut), retrieval,
                           typename SinkRecentCache<DenseStorage<E>>::Config{
                               .sinks = config.sinks, .recent = config.recent, .mask = config.mask});
-}
-
-/// Like `duo_plan`, with quantised retrieval heads: keys and values per token.
-template <Element E = float>
-[[nodiscard]] HeadPlan<E> quantized_duo_plan(const ModelShape& shape, const HeadGates& gates,
-                                             const DuoConfig& config = {},
-                                             const ResidualConfig& quantized = {}) {
-  return duo_plan<E>(shape, gates, config, typename QuantizedResidualCache<E>::Config{.storage = quantized});
 }
 
 }  // namespace kvpolicy

@@ -217,7 +217,13 @@ static void test_names(void) {
   const struct {
     const char* name;
     size_t key, value;
-  } known[] = {{"full", 32, 32}, {"int8:0", 16 + 8, 16 + 8}, {"int4:0", 8 + 1, 8 + 8}, {"int2:0", 4 + 2, 4 + 8}};
+  } known[] = {{"full", 32, 32},
+               {"int8:0", 16 + 8, 16 + 8},
+               {"int4:0", 8 + 1, 8 + 8},
+               {"int2:0", 4 + 2, 4 + 8},
+               {"hf4:0", 8 + 8, 8 + 8},
+               {"int4:0,keys=token,hadamard=both", 8 + 8, 8 + 8},
+               {"k8v4:0,sinks=0", 16 + 8, 8 + 8}};
   for (size_t i = 0; i < sizeof known / sizeof *known; ++i) {
     kvp_plan* plan = NULL;
     size_t bytes = 0;
@@ -229,6 +235,20 @@ static void test_names(void) {
     kvp_plan_free(plan);
   }
   kvp_plan* none = NULL;
+  CHECK(kvp_plan_from_name("int4:hadamard=some", &shape, KVP_BFLOAT16, &none) == KVP_CONFIG_ERROR &&
+        none == NULL);
+  CHECK(strstr(kvp_error(), "must be one of none, keys, values, both") != NULL);
+  /* A page must hold whole groups of keys: the message says what to do. */
+  kvp_plan* grouped = NULL;
+  CHECK(kvp_plan_from_name("int4", &shape, KVP_BFLOAT16, &grouped) == KVP_OK);
+  kvp_cache_options small_pages;
+  kvp_cache_options_init(&small_pages, sizeof small_pages);
+  small_pages.page_rows = 32;
+  kvp_cache* refused = NULL;
+  CHECK(kvp_cache_new(grouped, &small_pages, &refused) == KVP_CONFIG_ERROR && refused == NULL);
+  CHECK(strstr(kvp_error(), "pages of at least 64 rows") != NULL &&
+        strstr(kvp_error(), "key_group=32") != NULL);
+  kvp_plan_free(grouped);
   CHECK(kvp_plan_from_name("some", &shape, KVP_BFLOAT16, &none) == KVP_CONFIG_ERROR && none == NULL);
   CHECK(strstr(kvp_error(), "'some'") != NULL && strstr(kvp_error(), "int4") != NULL);
   CHECK(kvp_plan_from_name("none.json", &shape, KVP_BFLOAT16, &none) == KVP_FORMAT_ERROR && none == NULL);

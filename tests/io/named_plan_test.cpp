@@ -89,6 +89,49 @@ TEST_CASE("named_plan: a name is the plan file that its description says") {
               all)));
 }
 
+TEST_CASE("named_plan: a name may say what is rotated, what shares a scale and what stays exact") {
+  const auto all_as = [](const char* policy) {
+    return written(message(R"({"policy": "full", )", policy, "}").c_str(), "[[0, 0], [0, 0]]");
+  };
+  CHECK(
+      same(io::named_plan<float>("hf4", shape),
+           all_as(R"("storage": {"type": "residual_per_token", "bits": 4, "key_group": 64, "value_group": 64,
+                       "residual": 128})")));
+  CHECK(
+      same(io::named_plan<float>("hf2:32,group=16", shape),
+           all_as(R"("storage": {"type": "residual_per_token", "bits": 2, "key_group": 16, "value_group": 16,
+                       "residual": 32})")));
+  CHECK(same(
+      io::named_plan<float>("int4:32,hadamard=both", shape),
+      all_as(
+          R"("sinks": 4, "storage": {"type": "residual_per_channel", "bits": 4, "key_group": 64, "value_group": 64,
+                "residual": 32, "key_hadamard": true, "value_hadamard": true})")));
+  CHECK(same(
+      io::named_plan<float>("k3v4:hadamard=values,key_group=16,group=32,sinks=9", shape),
+      all_as(
+          R"("sinks": 9, "storage": {"type": "residual_per_channel", "bits": 3, "value_bits": 4, "key_group": 16,
+                "value_group": 32, "residual": 128, "value_hadamard": true})")));
+  CHECK(same(io::named_plan<float>("int4:keys=token,hadamard=keys,residual=7", shape),
+             all_as(R"("sinks": 4, "storage": {"type": "residual_per_token", "bits": 4, "key_group": 32,
+                       "value_group": 32, "residual": 7, "key_hadamard": true})")));
+  CHECK(same(io::named_plan<float>("int8:keys=channel", shape),
+             all_as(R"("sinks": 4, "storage": {"type": "residual_per_channel", "bits": 8, "key_group": 64,
+                       "value_group": 64, "residual": 128})")));
+  CHECK(same(io::named_plan<float>("sink_recent:recent=100,sinks=4", shape),
+             io::named_plan<float>("sink_recent:4,100", shape)));
+
+  CHECK(refusal("int4:hadamard=yes") ==
+        Says{"plan 'int4:hadamard=yes': hadamard is 'yes', must be one of none, keys"});
+  CHECK(refusal("int4:keys=row") == Says{"keys is 'row', must be one of token, channel"});
+  CHECK(refusal("int4:keys=token,key_group=8") == Says{"int4 has no setting 'key_group', only keys, group"});
+  CHECK(refusal("int4:64,residual=32") == Says{"gives residual twice"});
+  CHECK(refusal("int4:group=0") == Says{"group is 0, must be at least 1"});
+  CHECK(refusal("int4:group=7") == Says{"value_group is 7, must divide"});
+  CHECK(refusal("full:hadamard=both") == Says{"full has no setting 'hadamard', nor any other"});
+  CHECK(refusal("hf4:keys=channel") == Says{"hf4 has no setting 'keys', only group, residual"});
+  CHECK(refusal("hf8") == Says{"is not known"});
+}
+
 TEST_CASE("named_plan: a DuoAttention pattern, whatever its folder is called") {
   const TemporaryFolder folder;
   for (const char* name : {"pattern", "a:b,c+int4@d"}) {
@@ -105,12 +148,19 @@ TEST_CASE("named_plan: a DuoAttention pattern, whatever its folder is called") {
         window);
     CHECK(same(io::named_plan<float>(message("duo+int4@", pattern.string(), "/"), shape),
                written(codes.c_str(), "[[0, 1], [1, 0]]")));
+    const std::string rotated = message(
+        R"({"policy": "full", "sinks": 4, "storage": {"type": "residual_per_token", "bits": 8, "value_bits": 4, "key_group": 64, "value_group": 64, "residual": 128, "value_hadamard": true}}, )",
+        window);
+    CHECK(same(io::named_plan<float>(message("duo@", pattern.string(), "/+k8v4:0.5,hadamard=values"), shape),
+               written(rotated.c_str(), "[[0, 1], [1, 0]]")));
   }
   const std::string plain = message("duo@", (folder.path() / "pattern").string());
   CHECK(same(io::named_plan<float>(plain, shape), io::named_plan<float>(message(plain, ":0.5"), shape)));
   CHECK(refusal(message(plain, ":50")) == Says{"sparsity is 50"});
   CHECK(refusal(message(plain, ":nan")) == Says{"sparsity"});
   CHECK(refusal(message(plain, ":0.5,1")) == Says{"takes at most 1 numbers, has 2"});
+  CHECK(refusal(message(plain, ":sinks=3")) == Says{"duo has no setting 'sinks', only sparsity"});
+  CHECK(refusal(message("duo+int7@", plain.substr(4))) == Says{"'int7' is not int8"});
   CHECK(refusal(plain, {.layers = 3, .q_heads = 4, .kv_heads = 2, .head_dim = 64}) == Says{"3"});
 }
 
@@ -139,8 +189,9 @@ TEST_CASE("named_plan: any other name is refused, with what is known") {
   CHECK(refusal("int4:1,2") == Says{"takes at most 1 numbers, has 2"});
   for (const char* digits : {"", "x", "-1", "1.5", "99999999999999999999999", " 1"}) {
     CAPTURE(digits);
-    CHECK(refusal(message("int4:", digits)) == Says{"is not a number that fits there"});
+    CHECK(refusal(message("int4:", digits)) == Says{"which is not a whole number"});
   }
+  CHECK(refusal("int4:1099511627777") == Says{"residual is 1099511627777, must be at most 2^40"});
   CHECK(refusal("sink_recent:4,0") == Says{"recent"});
   CHECK(refusal("full", {.layers = 0, .q_heads = 4, .kv_heads = 2, .head_dim = 64}) != "");
 }

@@ -6,6 +6,7 @@
 #include <doctest/doctest.h>
 
 #include <kvpolicy/duo.hpp>
+#include <kvpolicy/plan/low_bits.hpp>
 #include <kvpolicy/plan/shipped_policies.hpp>
 
 using namespace kvpolicy;
@@ -31,11 +32,13 @@ TEST_CASE("a duo plan gives each head what its gate asks for") {
 }
 
 TEST_CASE("a quantised duo plan quantises the retrieval heads only") {
-  const auto plan = quantized_duo_plan<float>(shape, gates, {.sparsity = 0.25},
-                                              {.bits = 8, .key_group = 32, .residual = 16});
-  using Codes = QuantizedResidualCache<float>;
-  const ResidualConfig codes = plan.at(0, 0).get<Codes>().storage;
-  CHECK(codes == ResidualConfig{.bits = 8, .key_group = 32, .residual = 16});
+  const auto plan = duo_plan<float>(shape, gates, {.sparsity = 0.25},
+                                    LowBitFormat::of_text({4, 4}, shape, 16).head<float>());
+  using Codes = QuantizedResidualCache<float, Granularity::per_channel>;
+  const auto codes = plan.at(0, 0).get<Codes>();
+  CHECK(codes.sinks == 4);
+  CHECK(codes.storage ==
+        Codes::Config{.storage = {.key_group = 64, .value_group = 64, .residual = 16}}.storage);
   CHECK(plan.has<SinkRecentCache<DenseStorage<float>>>(0, 1));
 }
 
@@ -47,7 +50,9 @@ TEST_CASE("settings that do not work are refused") {
                        doctest::Contains("2 layers x 3 heads does not fit a model of 2 layers x 2"),
                        ConfigError);
   CHECK_THROWS_AS((void)duo_plan<float>({0, 4, 2, 64}, gates), ConfigError);
-  CHECK_THROWS_AS((void)quantized_duo_plan<float>(shape, gates, {}, {.bits = 7}), ConfigError);
+  CHECK_THROWS_AS(
+      (void)duo_plan<float>(shape, gates, {}, QuantizedResidualCache<float>::Config{.storage = {.bits = 7}}),
+      ConfigError);
 }
 
 TEST_CASE("a duo cache holds its window and gives the result of the whole text in any division into calls") {

@@ -4,12 +4,14 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <iterator>
 #include <limits>
 #include <random>
 #include <vector>
 
 #include <doctest/doctest.h>
 
+#include <kvpolicy/plan/low_bits.hpp>
 #include <kvpolicy/plan/search.hpp>
 #include <kvpolicy/plan/search_menu.hpp>
 #include <kvpolicy/plan/shipped_policies.hpp>
@@ -238,32 +240,26 @@ TEST_CASE("the rule of thumb: a head that retrieves keeps more than one that doe
   CHECK(before == 0.0);
   CHECK_THROWS_AS((void)choices_by_importance<bfloat16>(shape, HeadGates{2, 3}, 4096), ConfigError);
   CHECK_THROWS_AS((void)choices_by_importance<bfloat16>(shape, gates, 4096, {.sinks = 64}), ConfigError);
-  CHECK(choices.size() == 1 + 4 + 8 + 3 * 7);
-  // The choices include keys per channel, with as many exact rows as with keys per token.
-  using ByToken = QuantizedResidualCache<bfloat16>;
-  using ByChannel = QuantizedResidualCache<bfloat16, Granularity::per_channel>;
-  std::size_t by_channel = 0;
-  std::size_t compared = 0;
-  for (const auto& choice : choices) {
-    const auto* own = choice.settings.get_if<ByChannel>();
-    if (own == nullptr) continue;
-    ++by_channel;
-    CHECK(own->storage.flush == Flush::steady);
-    CHECK(own->sinks == 4);
-    // The same bits lose less than with keys per token, where those are offered.
-    for (const auto& other : choices) {
-      const auto* token = other.settings.get_if<ByToken>();
-      if (token == nullptr || token->storage.key_encoding() != own->storage.key_encoding() ||
-          token->storage.value_encoding() != own->storage.value_encoding()) {
-        continue;
-      }
-      ++compared;
-      CHECK(token->storage.residual == own->storage.residual);
-      CHECK(choice.damage(0, 0) < other.damage(0, 0));
+  CHECK(choices.size() == 1 + 2 + 4 + 8 + 3 * 7);
+  // The formats are those that names stand for, with as many exact rows as the menu says.
+  const auto damage_of_format = [&](LowBits bits, Hadamard rotated) {
+    const auto settings = LowBitFormat::of_text(bits, shape, 32).rotated(rotated).head<bfloat16>();
+    for (const auto& choice : choices) {
+      if (choice.settings == settings) return choice.damage(0, 0);
     }
+    FAIL("is not on the menu: ", bits.keys, " and ", bits.values, " bits");
+    return 0.0;
+  };
+  // The same bits lose less if the rows are rotated, and each bit less loses more.
+  for (const LowBits bits : {LowBits{4, 4}, LowBits{4, 2}, LowBits{3, 3}, LowBits{2, 2}}) {
+    CHECK(damage_of_format(bits, Hadamard::both) < damage_of_format(bits, Hadamard::none));
   }
-  CHECK(compared == 2);
-  CHECK(by_channel == 8);
+  constexpr LowBits falling[]{{6, 4}, {5, 3}, {4, 3}, {4, 2}, {3, 2}, {2, 2}};
+  for (std::size_t i = 1; i < std::size(falling); ++i) {
+    CHECK(damage_of_format(falling[i], Hadamard::both) > damage_of_format(falling[i - 1], Hadamard::both));
+  }
+  CHECK(damage_of_format({8, 8}, Hadamard::none) < damage_of_format({8, 4}, Hadamard::none));
+  CHECK(damage_of_format({4, 4}, Hadamard::both) > damage_of_format({8, 4}, Hadamard::none));
 }
 
 TEST_CASE("importance from scores: group means, of which the largest is 1") {

@@ -22,7 +22,7 @@ using test::SmallCache;
 
 namespace {
 
-SmallCache empty_cache() { return SmallCache{test::small_plan(), test::small_options()}; }
+SmallCache empty_cache(const test::SmallPlan& plan) { return SmallCache{plan, test::small_options()}; }
 
 // Uses a cache in every way after its file was accepted.
 void use(SmallCache& cache) {
@@ -58,98 +58,108 @@ bool is_refused(SmallCache& cache, const std::string& file) {
 }  // namespace
 
 TEST_CASE("a file that is cut off anywhere is refused") {
-  const std::string file = test::saved(test::small_cache());
-  INFO(file.size());
-  CHECK(file.size() < 30000);
-  auto cache = empty_cache();
-  std::size_t refused = 0;
-  for (std::size_t size = 0; size < file.size(); ++size) {
-    refused += is_refused(cache, file.substr(0, size)) ? 1 : 0;
+  for (const test::SmallPlan& plan : test::small_plans()) {
+    const std::string file = test::saved(test::small_cache(plan));
+    INFO(file.size());
+    CHECK(file.size() < 30000);
+    auto cache = empty_cache(plan);
+    std::size_t refused = 0;
+    for (std::size_t size = 0; size < file.size(); ++size) {
+      refused += is_refused(cache, file.substr(0, size)) ? 1 : 0;
+    }
+    CHECK(refused == file.size());
+    CHECK(!is_refused(cache, file));
   }
-  CHECK(refused == file.size());
-  CHECK(!is_refused(cache, file));
 }
 
 TEST_CASE("a flipped byte anywhere is noticed") {
-  std::string file = test::saved(test::small_cache(), "");
-  auto cache = empty_cache();
-  std::size_t refused = 0;
-  for (std::size_t at = 0; at < file.size(); ++at) {
-    const char before = file[at];
-    file[at] = static_cast<char>(before ^ (1 << at % 8));
-    refused += is_refused(cache, file) ? 1 : 0;
-    file[at] = before;
+  for (const test::SmallPlan& plan : test::small_plans()) {
+    std::string file = test::saved(test::small_cache(plan), "");
+    auto cache = empty_cache(plan);
+    std::size_t refused = 0;
+    for (std::size_t at = 0; at < file.size(); ++at) {
+      const char before = file[at];
+      file[at] = static_cast<char>(before ^ (1 << at % 8));
+      refused += is_refused(cache, file) ? 1 : 0;
+      file[at] = before;
+    }
+    CHECK(refused == file.size());
   }
-  CHECK(refused == file.size());
 }
 
 TEST_CASE("a byte that was changed on purpose is refused or does no harm") {
-  std::string file = test::saved(test::small_cache());
-  std::size_t believed = 0;
-  for (const int change : {0x01, 0xff}) {
-    for (std::size_t at = 0; at < file.size(); ++at) {
-      // Among the rows a sample of bytes is enough.
-      if (at > 1200 && at % 19 != static_cast<std::size_t>(change) % 19) continue;
-      const char before = file[at];
-      file[at] = static_cast<char>(before ^ change);
-      auto cache = empty_cache();
-      if (!is_refused(cache, test::with_checksums(file))) {
-        ++believed;
-        use(cache);
+  for (const test::SmallPlan& plan : test::small_plans()) {
+    std::string file = test::saved(test::small_cache(plan));
+    std::size_t believed = 0;
+    for (const int change : {0x01, 0xff}) {
+      for (std::size_t at = 0; at < file.size(); ++at) {
+        // Among the rows a sample of bytes is enough.
+        if (at > 1200 && at % 19 != static_cast<std::size_t>(change) % 19) continue;
+        const char before = file[at];
+        file[at] = static_cast<char>(before ^ change);
+        auto cache = empty_cache(plan);
+        if (!is_refused(cache, test::with_checksums(file))) {
+          ++believed;
+          use(cache);
+        }
+        file[at] = before;
       }
-      file[at] = before;
     }
+    CHECK(believed > 500);  // some numbers, such as those of rows, may have any value
   }
-  CHECK(believed > 500);  // some numbers, such as those of rows, may have any value
 }
 
 TEST_CASE("a false size allocates no memory") {
   // The length of the first text and the number of rows of the heads are among the first bytes.
-  const std::string file = test::saved(test::small_cache());
-  for (std::size_t at = 32; at + 8 <= file.size(); at += at < 2000 ? 1 : 97) {
-    std::string forged = file;
-    for (std::size_t i = 0; i < 6; ++i) forged[at + i] = '\x7f';
-    auto cache = empty_cache();
-    try {
-      test::load_bytes(cache, test::with_checksums(forged));
-    } catch (const kvpolicy::Error&) {
-    }  // and not std::bad_alloc
+  for (const test::SmallPlan& plan : test::small_plans()) {
+    const std::string file = test::saved(test::small_cache(plan));
+    for (std::size_t at = 32; at + 8 <= file.size(); at += at < 2000 ? 1 : 97) {
+      std::string forged = file;
+      for (std::size_t i = 0; i < 6; ++i) forged[at + i] = '\x7f';
+      auto cache = empty_cache(plan);
+      try {
+        test::load_bytes(cache, test::with_checksums(forged));
+      } catch (const kvpolicy::Error&) {
+      }  // and not std::bad_alloc
+    }
   }
 }
 
 TEST_CASE("any exception during loading leaves the cache unchanged") {
-  const std::string file = test::saved(test::small_cache());
-  test::CountingResource memory;
-  auto options = test::small_options();
-  options.memory = &memory;
-  {
-    SmallCache cache{test::small_plan(), options};
-    test::small_step(cache, 30);
-    const auto before = test::dump(cache);
-    const std::size_t live = memory.live_bytes();
-    for (std::size_t size = 0; size < file.size(); size += 101) {
-      CHECK(is_refused(cache, file.substr(0, size)));
-      CHECK(memory.live_bytes() == live);
-    }
-    std::size_t failures = 0;
-    for (std::size_t successes = 0;; ++successes) {
-      memory.fail_after(successes);
-      try {
-        test::load_bytes(cache, file);
-        break;
-      } catch (const std::bad_alloc&) {
-        ++failures;
+  for (const test::SmallPlan& plan : test::small_plans()) {
+    const std::string file = test::saved(test::small_cache(plan));
+    test::CountingResource memory;
+    auto options = test::small_options();
+    options.memory = &memory;
+    {
+      SmallCache cache{plan, options};
+      test::small_step(cache, 30);
+      const auto before = test::dump(cache);
+      const std::size_t live = memory.live_bytes();
+      for (std::size_t size = 0; size < file.size(); size += 101) {
+        CHECK(is_refused(cache, file.substr(0, size)));
+        CHECK(memory.live_bytes() == live);
       }
-      CHECK(memory.live_bytes() == live);
-      CHECK(test::dump(cache) == before);
+      std::size_t failures = 0;
+      for (std::size_t successes = 0;; ++successes) {
+        memory.fail_after(successes);
+        try {
+          test::load_bytes(cache, file);
+          break;
+        } catch (const std::bad_alloc&) {
+          ++failures;
+        }
+        CHECK(memory.live_bytes() == live);
+        CHECK(test::dump(cache) == before);
+      }
+      memory.fail_after(test::never);
+      CHECK(failures > 10);
+      CHECK(test::dump(cache) == test::dump(test::small_cache(plan)));
+      CHECK(memory.live_bytes() == cache.bytes());
     }
-    memory.fail_after(test::never);
-    CHECK(failures > 10);
-    CHECK(test::dump(cache) == test::dump(test::small_cache()));
-    CHECK(memory.live_bytes() == cache.bytes());
+    CHECK(memory.live_bytes() == 0);
+    CHECK(memory.faults() == 0);
   }
-  CHECK(memory.live_bytes() == 0);
-  CHECK(memory.faults() == 0);
 }
 
 TEST_CASE("a file of version 1 loads and is written again unchanged") {
@@ -157,7 +167,7 @@ TEST_CASE("a file of version 1 loads and is written again unchanged") {
   std::ifstream in{path, std::ios::binary};
   REQUIRE(in.good());
   const std::string file{std::istreambuf_iterator<char>{in}, {}};
-  auto cache = empty_cache();
+  auto cache = empty_cache(test::small_plan());
   kvpolicy::load(cache, std::filesystem::path{path}, "version 1");
   CHECK(cache.tokens() == 11);
   CHECK(cache.commit_point() == 9);

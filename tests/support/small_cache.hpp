@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A small cache with heads of every kind, for tests that save and load it. Its file is small enough to be
-// damaged at every byte.
+// A small cache with heads of every kind, and one with heads of few bits, for tests that save and load them. Their
+// files are small enough to be damaged at every byte.
 #pragma once
 
 #include <cstddef>
@@ -54,6 +54,55 @@ inline SmallPlan small_plan() {
   return plan;
 }
 
+/// Widths that fill no byte, keys and values of different ones, first rows that stay exact, and rotated rows. A plan
+/// of its own, because files of `small_plan` are kept in the repository.
+inline SmallPlan low_bit_plan() {
+  using namespace kvpolicy;
+  SmallPlan plan{{1, 5, 5, 64}};
+  QuantizedResidualCache<half, Granularity::per_channel>::Config by_channel;
+  by_channel.sinks = 2;
+  by_channel.storage.bits = 3;
+  by_channel.storage.key_group = 4;
+  by_channel.storage.residual = 1;
+  by_channel.storage.key_hadamard = by_channel.storage.value_hadamard = true;
+  plan.set(0, 0, by_channel);
+  QuantizedResidualCache<half>::Config by_row;
+  by_row.sinks = 1;
+  by_row.storage.key_bits = 5;
+  by_row.storage.value_bits = 6;
+  by_row.storage.residual = 2;
+  plan.set(0, 1, by_row);
+  SinkRecentCache<PerTokenStorage<half>>::Config window;
+  window.sinks = 2;
+  window.recent = 5;
+  window.storage.bits = 6;
+  window.storage.key_bits = 3;
+  window.storage.residual = 2;
+  window.storage.value_hadamard = true;
+  plan.set(0, 2, window);
+  HeadBudgetCache<PerTokenStorage<half>>::Config budget;
+  budget.budget = 3;
+  budget.scorer.observation_window = 1;
+  budget.storage.bits = 5;
+  budget.storage.value_bits = 3;
+  budget.storage.residual = 2;
+  budget.storage.key_hadamard = true;
+  plan.set(0, 3, budget);
+  ChunkRetrievalCache<PerChannelStorage<half>>::Config retrieval;
+  retrieval.chunk = 4;
+  retrieval.budget = 4;
+  retrieval.storage.bits = 6;
+  retrieval.storage.key_bits = 3;
+  retrieval.storage.key_group = 4;
+  retrieval.storage.residual = 0;
+  retrieval.storage.key_hadamard = true;
+  plan.set(0, 4, retrieval);
+  return plan;
+}
+
+/// Both, for tests of files.
+[[nodiscard]] inline std::vector<SmallPlan> small_plans() { return {small_plan(), low_bit_plan()}; }
+
 inline kvpolicy::CacheOptions small_options() {
   kvpolicy::CacheOptions options;
   options.max_rollback = 2;
@@ -87,8 +136,8 @@ std::vector<float> small_step(Cache& cache, std::size_t tokens, const kvpolicy::
 }
 
 /// A cache after a prompt, a compression, a selection and a few tokens, two of which can be rolled back.
-inline SmallCache small_cache() {
-  SmallCache cache{small_plan(), small_options()};
+inline SmallCache small_cache(const SmallPlan& plan = small_plan()) {
+  SmallCache cache{plan, small_options()};
   small_step(cache, 8);
   cache.compress();
   kvpolicy::AttendOptions selecting;

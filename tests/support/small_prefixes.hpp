@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Three prefixes of one text, under a plan with heads of every kind (small_cache.hpp).
+// Three prefixes of one text, under a small plan (small_cache.hpp).
 #pragma once
 
 #include <cstddef>
@@ -24,22 +24,24 @@ using SmallPrefixes = kvpolicy::PrefixCache<kvpolicy::half>;
   return tokens;
 }
 
-inline void keep_small_prefixes(SmallPrefixes& prefixes) {
-  SmallCache cache{small_plan(), small_options()};
+inline void keep_small_prefixes(SmallPrefixes& prefixes, const SmallPlan& plan = small_plan()) {
+  SmallCache cache{plan, small_options()};
   for (const std::size_t tokens : {16U, 18U, 6U}) {
     small_step(cache, tokens);
     static_cast<void>(prefixes.keep(cache, small_tokens(cache.tokens())));
   }
 }
 
-[[nodiscard]] inline std::string saved_prefixes(const SmallPrefixes& prefixes) {
+[[nodiscard]] inline std::string saved_prefixes(const SmallPrefixes& prefixes,
+                                                const SmallPlan& plan = small_plan()) {
   std::ostringstream stream;
-  kvpolicy::save(prefixes, small_plan(), stream);
+  kvpolicy::save(prefixes, plan, stream);
   return stream.str();
 }
-inline void load_prefixes(SmallPrefixes& prefixes, const std::string& bytes) {
+inline void load_prefixes(SmallPrefixes& prefixes, const std::string& bytes,
+                          const SmallPlan& plan = small_plan()) {
   std::istringstream stream{bytes};
-  kvpolicy::load(prefixes, small_plan(), stream);
+  kvpolicy::load(prefixes, plan, stream);
 }
 
 }  // namespace test

@@ -37,6 +37,7 @@ TEST_CASE("a plan's name has parts") {
   CHECK(parts("headkv:128,16") == "headkv|||headkv");
   CHECK(parts("headkv+int4:128,kernel=29,beta=2") == "headkv||int4|headkv+int4:kernel=29,beta=2");
   CHECK(parts("duo@a:b/c+d+int4:0.5") == "duo|a:b/c+d|int4|duo@a:b/c+d+int4");
+  CHECK(parts("duo@a:b/c+d+k8v4:0.5") == "duo|a:b/c+d|k8v4|duo@a:b/c+d+k8v4");
   CHECK(parts("duo+int4@a:b/c:0.5,mask=chunk") == "duo|a:b/c|int4|duo+int4@a:b/c:mask=chunk");
   CHECK(parts("headkv@scores.json:64") == "headkv|scores.json||headkv@scores.json");
   CHECK(parts("duo@p/lr=0.02,x:0.5") == "duo|p/lr=0.02,x||duo@p/lr=0.02,x");

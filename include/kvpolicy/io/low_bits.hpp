@@ -1,118 +1,117 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Precisions by name, and the format that a name stands for:
+// Precisions by name, and what a name may say besides:
 //
-//     int4      keys and values of 4 bits; 2, 3, 4, 5, 6 or 8
-//     k8v4      keys of 8 bits, values of 4
+//     int4                      keys and values of 4 bits; 2, 3, 4, 5, 6 or 8 (plan/low_bits.hpp)
+//     k8v4                      keys of 8 bits, values of 4
+//     hf4, hf2                  as transformers' QuantizedCache stores rows
+//     int4:64,hadamard=both     the latest 64 rows exact, the others rotated before they are quantised
+//     int4:keys=token,group=32  a scale for 32 channels of a key
 //
-// A name is what tools, the C interface and plans of engines call a precision, so the formats are chosen here and
-// nowhere else. Heads that keep every row quantise keys per channel where their bits are few: outliers of keys
-// are concentrated in few channels (KIVI, arXiv:2402.02750), and at equal bits that loses less than a rotation
-// (docs/results.md). The first rows stay exact, as sinks of attention must (KVQuant, arXiv:2401.18079), and the latest.
+// Tools, the C interface and plans of engines call a precision so.
 #pragma once
 
-#include <array>
+#include <concepts>
 #include <cstddef>
-#include <cstdint>
 #include <string_view>
 
-#include <kvpolicy/core/dtype.hpp>
-#include <kvpolicy/core/model_shape.hpp>
-#include <kvpolicy/plan/head_plan.hpp>
-#include <kvpolicy/policy/quantized_residual_cache.hpp>
+#include <kvpolicy/core/error.hpp>
+#include <kvpolicy/io/json_text.hpp>
+#include <kvpolicy/plan/low_bits.hpp>
 
 namespace kvpolicy::io {
 
-/// The largest group of up to `most` channels that divides the keys and values of every layer; `most` is a power
-/// of two from 8 on.
-[[nodiscard]] inline std::size_t channel_group(const ModelShape& shape, std::size_t most = 32) {
-  std::size_t group = most;
-  for (std::size_t l = 0; l < shape.layers; ++l) {
-    const LayerShape layer = shape.layer(l);
-    while (layer.head_dim % group != 0 || layer.value_dim % group != 0) group /= 2;
-  }
-  return group;
+/// Reads "int4" or "k8v4"; no bits where a word is none of a precision.
+[[nodiscard]] constexpr LowBits low_bits_named(std::string_view word) {
+  const auto bits = [](char digit) -> std::size_t {
+    const auto width = static_cast<std::size_t>(digit - '0');
+    return digit >= '0' && digit <= '9' && is_code_width(width) ? width : 0;
+  };
+  LowBits found;
+  if (word.size() == 4 && word.starts_with("int")) found.keys = found.values = bits(word[3]);
+  if (word.size() == 4 && word[0] == 'k' && word[2] == 'v') found = {bits(word[1]), bits(word[3])};
+  return found.keys == 0 || found.values == 0 ? LowBits{} : found;
 }
 
-/// Bits of keys and of values; 0 where a name is none of a precision.
-struct LowBits {
-  std::size_t keys = 0;
-  std::size_t values = 0;
+/// The bits of "hf4" and "hf2", which transformers has; 0 for any other word.
+[[nodiscard]] constexpr std::size_t hugging_face_bits(std::string_view word) {
+  return word == "hf4" ? 4 : word == "hf2" ? 2 : 0;
+}
 
-  /// Reads "int4" or "k8v4".
-  [[nodiscard]] static constexpr LowBits named(std::string_view name) {
-    const auto bits = [](char digit) -> std::size_t {
-      const auto width = static_cast<std::size_t>(digit - '0');
-      return digit >= '0' && digit <= '9' && is_code_width(width) ? width : 0;
-    };
-    LowBits found;
-    if (name.size() == 4 && name.starts_with("int")) found.keys = found.values = bits(name[3]);
-    if (name.size() == 4 && name[0] == 'k' && name[2] == 'v') found = {bits(name[1]), bits(name[3])};
-    return found.keys == 0 || found.values == 0 ? LowBits{} : found;
-  }
-  explicit constexpr operator bool() const { return keys != 0; }
+/// Settings that a name gives, each taken once: `PlanName` or what extends it.
+template <class S>
+concept NameSettings = requires(S& settings) {
+  { settings.count("group", std::size_t{}) } -> std::same_as<std::size_t>;
+  { settings.choice("keys", KeyScales{}) } -> std::same_as<KeyScales>;
 };
 
-/// Which numbers of the keys share a scale, in files and names.
-enum class KeyScales : std::uint8_t { token, channel };
-/// The names of the enumerators.
-[[nodiscard]] constexpr std::array<std::string_view, 2> names_of(KeyScales) { return {"token", "channel"}; }
+namespace detail {
 
-/// Which rows are rotated before they are quantised (core/hadamard.hpp), in names.
-enum class Hadamard : std::uint8_t { none, keys, values, both };
-/// The names of the enumerators.
-[[nodiscard]] constexpr std::array<std::string_view, 4> names_of(Hadamard) {
-  return {"none", "keys", "values", "both"};
-}
-/// Whether keys are rotated.
-[[nodiscard]] constexpr bool rotates_keys(Hadamard which) {
-  return which == Hadamard::keys || which == Hadamard::both;
-}
-/// Whether values are rotated.
-[[nodiscard]] constexpr bool rotates_values(Hadamard which) {
-  return which == Hadamard::values || which == Hadamard::both;
+[[nodiscard]] inline LowBits known_bits(std::string_view storage) {
+  const LowBits bits = low_bits_named(storage);
+  require(static_cast<bool>(bits), in_quotes(storage),
+          " is not int8, int6, int5, int4, int3, int2, or bits of keys and of values such as k8v4");
+  return bits;
 }
 
-/// How quantised rows are stored.
-struct LowBitFormat {
-  KeyScales keys = KeyScales::token;
-  std::size_t sinks = 0;  ///< first rows that stay exact, where a head keeps every row
-  ResidualConfig storage = {};
+[[nodiscard]] inline std::size_t at_least_1(std::string_view setting, std::size_t count) {
+  require(count > 0, setting, " is 0, must be at least 1");
+  return count;
+}
 
-  /// The format of rows that may be dropped one by one: a scale and a zero for up to 32 channels of a row.
-  [[nodiscard]] static LowBitFormat of_rows(LowBits bits, const ModelShape& shape, std::size_t residual) {
-    const std::size_t group = channel_group(shape);
-    return {.storage = {.bits = bits.keys,
-                        .value_bits = bits.values == bits.keys ? 0 : bits.values,
-                        .key_group = group,
-                        .value_group = group,
-                        .residual = residual}};
-  }
-  /// The format of heads that keep every row.
-  [[nodiscard]] static LowBitFormat of_text(LowBits bits, const ModelShape& shape,
-                                            std::size_t residual = 128) {
-    LowBitFormat format = of_rows(bits, shape, residual);
-    format.sinks = 4;
-    const std::size_t group = channel_group(shape, 64);
-    if (bits.keys == 8) {
-      format.storage.key_group = group;
-    } else {
-      format.keys = KeyScales::channel;
-      format.storage.key_group = bits.keys > 2 ? 64 : 32;
-    }
-    if (bits.values > 2) format.storage.value_group = group;
-    return format;
-  }
+}  // namespace detail
 
-  /// The settings of a head that keeps every row in this format.
-  template <Element E>
-  [[nodiscard]] HeadSettings<E> head() const {
-    if (keys == KeyScales::channel) {
-      return typename QuantizedResidualCache<E, Granularity::per_channel>::Config{.sinks = sinks,
-                                                                                  .storage = storage};
-    }
-    return typename QuantizedResidualCache<E>::Config{.sinks = sinks, .storage = storage};
+/// How rows are quantised that may be dropped one by one. Takes `group`, `residual` and `hadamard`.
+/// @throws ConfigError for a `storage` that is no precision, or a setting that does not work
+template <NameSettings S>
+[[nodiscard]] ResidualConfig row_format(S& settings, std::string_view storage, const ModelShape& shape,
+                                        std::size_t residual) {
+  LowBitFormat rows = LowBitFormat::of_rows(detail::known_bits(storage), shape, residual);
+  const std::size_t group = settings.count("group", rows.storage.value_group);
+  rows.storage.key_group = rows.storage.value_group = detail::at_least_1("group", group);
+  rows.storage.residual = settings.count("residual", residual);
+  return rows.rotated(settings.choice("hadamard", Hadamard::none)).storage;
+}
+
+/// How heads that keep every row quantise them. Takes `keys`, `key_group` where keys share scales along the text,
+/// `group`, `residual` and `hadamard`.
+/// @throws ConfigError as `row_format`
+template <NameSettings S>
+[[nodiscard]] LowBitFormat text_format(S& settings, std::string_view storage, const ModelShape& shape) {
+  const LowBits bits = detail::known_bits(storage);
+  LowBitFormat text = LowBitFormat::of_text(bits, shape);
+  ResidualConfig& rows = text.storage;
+  const KeyScales keys = settings.choice("keys", text.keys);
+  if (keys != text.keys) {
+    rows.key_group = LowBitFormat::key_rows(bits.keys);
+    if (keys == KeyScales::token) rows = LowBitFormat::of_rows(bits, shape, rows.residual).storage;
+    text.keys = keys;
   }
-};
+  if (keys == KeyScales::channel) {
+    rows.key_group = detail::at_least_1("key_group", settings.count("key_group", rows.key_group));
+  }
+  rows.value_group = detail::at_least_1("group", settings.count("group", rows.value_group));
+  if (keys == KeyScales::token) rows.key_group = rows.value_group;
+  rows.residual = settings.count("residual", rows.residual);
+  return text.rotated(settings.choice("hadamard", Hadamard::none));
+}
+
+/// The plan of the name `storage` itself: every row of every head in that precision. Takes `sinks` besides.
+/// @throws ConfigError as `row_format`
+template <Element E, NameSettings S>
+[[nodiscard]] HeadPlan<E> low_bit_plan(S& settings, std::string_view storage, const ModelShape& shape) {
+  LowBitFormat format;
+  if (const std::size_t bits = hugging_face_bits(storage); bits != 0) {
+    format = LowBitFormat::of_hugging_face(bits, shape);
+    ResidualConfig& rows = format.storage;
+    rows.key_group = rows.value_group =
+        detail::at_least_1("group", settings.count("group", rows.value_group));
+    rows.residual = settings.count("residual", rows.residual);
+  } else {
+    format = text_format(settings, storage, shape);
+    format.sinks = settings.count("sinks", format.sinks);
+  }
+  return HeadPlan<E>{shape, format.template head<E>()};
+}
 
 }  // namespace kvpolicy::io

@@ -9,9 +9,12 @@
 //
 // for keys of b bits and values of c. lost is 1 - r/n for sinks and a window, and a quarter of it for rows that
 // attention chooses. The second term is proportional to the energy of the rounding errors of codes. It is 0 for exact
-// rows. Keys carry most of what quantising costs (k = 0.86, v = 0.14, as measured on SmolLM2 at 4 bits), and half as
-// much if they are quantised per channel, because outliers then widen the steps of no other key (KIVI,
-// arXiv:2402.02750). Only the ranks matter: DuoAttention (arXiv:2410.10819) says that a streaming head of
+// rows. For rows that are rounded each by itself k = 0.89 and v = 0.11; keys that share scales per channel have 0.48
+// of that, if they are rotated as well 0.22, and rotated values 0.28. These follow from the divergences of SmolLM2 in
+// docs/results.md ("Low bits"), in those of rotated q4_0 and at 4 bits: rows 2.00, keys per channel 1.07, with rotated
+// values 0.91, with both rotated 0.45; there 3 bits in place of 4 cost rotated values 0.07 of what they cost keys
+// (0.40 and 5.40 thousandths of a nat). At 2 bits a search over single heads found 72 % of the damage in keys.
+// Only the ranks matter: DuoAttention (arXiv:2410.10819) says that a streaming head of
 // gate 0 loses nothing by its window, HeadKV (arXiv:2410.19258) that rows chosen by attention lose far less
 // than the latest ones. Measured damages (io/damage_json.hpp) are better if the model is available.
 #pragma once
@@ -24,11 +27,11 @@
 
 #include <kvpolicy/plan/duo_gates.hpp>
 #include <kvpolicy/plan/headkv_budgets.hpp>
+#include <kvpolicy/plan/low_bits.hpp>
 #include <kvpolicy/plan/require_fits.hpp>
 #include <kvpolicy/plan/search.hpp>
 #include <kvpolicy/policy/full_cache.hpp>
 #include <kvpolicy/policy/head_budget_cache.hpp>
-#include <kvpolicy/policy/quantized_residual_cache.hpp>
 #include <kvpolicy/policy/sink_recent_cache.hpp>
 
 namespace kvpolicy {
@@ -37,7 +40,6 @@ namespace kvpolicy {
 struct SearchMenuConfig {
   std::size_t sinks = 16;     ///< Sinks of every window.
   std::size_t min_rows = 32;  ///< Rows of the smallest window and budget, always-kept rows included.
-  std::size_t group = 32;     ///< Channels that share a scale; divides head_dim.
   std::size_t residual = 32;  ///< Exact latest rows of heads that keep every row quantised.
   SnapKvScorer::Config scorer = {};
 
@@ -66,61 +68,58 @@ template <Element E>
 class Menu {
  public:
   using Dense = DenseStorage<E>;
-  using Codes = ResidualStorage<E, Granularity::per_token>;
+  using Codes = PerTokenStorage<E>;
 
   Menu(const ModelShape& shape, const HeadGates& importance, std::size_t context,
        const SearchMenuConfig& config)
       : shape_{shape}, importance_{importance}, context_{context}, config_{config} {}
 
   std::vector<HeadChoice<E>> make() {
-    add<FullCache<Dense>>({}, 0.0, exact);
-    for (const Bits bits : {Bits{8, 8}, Bits{8, 4}, Bits{4, 4}, Bits{2, 2}}) {
-      add<QuantizedResidualCache<E>>({.storage = codes(bits, config_.residual)}, 0.0, bits);
+    add(typename FullCache<Dense>::Config{}, 0.0);
+    for (const LowBits bits : {LowBits{8, 8}, LowBits{8, 4}}) add_text(bits, Hadamard::none);
+    for (const LowBits bits : {LowBits{4, 4}, LowBits{4, 2}, LowBits{3, 3}, LowBits{2, 2}}) {
+      add_text(bits, Hadamard::none);
     }
-    for (const Bits bits :
-         {Bits{6, 4}, Bits{5, 3}, Bits{4, 4}, Bits{4, 3}, Bits{4, 2}, Bits{3, 3}, Bits{3, 2}, Bits{2, 2}}) {
-      ResidualConfig by_channel = codes(bits, config_.residual);
-      by_channel.key_group = key_rows;
-      add<QuantizedResidualCache<E, Granularity::per_channel>>({.sinks = exact_first, .storage = by_channel},
-                                                               0.0, bits, 0.5);
+    for (const LowBits bits : {LowBits{6, 4}, LowBits{5, 3}, LowBits{4, 4}, LowBits{4, 3}, LowBits{4, 2},
+                               LowBits{3, 3}, LowBits{3, 2}, LowBits{2, 2}}) {
+      add_text(bits, Hadamard::both);
     }
+    const LowBits four{4, 4};
+    const ResidualConfig in_four = LowBitFormat::of_rows(four, shape_, 0).storage;
     for (std::size_t rows = config_.min_rows; rows < context_; rows *= 2) {
       const double lost = 1.0 - static_cast<double>(rows) / static_cast<double>(context_);
       const std::size_t recent = rows - config_.sinks;
       const std::size_t budget = rows - config_.scorer.observation_window;
-      add<SinkRecentCache<Dense>>({.sinks = config_.sinks, .recent = recent}, lost, exact);
-      add<HeadBudgetCache<Dense>>({.budget = budget, .scorer = config_.scorer}, lost / 4, exact);
-      add<HeadBudgetCache<Codes>>({.budget = budget, .scorer = config_.scorer, .storage = codes({4, 4}, 0)},
-                                  lost / 4, {4, 4});
+      add(typename SinkRecentCache<Dense>::Config{.sinks = config_.sinks, .recent = recent}, lost);
+      add(typename HeadBudgetCache<Dense>::Config{.budget = budget, .scorer = config_.scorer}, lost / 4);
+      add(
+          typename HeadBudgetCache<Codes>::Config{
+              .budget = budget, .scorer = config_.scorer, .storage = in_four},
+          lost / 4, noise_of({.storage = in_four}));
     }
     return std::move(choices_);
   }
 
  private:
-  // Bits of a key's and of a value's number.
-  struct Bits {
-    std::size_t keys = 0, values = 0;
-  };
-  static constexpr Bits exact{};
-  static constexpr std::size_t exact_first = 4;
-  static constexpr std::size_t key_rows = 32;  // rows of a channel that share a scale, as in KIVI
-
-  [[nodiscard]] ResidualConfig codes(Bits bits, std::size_t residual) const {
-    return {.bits = bits.keys,
-            .value_bits = bits.values == bits.keys ? 0 : bits.values,
-            .key_group = config_.group,
-            .value_group = config_.group,
-            .residual = residual};
+  void add_text(LowBits bits, Hadamard rotated) {
+    const LowBitFormat format = LowBitFormat::of_text(bits, shape_, config_.residual).rotated(rotated);
+    add(format.template head<E>(), 0.0, noise_of(format));
   }
 
-  template <class P>
-  void add(const typename P::Config& config, double lost, Bits bits, double of_key_noise = 1.0) {
-    const auto energy = [](std::size_t width) {
-      const double steps = std::exp2(static_cast<double>(width)) - 1.0;
-      return width == 0 ? 0.0 : 1.0 / (steps * steps);
+  [[nodiscard]] static double noise_of(const LowBitFormat& format) {
+    const auto energy = [](Encoding encoding) {
+      const double steps = std::exp2(static_cast<double>(bits_of(encoding))) - 1.0;
+      return 1.0 / (steps * steps);
     };
-    const double noise = 0.86 * of_key_noise * energy(bits.keys) + 0.14 * energy(bits.values);
-    HeadChoice<E> choice{config, HeadDamage{shape_.layers, importance_.heads()}};
+    const bool by_channel = format.keys == KeyScales::channel;
+    const double of_keys = !by_channel ? 1.0 : format.storage.key_hadamard ? 0.22 : 0.48;
+    const double of_values = format.storage.value_hadamard ? 0.28 : 1.0;
+    return 0.89 * of_keys * energy(format.storage.key_encoding()) +
+           0.11 * of_values * energy(format.storage.value_encoding());
+  }
+
+  void add(const HeadSettings<E>& settings, double lost, double noise = 0.0) {
+    HeadChoice<E> choice{settings, HeadDamage{shape_.layers, importance_.heads()}};
     for (std::size_t i = 0; i < importance_.values().size(); ++i) {
       const double g = std::clamp(importance_.values()[i], 0.0, 1.0);
       choice.damage.values()[i] = (g + 0.02) * lost + (g + 0.05) * noise;
@@ -137,9 +136,9 @@ class Menu {
 
 }  // namespace detail
 
-/// Choices for `search_plan` at `context` tokens. Heads that keep every row: exact, in 8, 4 and 2 bits and
-/// with keys of 8 and values of 4; and with keys per channel in 6 to 2 bits, values in 4 to 2, which needs pages of at
-/// least 32 rows.
+/// Choices for `search_plan` at `context` tokens. Heads that keep every row: exact; keys of 8 bits with values of 8 and
+/// 4; and keys per channel, which needs pages of at least 64 rows: of 4, 3 and 2 bits, and rotated with rotated values of
+/// 6 to 2 bits, values in 4 to 2. How each is stored, plan/low_bits.hpp says.
 /// Windows and budgets: of `min_rows`, twice as many, and so on below `context`, budgets also in 4 bits.
 /// `importance` [layers, kv_heads] are DuoAttention's gates or the result of `importance_of`; it is clipped
 /// to 0 to 1.

@@ -125,9 +125,16 @@ class ResidualStorage {
     check_own("key_bits", config.key_bits);
     check_own("value_bits", config.value_bits);
     const auto [keys, values] = groups(config, context);
-    const std::size_t key_unit = Keys == Granularity::per_token ? context.head_dim : context.page_rows;
-    require(key_unit % keys == 0, "ResidualStorage: key_group is ", keys, ", must divide ",
-            Keys == Granularity::per_token ? "head_dim = " : "the rows of a page = ", key_unit);
+    if constexpr (Keys == Granularity::per_token) {
+      require(context.head_dim % keys == 0, "ResidualStorage: key_group is ", keys,
+              ", must divide head_dim = ", context.head_dim);
+    } else {
+      require(keys <= context.page_rows || !std::has_single_bit(keys), "ResidualStorage: key_group is ", keys,
+              ", must divide the rows of a page = ", context.page_rows, ": give the cache pages of at least ",
+              keys, " rows, or the head key_group=", context.page_rows);
+      require(context.page_rows % keys == 0, "ResidualStorage: key_group is ", keys,
+              ", must divide the rows of a page = ", context.page_rows);
+    }
     require(context.value_channels() % values == 0, "ResidualStorage: value_group is ", values,
             ", must divide ", context.value_channels() == context.head_dim ? "head_dim = " : "value_dim = ",
             context.value_channels());

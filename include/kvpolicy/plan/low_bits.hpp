@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The format of low-bit rows that a number of bits stands for, wherever a precision is asked for by its bits alone: by
+// name (io/low_bits.hpp) and in plan search (plan/search_menu.hpp). Formats are chosen here and nowhere else.
+//
+// Heads that keep every row quantise keys per channel where their bits are few, because outliers of keys are
+// concentrated in few channels (KIVI, arXiv:2402.02750). At 4 bits that loses about what a rotation of each row saves;
+// rotated keys per channel with rotated values lose less than half of either (docs/results.md, "Low bits"). Rotation
+// costs work for each row and each query, and has to be asked for. The first rows stay exact, as sinks of attention
+// must (KVQuant, arXiv:2401.18079), and the latest.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include <kvpolicy/core/dtype.hpp>
+#include <kvpolicy/core/model_shape.hpp>
+#include <kvpolicy/plan/head_plan.hpp>
+#include <kvpolicy/policy/quantized_residual_cache.hpp>
+
+namespace kvpolicy {
+
+/// The largest group of up to `most` channels that divides the keys and values of every layer; `most` is a power
+/// of two from 8 on.
+[[nodiscard]] inline std::size_t channel_group(const ModelShape& shape, std::size_t most = 32) {
+  std::size_t group = most;
+  for (std::size_t l = 0; l < shape.layers; ++l) {
+    const LayerShape layer = shape.layer(l);
+    while (layer.head_dim % group != 0 || layer.value_dim % group != 0) group /= 2;
+  }
+  return group;
+}
+
+/// Bits of keys and of values: 2, 3, 4, 5, 6 or 8 each; 0 where there are none.
+struct LowBits {
+  std::size_t keys = 0;
+  std::size_t values = 0;
+
+  explicit constexpr operator bool() const { return keys != 0; }
+};
+
+/// Which numbers of the keys share a scale, in files and names.
+enum class KeyScales : std::uint8_t { token, channel };
+/// The names of the enumerators.
+[[nodiscard]] constexpr std::array<std::string_view, 2> names_of(KeyScales) { return {"token", "channel"}; }
+
+/// Which rows are rotated before they are quantised (core/hadamard.hpp), in names.
+enum class Hadamard : std::uint8_t { none, keys, values, both };
+/// The names of the enumerators.
+[[nodiscard]] constexpr std::array<std::string_view, 4> names_of(Hadamard) {
+  return {"none", "keys", "values", "both"};
+}
+
+/// How quantised rows are stored.
+struct LowBitFormat {
+  KeyScales keys = KeyScales::token;
+  std::size_t sinks = 0;  ///< first rows that stay exact, where a head keeps every row
+  ResidualConfig storage = {};
+
+  /// First rows that stay exact where a head keeps every row.
+  static constexpr std::size_t exact_first = 4;
+  /// Rows of a channel whose keys share a scale; divides the rows of a page.
+  [[nodiscard]] static constexpr std::size_t key_rows(std::size_t key_bits) { return key_bits > 2 ? 64 : 32; }
+
+  /// The format of rows that may be dropped one by one: a scale and a zero for up to 32 channels of a row.
+  [[nodiscard]] static LowBitFormat of_rows(LowBits bits, const ModelShape& shape, std::size_t residual) {
+    const std::size_t group = channel_group(shape);
+    return {.storage = {.bits = bits.keys,
+                        .value_bits = bits.values == bits.keys ? 0 : bits.values,
+                        .key_group = group,
+                        .value_group = group,
+                        .residual = residual}};
+  }
+  /// The format of heads that keep every row.
+  [[nodiscard]] static LowBitFormat of_text(LowBits bits, const ModelShape& shape,
+                                            std::size_t residual = 128) {
+    LowBitFormat format = of_rows(bits, shape, residual);
+    format.sinks = exact_first;
+    const std::size_t group = channel_group(shape, 64);
+    if (bits.keys == 8) {
+      format.storage.key_group = group;
+    } else {
+      format.keys = KeyScales::channel;
+      format.storage.key_group = key_rows(bits.keys);
+    }
+    if (bits.values > 2) format.storage.value_group = group;
+    return format;
+  }
+  /// The settings of transformers' QuantizedCache: 64 channels of a row share a scale, and no first row is exact.
+  [[nodiscard]] static LowBitFormat of_hugging_face(std::size_t bits, const ModelShape& shape) {
+    LowBitFormat format = of_rows({bits, bits}, shape, 128);
+    format.storage.key_group = format.storage.value_group = channel_group(shape, 64);
+    return format;
+  }
+
+  /// The same format with these rows rotated.
+  [[nodiscard]] LowBitFormat rotated(Hadamard which) const {
+    LowBitFormat format = *this;
+    format.storage.key_hadamard = which == Hadamard::keys || which == Hadamard::both;
+    format.storage.value_hadamard = which == Hadamard::values || which == Hadamard::both;
+    return format;
+  }
+
+  /// The settings of a head that keeps every row in this format.
+  template <Element E>
+  [[nodiscard]] HeadSettings<E> head() const {
+    if (keys == KeyScales::channel) {
+      return typename QuantizedResidualCache<E, Granularity::per_channel>::Config{.sinks = sinks,
+                                                                                  .storage = storage};
+    }
+    return typename QuantizedResidualCache<E>::Config{.sinks = sinks, .storage = storage};
+  }
+};
+
+}  // namespace kvpolicy
