@@ -42,6 +42,14 @@ TEST_CASE("a row is rotated as by its matrix, and the rotation is its own invers
   rotate_hadamard(nothing);
 }
 
+TEST_CASE("the factor of a block is the one that float arithmetic gives") {
+  for (std::size_t block = 1; block <= 512; block *= 2) {
+    CAPTURE(block);
+    volatile float root = std::sqrt(static_cast<float>(block));
+    CHECK(hadamard_unit(block) == 1.0F / root);
+  }
+}
+
 TEST_CASE("an outlier is spread over its block") {
   std::vector<float> row(64, 0.0F);
   row[17] = 8.0F;

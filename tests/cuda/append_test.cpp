@@ -58,6 +58,8 @@ HeadView random_view(Random& random, int head_dim, int page_rows, const Limits& 
     view.key_group =
         view.key_per_channel ? one_of(random, std::vector{16, 32, 64}) : head_dim >> below(random, 3);
     view.value_group = one_of(random, std::vector{8, 32, head_dim});
+    view.key_hadamard = below(random, 2) == 0;
+    view.value_hadamard = below(random, 2) == 0;
     view.residual = one_of(random, std::vector{0, 1, 64, 100});
     exact += view.residual + 64;
     if (window) view.packed_ring = whole_pages(view.recent + limits.most_tentative + 64);

@@ -59,6 +59,10 @@ HeadSpec quantized(HeadSpec spec, std::size_t bits, std::size_t residual) {
   spec.flush_rows = cuda::quantized_together;
   return spec;
 }
+HeadSpec rotated(HeadSpec spec) {
+  spec.key_hadamard = spec.value_hadamard = true;
+  return spec;
+}
 HeadSpec after_first(HeadSpec spec) {
   spec.after_first = true;
   return spec;
@@ -102,6 +106,11 @@ TEST_CASE("scorers on the device: survivors that are quantised") {
       {quantized(budget(Rank::h2o, 100, 7), 8, 10), quantized(budget(Rank::key_norm, 140, 0), 4, 3),
        quantized(budget(Rank::tova, 90, 0), 4, 0), quantized(budget(Rank::h2o, 66, 0), 4, 70)},
       1, 30, 60);
+  run(5, 2,
+      {rotated(quantized(budget(Rank::h2o, 100, 7), 8, 10)),
+       rotated(quantized(budget(Rank::key_norm, 140, 0), 4, 3)),
+       rotated(quantized(budget(Rank::tova, 90, 0), 4, 0))},
+      1, 30, 40);
 }
 
 TEST_CASE("scorers on the device: one row at a time, from the first token on") {

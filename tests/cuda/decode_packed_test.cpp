@@ -55,6 +55,31 @@ TEST_CASE_TEMPLATE("decode: every grouping of quantised rows, at the ends of til
   });
 }
 
+TEST_CASE_TEMPLATE("decode: rotated rows between exact ones, beside heads that are not rotated", E, bfloat16,
+                   half) {
+  unsigned seed = 1100;
+  for_each_head_dim([&]<int D>(std::integral_constant<int, D>) {
+    for (const Encoding encoding : encodings) {
+      for (const Grids& grid : {Grids{D, D}, Grids{32, 16}, Grids{64, D, true}, Grids{16, 32, true}}) {
+        CAPTURE(name_of(encoding));
+        CAPTURE(grid.key_group);
+        CAPTURE(grid.per_channel);
+        HeadCase both = quantised(300, encoding, grid, 20), keys = both, values = both;
+        both.view.key_hadamard = both.view.value_hadamard = true;
+        keys.view.key_hadamard = true;
+        values.view.value_hadamard = true;
+        both.view.sinks = 5;
+        const bool two_tiles = seed % 2 == 0;
+        const test::DecodeLayer<E> layer(D, two_tiles ? 5 : 3, 4, 64,
+                                         {both, quantised(300, encoding, grid, 0), keys, values},
+                                         {.queries = two_tiles ? 3 : 1}, seed);
+        check<D>(layer, static_cast<int>(seed % 5) + 1, grouped_lse);
+        ++seed;
+      }
+    }
+  });
+}
+
 TEST_CASE("decode: chosen chunks that begin anywhere in a group of keys") {
   unsigned seed = 1200;
   for (const Encoding encoding : encodings) {

@@ -36,6 +36,7 @@ struct Head {
   CompressionSettings how;  // ranked by nothing: left alone
   Encoding encoding = Encoding::float32;
   int key_group = 0;
+  bool hadamard = false;  // keys are rotated before they are quantised
 };
 struct Case {
   std::vector<Head> heads;
@@ -113,6 +114,7 @@ double check(const Case& c) {
       view.encoding = head.encoding;
       view.key_group = head.key_group;
       view.value_group = head.key_group;
+      view.key_hadamard = view.value_hadamard = head.hadamard;
       view.residual = 70;
       view.exact_ring = 256;
     }
@@ -133,9 +135,8 @@ double check(const Case& c) {
     for (int r = 0; r < head.rows; ++r) {
       // Survivors came from anywhere before the rows that followed.
       own.push_back({.position = r < head.survivors ? r : r + view.evicted, .key = {}, .value = {}});
-      for (int d = 0; d < HeadDim; ++d) {
-        own.back().key.push_back(device.back()->number(test::Side::keys, r, d, *state));
-      }
+      const auto key = device.back()->row(test::Side::keys, r, *state);
+      own.back().key.assign(key.begin(), key.end());
     }
   }
 
@@ -407,10 +408,24 @@ TEST_CASE("fewer queries are known than would vote") {
 TEST_CASE("quantised survivors") {
   double worst = 0;
   for (const Encoding encoding : {Encoding::uint8, Encoding::uint4, Encoding::uint2}) {
-    const auto head = [&](int rows, int group) {
-      return Head{
-          .rows = rows, .survivors = rows - 40, .how = how(8, 7), .encoding = encoding, .key_group = group};
+    const auto head = [&](int rows, int group, bool hadamard = false) {
+      return Head{.rows = rows,
+                  .survivors = rows - 40,
+                  .how = how(8, 7),
+                  .encoding = encoding,
+                  .key_group = group,
+                  .hadamard = hadamard};
     };
+    for (const int blocks : {1, 2}) {
+      worst = std::max(
+          worst,
+          check<bfloat16, 64, true>(
+              {.heads = {head(300, 64, true), head(150, 32)}, .tokens = 500, .group = 2, .blocks = blocks}));
+      worst = std::max(worst, check<half, 128, true>({.heads = {head(333, 128, true), head(200, 16, true)},
+                                                      .tokens = 500,
+                                                      .group = 2,
+                                                      .blocks = blocks}));
+    }
     worst = std::max(worst,
                      check<bfloat16, 64, true>(
                          {.heads = {head(300, 64), head(150, 32)}, .tokens = 500, .group = 2, .blocks = 2}));

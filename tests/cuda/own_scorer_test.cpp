@@ -186,17 +186,22 @@ TEST_CASE("scorers of one's own keep on a device what they keep on the host") {
 
 TEST_CASE("scorers of one's own: quantised keys are ranked as they read") {
   const test::SmallDevice small;
-  const DevicePlan plan{shape, Budget<PeakKey, PerTokenStorage<E>>::Config{
-                                   .budget = 90, .storage = {.bits = 8, .residual = 0}}};
-  KvCache<E> host{plan};
-  DeviceCache device{plan, {}, nullptr, own_engine()};
-  test::Random random{1};
-  step_both(random, device, host, 156);
-  for (int i = 0; i < 2; ++i) {
-    device.compress();
-    host.compress();
-    check_same_rows(device, host);
-    step_both(random, device, host, 36);  // 92 + 36 rows are two blocks
+  for (const bool rotated : {false, true}) {
+    CAPTURE(rotated);
+    const ResidualConfig storage{
+        .bits = 8, .residual = 0, .key_hadamard = rotated, .value_hadamard = rotated};
+    const DevicePlan plan{shape,
+                          Budget<PeakKey, PerTokenStorage<E>>::Config{.budget = 90, .storage = storage}};
+    KvCache<E> host{plan};
+    DeviceCache device{plan, {}, nullptr, own_engine()};
+    test::Random random{1};
+    step_both(random, device, host, 156);
+    for (int i = 0; i < 2; ++i) {
+      device.compress();
+      host.compress();
+      check_same_rows(device, host);
+      step_both(random, device, host, 36);  // 92 + 36 rows are two blocks
+    }
   }
 }
 

@@ -178,6 +178,48 @@ TEST_CASE_TEMPLATE("prefill: quantised rows", E, half, bfloat16) {
   }
 }
 
+TEST_CASE_TEMPLATE("prefill: rotated rows between exact ones, beside heads that are not rotated", E, half,
+                   bfloat16) {
+  const auto rotated = [](Head head, bool keys, bool values) {
+    head.view.key_hadamard = keys;
+    head.view.value_hadamard = values;
+    return head;
+  };
+  for (const Encoding encoding : {Encoding::uint8, Encoding::uint4, Encoding::uint2}) {
+    CAPTURE(static_cast<int>(encoding));
+    Head sinks = rotated(packed(encoding, 20, 64, 64), true, true);
+    sinks.view.sinks = 5;
+    Head ring =
+        rotated(packed(encoding, 10, 64, 64), true, true);  // its sinks are turned to a later position
+    ring.view.sinks = 4, ring.view.recent = 150, ring.view.packed_ring = 256, ring.view.exact_ring = 192;
+    ring.view.rotation_limit = 153;
+    const Case c{
+        .heads = {sinks, packed(encoding, 0, 32, 16), rotated(packed(encoding, 64, 16, 8, true), true, true),
+                  rotated(packed(encoding, 1, 64, 32, true), true, false),
+                  rotated(packed(encoding, 1, 32, 64), false, true), ring},
+        .queries = 40,
+        .histories = {300},
+        .tentative = 3};
+    for (const int splits : {1, 3}) {
+      Case one = c;
+      one.splits = splits;
+      check<E, 64>(one);
+    }
+    check<E, 128>({.heads = {rotated(packed(encoding, 40, 128, 128), true, true),
+                             rotated(packed(encoding, 0, 32, 128, true), true, true)},
+                   .group = 2,
+                   .queries = 33,
+                   .histories = {300, 64},
+                   .page_rows = 128});
+    check<E, 128>(
+        {.heads = {chosen(rotated(packed(encoding, 70, 128, 32), true, true), 16, {0, 3, 4, 9}, 256)},
+         .group = 2,
+         .queries = 12,
+         .histories = {300},
+         .selected = true});
+  }
+}
+
 TEST_CASE("prefill: quantised windows and chunks") {
   for (const Encoding encoding : {Encoding::uint8, Encoding::uint4, Encoding::uint2}) {
     Head a = packed(encoding, 10, 64, 64), b = packed(encoding, 64, 32, 64, true);

@@ -5,6 +5,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -34,12 +35,13 @@ namespace {
 // One head that quantises all it gets, in one call of 64 rows.
 template <class E, int HeadDim>
 void check_quantized(const std::vector<std::vector<float>>& rows, Encoding encoding, bool per_channel,
-                     int key_group, int value_group, int expected_out_of_range) {
+                     int key_group, int value_group, int expected_out_of_range, bool rotated = false) {
   HeadView view;
   view.encoding = encoding;
   view.key_per_channel = per_channel;
   view.key_group = key_group;
   view.value_group = value_group;
+  view.key_hadamard = view.value_hadamard = rotated;
   view.residual = 0;
   view.exact_ring = 64;
   WrittenHead<E> head{view, HeadDim, 64, 64};
@@ -69,16 +71,19 @@ void check_quantized(const std::vector<std::vector<float>>& rows, Encoding encod
   CHECK(*out_of_range == expected_out_of_range);
 }
 
+// In every grouping.
 template <class E, int HeadDim>
-void check_quantized(const std::vector<std::vector<float>>& rows, int unrepresentable = 0) {
+void check_quantized(const std::vector<std::vector<float>>& rows, int unrepresentable = 0,
+                     bool rotated = false) {
   for (const Encoding encoding : {Encoding::uint8, Encoding::uint4, Encoding::uint2}) {
     CAPTURE(static_cast<int>(encoding));
     for (int group = 8; group <= HeadDim; group *= 2) {
       CAPTURE(group);
-      check_quantized<E, HeadDim>(rows, encoding, false, group, HeadDim / (group / 8), 2 * unrepresentable);
+      check_quantized<E, HeadDim>(rows, encoding, false, group, HeadDim / (group / 8), 2 * unrepresentable,
+                                  rotated);
     }
     for (const int group : {16, 32, 64}) {
-      check_quantized<E, HeadDim>(rows, encoding, true, group, HeadDim, 2 * unrepresentable);
+      check_quantized<E, HeadDim>(rows, encoding, true, group, HeadDim, 2 * unrepresentable, rotated);
     }
   }
 }
@@ -146,6 +151,39 @@ TEST_CASE("codes, scales and zeros are bit for bit the host's, also of hard numb
     for (float& x : row) x = test::normal(random) < 0 ? -65504.0F : 65504.0F;
   }
   check_quantized<kvpolicy::half, 64>(largest);
+}
+
+template <class E, int HeadDim>
+void check_rotated(const std::vector<std::vector<float>>& rows) {
+  int refused = 0;  // by the host, which looks at rotated numbers
+  for (const auto& row : rows) {
+    std::vector<float> numbers;
+    for (const float x : row) numbers.push_back(static_cast<float>(E{x}));
+    kvpolicy::rotate_hadamard(numbers);
+    for (const float x : numbers)
+      refused += kvpolicy::is_quantizable(std::bit_cast<std::uint32_t>(x)) ? 0 : 1;
+  }
+  check_quantized<E, HeadDim>(rows, refused, true);
+}
+
+TEST_CASE("rotated rows: codes, scales and zeros are bit for bit the host's, and so is what is refused") {
+  Random random{8};
+  for (const bool with_unrepresentable : {false, true}) {
+    CAPTURE(with_unrepresentable);
+    int unrepresentable = 0;
+    const auto wide = hard_rows(random, 128, with_unrepresentable, unrepresentable);
+    check_rotated<kvpolicy::half, 128>(wide);
+    check_rotated<kvpolicy::bfloat16, 128>(wide);
+    const auto narrow = hard_rows(random, 64, with_unrepresentable, unrepresentable);
+    check_rotated<kvpolicy::half, 64>(narrow);
+    check_rotated<kvpolicy::bfloat16, 64>(narrow);
+  }
+  std::vector<std::vector<float>> plain(64, std::vector<float>(128));
+  for (auto& row : plain) {
+    for (float& x : row) x = test::normal(random);
+  }
+  check_rotated<kvpolicy::half, 128>(plain);
+  check_rotated<kvpolicy::bfloat16, 128>(plain);
 }
 
 TEST_CASE("the kernels count exactly the numbers that the host refuses") {

@@ -238,7 +238,7 @@ TEST_CASE("a file of the host's opens on a device with the same rows") {
 
 TEST_CASE("a file of the host's is the device's own, byte for byte") {
   const ::test::SmallDevice small;
-  constexpr ModelShape wide{1, 32, 16, 64};
+  constexpr ModelShape wide{1, 40, 20, 64};
   const DevicePlan plan = ::test::plan_of<half>(
       wide, std::vector<HeadSpec>{
                 {},
@@ -262,7 +262,28 @@ TEST_CASE("a file of the host's is the device's own, byte for byte") {
                  .value_group = 32,
                  .residual = 16,
                  .kivi = true},
-                {.kind = Kind::retrieval, .budget = 64, .chunk = 16, .bits = 4, .residual = 16}});
+                {.kind = Kind::retrieval, .budget = 64, .chunk = 16, .bits = 4, .residual = 16},
+                {.sinks = 4, .bits = 8, .residual = 24, .key_hadamard = true, .value_hadamard = true},
+                {.bits = 4,
+                 .key_group = 32,
+                 .residual = 20,
+                 .per_channel = true,
+                 .key_hadamard = true,
+                 .value_hadamard = true},
+                {.bits = 4,
+                 .key_group = 16,
+                 .residual = 32,
+                 .per_channel = true,
+                 .key_hadamard = true,
+                 .value_hadamard = true,
+                 .kivi = true},
+                {.kind = Kind::window,
+                 .sinks = 3,
+                 .recent = 140,
+                 .bits = 4,
+                 .residual = 9,
+                 .key_hadamard = true,
+                 .value_hadamard = true}});
   for (const std::size_t tokens : std::initializer_list<std::size_t>{1, 60, 128, 193, 212}) {
     for (const bool slow : {false, true}) {
       CAPTURE(tokens);

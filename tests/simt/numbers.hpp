@@ -48,6 +48,10 @@ inline float exp2_approximate(float x) { return simt::flushed(std::exp2(simt::fl
 inline float exp2_exact(float x) { return std::exp2(x); }
 inline float log2_exact(float x) { return std::log2(x); }
 inline float tanh_exact(float x) { return std::tanh(x); }
+inline float rounded_product(float a, float b) {
+  volatile float product = a * b;  // a compiler may otherwise add to it before it is rounded
+  return product;
+}
 inline float inverse_square_root(float x) { return 1.0F / std::sqrt(x); }
 inline double square_root(double x) { return std::sqrt(x); }
 inline void sine_cosine(double angle, float& sine, float& cosine) {

@@ -98,6 +98,9 @@ TEST_CASE("small ones") {
   CHECK(count_bits(0xf0f00001U) == 9);
   CHECK(float_of_bits(bits_of_float(-1.5F)) == -1.5F);
   CHECK(std::fabs(inverse_square_root(16.0F) - 0.25F) <= 1e-7F);
+  // The square is a tie between two floats; what a multiply-add would keep is lost.
+  const float above_one = 1.0F + 0x1p-12F;
+  CHECK(rounded_product(above_one, above_one) - (1.0F + 0x1p-11F) == 0.0F);
   float sine = 0.0F;
   float cosine = 0.0F;
   sine_cosine(1e6, sine, cosine);

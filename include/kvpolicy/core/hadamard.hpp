@@ -6,7 +6,6 @@
 // once. So rows stay rotated, and engines rotate queries and results.
 #pragma once
 
-#include <cmath>
 #include <cstddef>
 #include <span>
 
@@ -15,6 +14,13 @@ namespace kvpolicy {
 /// Channels that are rotated together: the largest power of two that divides their number.
 [[nodiscard]] constexpr std::size_t hadamard_block(std::size_t channels) {
   return channels & (~channels + 1);
+}
+
+/// The factor of every number of a rotated block: 1 / sqrt(block), as float rounds the root and then the quotient.
+[[nodiscard]] constexpr float hadamard_unit(std::size_t block) {
+  float unit = 1.0F;
+  for (; block >= 4; block /= 4) unit /= 2.0F;
+  return block == 2 ? unit * (1.0F / 1.41421356F) : unit;
 }
 
 /// Rotates the numbers in place, in blocks of `hadamard_block(row.size())` channels.
@@ -32,7 +38,7 @@ inline void rotate_hadamard(std::span<float> row) {
       }
     }
   }
-  const float unit = 1.0F / std::sqrt(static_cast<float>(block));
+  const float unit = hadamard_unit(block);
   for (float& number : row) number *= unit;
 }
 

@@ -268,6 +268,8 @@ class HeadStore {
     view_.packed_ring = number(geometry.packed_ring());
     view_.encoding = settings.key_encoding;
     view_.key_per_channel = settings.key_per_channel;
+    view_.key_hadamard = settings.key_hadamard;
+    view_.value_hadamard = settings.value_hadamard;
     view_.key_group = number(settings.key_group);
     view_.value_group = number(settings.value_group);
     view_.residual = geometry.packs() ? number(settings.residual) : unlimited;

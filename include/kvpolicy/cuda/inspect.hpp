@@ -12,6 +12,7 @@
 #include <vector>
 
 #include <kvpolicy/core/dtype.hpp>
+#include <kvpolicy/core/hadamard.hpp>
 #include <kvpolicy/core/token_tree.hpp>
 #include <kvpolicy/cuda/device_tree.hpp>
 #include <kvpolicy/cuda/head_store.hpp>
@@ -50,6 +51,9 @@ inline void load_packed_row(const std::byte* page, const HeadView& head, int hea
     const float scale = param(key ? layout.key_scales_offset : layout.value_scales_offset, index);
     const float zero = param(key ? layout.key_zeros_offset : layout.value_zeros_offset, index);
     out[channel] = scale * static_cast<float>(code) + zero;
+  }
+  if (key ? head.key_hadamard : head.value_hadamard) {
+    rotate_hadamard({out, static_cast<std::size_t>(head_dim)});
   }
 }
 

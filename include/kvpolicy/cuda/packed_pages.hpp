@@ -27,8 +27,9 @@ class PackedPages {
         key_group_{static_cast<int>(rule.key_group)},
         value_group_{static_cast<int>(rule.value_group)},
         key_format_{rule.key_encoding,
-                    rule.key_per_channel ? Granularity::per_channel : Granularity::per_token, rule.key_group},
-        value_format_{rule.value_encoding, Granularity::per_token, rule.value_group},
+                    rule.key_per_channel ? Granularity::per_channel : Granularity::per_token, rule.key_group,
+                    rule.key_hadamard},
+        value_format_{rule.value_encoding, Granularity::per_token, rule.value_group, rule.value_hadamard},
         layout_{bits_, head_dim_, page_rows_, per_channel_, key_group_, value_group_} {
     for (const bool key : {true, false}) {
       auto& bit = bits_in_tile_[key ? 0 : 1];

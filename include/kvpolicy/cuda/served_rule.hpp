@@ -40,8 +40,6 @@ inline void check_quantized(const HeadRule& rule, std::size_t head_dim) {
   require(rule.key_encoding == rule.value_encoding && (bits == 2 || bits == 4 || bits == 8),
           "cuda: keys have ", bits, " bits and values ", bits_of(rule.value_encoding),
           "; both must have 2, 4 or 8, the same; other widths are served on the host");
-  require(!rule.key_hadamard && !rule.value_hadamard,
-          "cuda: rows are rotated before they are quantised; the kernels serve rows that are not");
   const auto fits = [&](std::size_t group) { return group % 8 == 0 && head_dim % group == 0; };
   require(rule.key_per_channel ? rule.key_group == 16 || rule.key_group == 32 || rule.key_group == 64
                                : fits(rule.key_group),

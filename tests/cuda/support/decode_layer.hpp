@@ -89,9 +89,10 @@ class DecodeLayer {
       views_.push_back(device.view());
       Rows seen;
       for (int row = 0; row < rows; ++row) {
-        for (int c = 0; c < head_dim; ++c) {
-          seen.keys.push_back(device.number(Side::keys, row, c, {head.tokens, head.committed}));
-          seen.values.push_back(device.number(Side::values, row, c, {head.tokens, head.committed}));
+        for (const Side side : {Side::keys, Side::values}) {
+          const auto own = device.row(side, row, {head.tokens, head.committed});
+          auto& all = side == Side::keys ? seen.keys : seen.values;
+          all.insert(all.end(), own.begin(), own.end());
         }
       }
       rows_.push_back(std::move(seen));

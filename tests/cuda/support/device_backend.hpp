@@ -268,6 +268,28 @@ inline std::vector<HeadSpec> device_heads() {
        .per_channel = true,
        .kivi = true},
   };
+  const std::vector<HeadSpec> rotated{
+      {.bits = 4, .key_group = 32, .residual = 20, .per_channel = true},
+      {.sinks = 4, .bits = 8, .residual = 9},
+      {.kind = Kind::window, .sinks = 3, .recent = 140, .bits = 8, .residual = 9},
+      {.kind = Kind::budget, .budget = 40, .window = 6, .bits = 4, .residual = 10},
+      {.kind = Kind::budget, .budget = 40, .window = 6, .bits = 4, .residual = 10, .kivi = true},
+      {.kind = Kind::retrieval,
+       .budget = 64,
+       .chunk = 16,
+       .refresh_every = 20,
+       .bits = 4,
+       .key_group = 16,
+       .residual = 11,
+       .per_channel = true},
+      {.bits = 4, .key_group = 16, .residual = 32, .per_channel = true, .kivi = true},
+  };
+  for (HeadSpec head : rotated) {
+    head.key_hadamard = head.value_hadamard = true;
+    heads.push_back(head);
+  }
+  heads.push_back({.bits = 2, .key_group = 16, .value_group = 32, .per_channel = true, .key_hadamard = true});
+  heads.push_back({.bits = 8, .key_group = 32, .value_group = 16, .value_hadamard = true});
   for (HeadSpec& head : heads) {
     head.flush_rows = head.bits > 0 ? block : 1;
     head.returns_rows = true;

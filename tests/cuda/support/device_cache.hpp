@@ -284,7 +284,12 @@ inline std::vector<HeadSpec> mixed_heads() {
       {.kind = Kind::window, .sinks = 5, .recent = 64, .in_cache = true},
       {.kind = Kind::retrieval, .budget = 32, .chunk = 8},
       {.kind = Kind::budget, .budget = 30, .window = 8},
-      {.bits = 2, .key_group = 16, .residual = 13, .per_channel = true},
+      {.bits = 4,
+       .key_group = 16,
+       .residual = 13,
+       .per_channel = true,
+       .key_hadamard = true,
+       .value_hadamard = true},
   };
 }
 /// The same heads in every layer, in another order in each.

@@ -16,6 +16,7 @@
 #include <doctest/doctest.h>
 
 #include <kvpolicy/core/dtype.hpp>
+#include <kvpolicy/core/hadamard.hpp>
 #include <kvpolicy/cuda/kernels/head.cuh>
 #include <kvpolicy/cuda/kernels/packing.cuh>
 #include <kvpolicy/storage/quantize.hpp>
@@ -133,24 +134,34 @@ class DeviceHead {
         exact(Side::values, row)[c] = E{values[index(row, c)]}.bits;
       }
     }
-    for (int row = view_.sinks; row < packed_end; ++row) {
-      for (int c = 0; c < head_dim_; ++c) {
-        quantize(Side::keys, keys, row, c);
-        quantize(Side::values, values, row, c);
+    for (const Side side : {Side::keys, Side::values}) {
+      const auto numbers = as_quantized(side, side == Side::keys ? keys : values, packed_end);
+      for (int row = view_.sinks; row < packed_end; ++row) {
+        for (int c = 0; c < head_dim_; ++c) quantize(side, numbers, row, c);
       }
     }
   }
 
-  /// A number as attention must see it.
-  [[nodiscard]] float number(Side side, int row, int channel, const kvpolicy::cuda::LayerState& state) const {
-    if (row < view_.sinks || row >= view_.packed_end(state.committed)) {
-      E value;
-      value.bits = exact(side, row)[channel];
-      return static_cast<float>(value);
+  [[nodiscard]] bool rotates(Side side) const {
+    return side == Side::keys ? view_.key_hadamard : view_.value_hadamard;
+  }
+  /// A row as attention must see it.
+  [[nodiscard]] std::vector<float> row(Side side, int row, const kvpolicy::cuda::LayerState& state) const {
+    std::vector<float> numbers;
+    const bool packed = row >= view_.sinks && row < view_.packed_end(state.committed);
+    for (int channel = 0; channel < head_dim_; ++channel) {
+      if (packed) {
+        const kvpolicy::AffineGrid at = grid(side, row, channel);
+        numbers.push_back(static_cast<float>(at.scale) * static_cast<float>(code(side, row, channel)) +
+                          static_cast<float>(at.zero));
+      } else {
+        E value;
+        value.bits = exact(side, row)[channel];
+        numbers.push_back(static_cast<float>(value));
+      }
     }
-    const kvpolicy::AffineGrid at = grid(side, row, channel);
-    return static_cast<float>(at.scale) * static_cast<float>(code(side, row, channel)) +
-           static_cast<float>(at.zero);
+    if (packed && rotates(side)) kvpolicy::rotate_hadamard(numbers);
+    return numbers;
   }
 
   // ---- summaries -----------------------------------------------------------------------------
@@ -231,6 +242,18 @@ class DeviceHead {
     return {page + layout_.value_scales_offset + 2 * i, page + layout_.value_zeros_offset + 2 * i};
   }
 
+  // All rows, rounded to E; those that are quantised are rotated if the head says so.
+  [[nodiscard]] std::vector<float> as_quantized(Side side, std::span<const float> rows,
+                                                int packed_end) const {
+    std::vector<float> numbers;
+    for (const float x : rows) numbers.push_back(static_cast<float>(E{x}));
+    for (int row = view_.sinks; rotates(side) && row < packed_end; ++row) {
+      kvpolicy::rotate_hadamard(
+          std::span{numbers}.subspan(index(row, 0), static_cast<std::size_t>(head_dim_)));
+    }
+    return numbers;
+  }
+
   // One number, its group searched anew: slow and plain.
   void quantize(Side side, std::span<const float> rows, int row, int channel) {
     const bool by_rows = side == Side::keys && view_.key_per_channel;
@@ -238,16 +261,14 @@ class DeviceHead {
     const int first = by_rows ? row - (row - view_.sinks) % group : channel - channel % group;
     float min = 0, max = 0;
     for (int i = 0; i < group; ++i) {
-      const float x =
-          static_cast<float>(E{by_rows ? rows[index(first + i, channel)] : rows[index(row, first + i)]});
+      const float x = by_rows ? rows[index(first + i, channel)] : rows[index(row, first + i)];
       min = i == 0 ? x : std::min(min, x);
       max = i == 0 ? x : std::max(max, x);
     }
     // Adding 0 leaves no -0: which zero of several is the smallest is nobody's business.
     const auto grid = kvpolicy::AffineGrid::covering(min + 0.0F, max + 0.0F, view_.encoding);
     set_grid(side, row, channel, grid);
-    const auto x = static_cast<float>(E{rows[index(row, channel)]});
-    set_code(side, row, channel, grid.encode(x, view_.encoding));
+    set_code(side, row, channel, grid.encode(rows[index(row, channel)], view_.encoding));
   }
 
   kvpolicy::cuda::HeadView view_;

@@ -38,6 +38,18 @@ struct WrittenHead {
     return static_cast<float>(value);
   }
 
+  /// All rows of one side as they are quantised.
+  [[nodiscard]] std::vector<float> as_quantized(Side side) const {
+    std::vector<float> all;
+    for (int row = 0; row < rows(); ++row) {
+      std::vector<float> numbers;
+      for (int c = 0; c < head_dim; ++c) numbers.push_back(number(side, row, c));
+      if (memory.rotates(side)) kvpolicy::rotate_hadamard(numbers);
+      all.insert(all.end(), numbers.begin(), numbers.end());
+    }
+    return all;
+  }
+
   [[nodiscard]] int packed_end(int committed) const {
     int end = view().sinks;
     if (!view().is_packed()) return end;
@@ -71,6 +83,10 @@ struct WrittenHead {
   void check_packed(Side side, int packed) {
     const bool by_rows = side == Side::keys && view().key_per_channel;
     const int group = side == Side::keys ? view().key_group : view().value_group;
+    const std::vector<float> all = as_quantized(side);
+    const auto number = [&](int row, int channel) {
+      return all[static_cast<std::size_t>(row * head_dim + channel)];
+    };
     int first = view().sinks;
     if (view().packed_ring > 0) first = std::max(first, packed - view().packed_ring);
     int wrong_grids = 0, wrong_codes = 0;
@@ -79,7 +95,7 @@ struct WrittenHead {
       for (int channel = 0; channel < head_dim; channel += by_rows ? 1 : group) {
         std::vector<float> numbers;
         for (int i = 0; i < group; ++i) {
-          numbers.push_back(by_rows ? number(side, row + i, channel) : number(side, row, channel + i));
+          numbers.push_back(by_rows ? number(row + i, channel) : number(row, channel + i));
         }
         const QuantizedGroup expected{numbers, view().encoding};
         for (int i = 0; i < group; ++i) {

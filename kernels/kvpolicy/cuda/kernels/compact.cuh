@@ -69,17 +69,15 @@ struct PackedVector {
     grid = block.scales(key)[param] | static_cast<std::uint32_t>(block.zeros(key)[param]) << 16;
   }
 
+  /// A number as the row has it, rotated if rows are.
   KVPOLICY_DEVICE float number(int i) const {
     const float scale = to_float<half>(static_cast<std::uint16_t>(grid & 0xffffU));
     const float zero = to_float<half>(static_cast<std::uint16_t>(grid >> 16));
     return scale * static_cast<float>(code[i]) + zero;
   }
-  template <Element E>
-  KVPOLICY_DEVICE Words4 numbers() const {
-    Words4 out;
+  KVPOLICY_DEVICE void load(float* numbers) const {
     KVPOLICY_UNROLL
-    for (int j = 0; j < 4; ++j) out.word[j] = pack<E>(number(2 * j), number(2 * j + 1));
-    return out;
+    for (int j = 0; j < 8; ++j) numbers[j] = number(j);
   }
 };
 
@@ -88,21 +86,30 @@ template <Element E, int HeadDim>
 KVPOLICY_DEVICE void compact_to_exact(const HeadView& from, const HeadView& to, int page_rows,
                                       const int* kept, int from_packed_end, int first, int last) {
   constexpr int vectors = HeadDim / 8;
-  for (int i = first * vectors + thread_index(); i < last * vectors; i += thread_count()) {
-    const int row = kept[i / vectors];
+  const int count = (last - first) * vectors;
+  // A warp's lanes stay together, because all of them take part in a rotation.
+  for (int i = thread_index(); i - lane_index() < count; i += thread_count()) {
+    const int to_row = first + smaller(i, count - 1) / vectors;
+    const int row = kept[to_row];
     const int channel = i % vectors * 8;
     KVPOLICY_UNROLL
     for (int side = 0; side < 2; ++side) {
       const bool key = side == 0;
+      const bool packed = row >= from.sinks && row < from_packed_end;
+      float x[8] = {};
+      if constexpr (can_quantize<HeadDim>) {
+        if (packed) PackedVector<HeadDim>{from, page_rows, row, channel, key}.load(x);
+        if (key ? from.key_hadamard : from.value_hadamard) rotate_vectors<HeadDim>(x);
+      }
       Words4 numbers;
-      if (row >= from.sinks && row < from_packed_end) {
-        if constexpr (can_quantize<HeadDim>) {
-          numbers = PackedVector<HeadDim>{from, page_rows, row, channel, key}.template numbers<E>();
-        }
+      if (packed) {
+        KVPOLICY_UNROLL
+        for (int j = 0; j < 4; ++j) numbers.word[j] = pack<E>(x[2 * j], x[2 * j + 1]);
       } else {
         numbers = *reinterpret_cast<const Words4*>(exact_row<HeadDim>(from, page_rows, row, key) + channel);
       }
-      *reinterpret_cast<Words4*>(exact_row<HeadDim>(to, page_rows, i / vectors, key) + channel) = numbers;
+      if (i >= count) continue;
+      *reinterpret_cast<Words4*>(exact_row<HeadDim>(to, page_rows, to_row, key) + channel) = numbers;
     }
   }
 }
@@ -148,7 +155,7 @@ KVPOLICY_DEVICE void compact_side(const HeadView& from, const HeadView& to, int 
     sync_block();
   }
   const auto levels = static_cast<float>((1 << code_bits(to.encoding)) - 1);
-  quantize_per_token<E>(memory, coded, group, levels, refused);
+  quantize_per_token<E>(memory, coded, group, Keys ? to.key_hadamard : to.value_hadamard, levels, refused);
   sync_block();
   if (flushed) write_coded_numbers<E, HeadDim, Keys>(memory, to, page_rows, first, 0, rows);
   write_side<HeadDim, Keys>(memory, to, PackedBlock{to, HeadDim, page_rows, first}, page_rows);

@@ -166,7 +166,7 @@ class DecodeBlock {
     const bool packed = Packed && slice().units[1] > 0;
     if (slice().rotated) queries.turn(p, slice());
     if constexpr (Packed) {
-      if (packed) queries.convert(p);
+      if (packed) queries.convert(p, slice().head.key_hadamard);
     }
     if (slice().rotated || packed) sync_block();
 
@@ -176,6 +176,7 @@ class DecodeBlock {
       if (packed) {
         attend_packed<HeadDim, ColumnTiles, Layout::warps>(p, slice(), queries.for_codes(),
                                                            shared + Layout::stage_at, softmax);
+        if (slice().head.value_hadamard) softmax.rotate_values();
       }
     }
     attend_exact<E, HeadDim, ColumnTiles, Layout::warps>(p, slice(), queries.plain, queries.turned(),

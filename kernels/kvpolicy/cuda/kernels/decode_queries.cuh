@@ -7,6 +7,7 @@
 
 #include <kvpolicy/cuda/kernels/block_slice.cuh>
 #include <kvpolicy/cuda/kernels/fragments.cuh>
+#include <kvpolicy/cuda/kernels/hadamard.cuh>
 #include <kvpolicy/cuda/kernels/rotate.cuh>
 #include <kvpolicy/cuda/kernels/simt.cuh>
 
@@ -71,20 +72,26 @@ struct DecodeQueries {
     }
   }
 
-  /// Converts the loaded queries to half, because bfloat16 cannot represent all codes; a warp
-  /// converts a column, and a lane 8 channels.
-  KVPOLICY_DEVICE void convert(const AttendParams& p) const {
+  /// Converts the loaded queries to half, because bfloat16 cannot represent all codes, and rotates them for keys
+  /// that were `rotated` before they were quantised; a warp converts a column, and a lane 8 channels.
+  KVPOLICY_DEVICE void convert(const AttendParams& p, bool rotated) const {
     static_assert(Packed && vectors <= warp_lanes);
     const int warps = thread_count() / warp_lanes;
     for (int column = warp_index(); column < columns; column += warps) {
       Words4 q{};
       if (lane_index() < vectors) q = *Operands::place(plain, column, lane_index() * 8);
+      float x[8];
+      KVPOLICY_UNROLL
+      for (int i = 0; i < 8; ++i) {
+        x[i] = to_float<E>(static_cast<std::uint16_t>(q.word[i / 2] >> 16 * (i % 2)));
+      }
+      if (rotated) rotate_vectors<HeadDim>(x);
       // The power of two that scales the largest number to just below 1/2. Then no product with a
       // scale overflows half, and numbers down to 2^-13 of the largest lose nothing; what the
       // smaller ones lose is below 2^-24 of the largest.
       float largest = 0.0F;
       KVPOLICY_UNROLL
-      for (int i = 0; i < 8; ++i) largest = greater(largest, magnitude(number(q, i)));
+      for (int i = 0; i < 8; ++i) largest = greater(largest, magnitude(x[i]));
       KVPOLICY_UNROLL
       for (int mask = 1; mask < vectors; mask *= 2) {
         largest = greater(largest, shuffle_xor(largest, mask));
@@ -94,7 +101,7 @@ struct DecodeQueries {
       float sum = 0.0F;
       KVPOLICY_UNROLL
       for (int w = 0; w < 4; ++w) {
-        q.word[w] = pack<half>(number(q, 2 * w) * scale, number(q, 2 * w + 1) * scale);
+        q.word[w] = pack<half>(x[2 * w] * scale, x[2 * w + 1] * scale);
         sum += to_float<half>(static_cast<std::uint16_t>(q.word[w]));
         sum += to_float<half>(static_cast<std::uint16_t>(q.word[w] >> 16));
       }
@@ -110,9 +117,6 @@ struct DecodeQueries {
 
  private:
   KVPOLICY_DEVICE std::byte* halves() const { return plain + 2 * Operands::bytes; }
-  KVPOLICY_DEVICE static float number(const Words4& q, int i) {
-    return to_float<E>(static_cast<std::uint16_t>(q.word[i / 2] >> 16 * (i % 2)));
-  }
   KVPOLICY_DEVICE static float magnitude(float x) { return x < 0.0F ? -x : x; }
   KVPOLICY_DEVICE static float greater(float a, float b) { return a > b ? a : b; }
 };

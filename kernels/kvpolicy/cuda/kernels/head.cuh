@@ -79,6 +79,8 @@ struct HeadView {
   int packed_ring = 0;
   Encoding encoding = Encoding::float32;  ///< float32: nothing is quantised.
   bool key_per_channel = false;
+  bool key_hadamard = false;    ///< Keys were rotated before they were quantised (hadamard.cuh).
+  bool value_hadamard = false;  ///< The same for values.
   int key_group = 0;
   int value_group = 0;
   int residual = unlimited;  ///< Latest rows that stay exact, at least.

@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include <kvpolicy/cuda/kernels/fragments.cuh>
+#include <kvpolicy/cuda/kernels/hadamard.cuh>
 #include <kvpolicy/cuda/kernels/head.cuh>
 #include <kvpolicy/cuda/kernels/packing.cuh>
 #include <kvpolicy/cuda/kernels/simt.cuh>
@@ -46,28 +47,41 @@ struct HeldKeys {
     const auto* codes = reinterpret_cast<const std::uint32_t*>(page + first / tile_rows * layout.tile_bytes);
     const auto* scales = reinterpret_cast<const std::uint16_t*>(page + layout.key_scales_offset);
     const auto* zeros = reinterpret_cast<const std::uint16_t*>(page + layout.key_zeros_offset);
-    KVPOLICY_UNROLL
-    for (int step = 0; step < HeadDim / 16; ++step) {
+    const auto number = [&](int step, int reg, int high) {
+      const TileOffset place{.lane = lane_index(), .step = step, .reg = reg, .high = high};
+      const int bit = bit_of_code(place, bits, HeadDim);
+      const std::uint32_t code = codes[bit / 32] >> bit % 32 & ((1U << bits) - 1U);
+      const RowOffset at = key_at(place, HeadDim);
+      const int grid =
+          key_param(first + at.row, at.channel, HeadDim, page_rows, head.key_per_channel, head.key_group);
+      return to_float<half>(scales[grid]) * static_cast<float>(code) + to_float<half>(zeros[grid]);
+    };
+    const auto keep = [&](int step, int reg, float low, float high) {
+      const std::uint32_t kept = pack<E>(low, high);
+      const int word = step % 2 * 2 + reg / 2;
+      part[0].block[step / 2][reg % 2].word[word] = kept;
+      part[1].block[step / 2][reg % 2].word[word] =
+          pack<E>(low - to_float<E>(static_cast<std::uint16_t>(kept)),
+                  high - to_float<E>(static_cast<std::uint16_t>(kept >> 16)));
+    };
+    if (!head.key_hadamard) {
       KVPOLICY_UNROLL
-      for (int reg = 0; reg < 4; ++reg) {
-        float key[2];
+      for (int step = 0; step < HeadDim / 16; ++step) {
         KVPOLICY_UNROLL
-        for (int high = 0; high < 2; ++high) {
-          const TileOffset place{.lane = lane_index(), .step = step, .reg = reg, .high = high};
-          const int bit = bit_of_code(place, bits, HeadDim);
-          const std::uint32_t code = codes[bit / 32] >> bit % 32 & ((1U << bits) - 1U);
-          const RowOffset at = key_at(place, HeadDim);
-          const int grid =
-              key_param(first + at.row, at.channel, HeadDim, page_rows, head.key_per_channel, head.key_group);
-          key[high] = to_float<half>(scales[grid]) * static_cast<float>(code) + to_float<half>(zeros[grid]);
-        }
-        const std::uint32_t kept = pack<E>(key[0], key[1]);
-        const int word = step % 2 * 2 + reg / 2;
-        part[0].block[step / 2][reg % 2].word[word] = kept;
-        part[1].block[step / 2][reg % 2].word[word] =
-            pack<E>(key[0] - to_float<E>(static_cast<std::uint16_t>(kept)),
-                    key[1] - to_float<E>(static_cast<std::uint16_t>(kept >> 16)));
+        for (int reg = 0; reg < 4; ++reg) keep(step, reg, number(step, reg, 0), number(step, reg, 1));
       }
+      return;
+    }
+    // Keys are rotated back, and not queries rotated, whose rounding to E would be one more error. Channels of
+    // a lane: two in a register, four in a step, eight in two.
+    KVPOLICY_UNROLL
+    for (int upper = 0; upper < 2; ++upper) {
+      float key[HeadDim / 4];
+      KVPOLICY_UNROLL
+      for (int i = 0; i < HeadDim / 4; ++i) key[i] = number(i / 4, upper + i % 4 / 2 * 2, i % 2);
+      rotate_quarters<HeadDim>(key);
+      KVPOLICY_UNROLL
+      for (int i = 0; i < HeadDim / 4; i += 2) keep(i / 4, upper + i % 4 / 2 * 2, key[i], key[i + 1]);
     }
   }
 

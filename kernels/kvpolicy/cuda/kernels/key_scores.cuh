@@ -42,9 +42,18 @@ key_scores_kernel(const KVPOLICY_GRID_CONSTANT KeyScoresParams p) {
     Gather gather{how.key_numbers};
     if (can_quantize<HeadDim> && row < packed_end) {
       if constexpr (can_quantize<HeadDim>) {
-        for (int channel = 0; channel < HeadDim; channel += 8) {
-          const PackedVector<HeadDim> key{head, p.page_rows, row, channel, true};
-          for (int i = 0; i < 8; ++i) gather.add(key.number(i));
+        if (head.key_hadamard) {
+          float key[HeadDim];  // in memory; few keys are scored once they are quantised
+          for (int channel = 0; channel < HeadDim; channel += 8) {
+            PackedVector<HeadDim>{head, p.page_rows, row, channel, true}.load(key + channel);
+          }
+          rotate_row<HeadDim>(key);
+          for (const float number : key) gather.add(number);
+        } else {
+          for (int channel = 0; channel < HeadDim; channel += 8) {
+            const PackedVector<HeadDim> key{head, p.page_rows, row, channel, true};
+            for (int i = 0; i < 8; ++i) gather.add(key.number(i));
+          }
         }
       }
     } else {

@@ -12,6 +12,7 @@
 #pragma once
 
 #include <kvpolicy/cuda/kernels/fragments.cuh>
+#include <kvpolicy/cuda/kernels/hadamard.cuh>
 #include <kvpolicy/cuda/kernels/simt.cuh>
 
 namespace kvpolicy::cuda {
@@ -89,6 +90,32 @@ struct OnlineSoftmax {
     KVPOLICY_UNROLL
     for (int n = 0; n < ColumnTiles; ++n) {
       multiply_add<E>(values[step][n], a, weights[n][0], weights[n][1]);
+    }
+  }
+
+  /// Rotates the values, of rotated rows, back. The channels' lowest bit is a number's row of the matrix, g or
+  /// g + 8, the next two are those of the step, three are g, and the last one is the step's again
+  /// (packing.cuh, offset_of_value).
+  KVPOLICY_DEVICE void rotate_values() {
+    static_assert(HeadDim == 64 || HeadDim == 128);
+    KVPOLICY_UNROLL
+    for (int n = 0; n < ColumnTiles; ++n) {
+      KVPOLICY_UNROLL
+      for (int j = 0; j < 2; ++j) {
+        float x[HeadDim / 8];
+        KVPOLICY_UNROLL
+        for (int i = 0; i < HeadDim / 8; ++i) x[i] = values[i / 2][n][i % 2 * 2 + j];
+        add_apart<1>(x);
+        add_apart<2>(x);
+        add_apart<4>(x);
+        add_across(x, 4);
+        add_across(x, 8);
+        add_across(x, 16);
+        if constexpr (HeadDim == 128) add_apart<8>(x);
+        scale_rotated<HeadDim>(x);
+        KVPOLICY_UNROLL
+        for (int i = 0; i < HeadDim / 8; ++i) values[i / 2][n][i % 2 * 2 + j] = x[i];
+      }
     }
   }
 

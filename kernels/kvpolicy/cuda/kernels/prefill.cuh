@@ -18,6 +18,7 @@
 
 #include <kvpolicy/core/dtype.hpp>
 #include <kvpolicy/cuda/kernels/attend.cuh>
+#include <kvpolicy/cuda/kernels/hadamard.cuh>
 #include <kvpolicy/cuda/kernels/head.cuh>
 #include <kvpolicy/cuda/kernels/prefill_item.cuh>
 #include <kvpolicy/cuda/kernels/prefill_output.cuh>
@@ -79,6 +80,28 @@ KVPOLICY_DEVICE void rotate_queries(int tile, const HeadView& head, const QueryT
       *low = from_float<E>(a * cosine - b * sine);
       *high = from_float<E>(b * cosine + a * sine);
     }
+  }
+}
+
+/// Rotates the warp's queries for keys that were rotated before they were quantised.
+template <Element E, int HeadDim>
+KVPOLICY_DEVICE void rotate_queries_hadamard(int tile) {
+  using Shape = PrefillShape<HeadDim>;
+  constexpr int rows_at_once = warp_lanes / Shape::chunks;
+  KVPOLICY_NO_UNROLL
+  for (int i = 0; i < Shape::warp_rows; i += rows_at_once) {
+    const int row = warp_index() * Shape::warp_rows + i + lane_index() / Shape::chunks;
+    auto* place = reinterpret_cast<Words4*>(tile_chunk<HeadDim>(tile, row, lane_index() % Shape::chunks));
+    Words4 words = *place;
+    float x[8];
+    KVPOLICY_UNROLL
+    for (int j = 0; j < 8; ++j) {
+      x[j] = to_float<E>(static_cast<std::uint16_t>(words.word[j / 2] >> j % 2 * 16));
+    }
+    rotate_vectors<HeadDim>(x);
+    KVPOLICY_UNROLL
+    for (int j = 0; j < 4; ++j) words.word[j] = pack<E>(x[2 * j], x[2 * j + 1]);
+    *place = words;
   }
 }
 
@@ -166,7 +189,9 @@ prefill_kernel(const KVPOLICY_GRID_CONSTANT AttendParams params) {
     TileCursor cursor{live, first};
     TileRing<HeadDim> ring;
     TileLoader<E, HeadDim, Packed> loader{params, item, live};
-    bool rotated = false;
+    QueryForm form = QueryForm::plain;
+    // Whether the output is that of rotated values. It is rotated where rows of the other kind come.
+    bool rotated_output = live.segment[cursor.segment].rotated_values;
     // One group of copies for each tile of keys and of values, even if it is empty, so that waiting
     // for all groups but the latest always waits for the tile that is needed next.
     loader.find(cursor);
@@ -185,15 +210,18 @@ prefill_kernel(const KVPOLICY_GRID_CONSTANT AttendParams params) {
       cp_async_commit();
 
       const LiveSegment& segment = live.segment[cursor.segment];
-      if (segment.segment.rotated != rotated) {
-        rotated = !rotated;
-        if (rotated) {
-          rotate_queries<E, HeadDim>(query_memory, *item.head, queries);
-        } else {
+      if (const QueryForm needed = segment.queries; needed != form) {
+        if (form != QueryForm::plain) {
           copy_queries<HeadDim>(query_memory, params.q, item, queries);
           cp_async_commit();
           cp_async_wait<0>();
+          sync_warp();
         }
+        if (needed == QueryForm::turned) rotate_queries<E, HeadDim>(query_memory, *item.head, queries);
+        if constexpr (Packed) {
+          if (needed == QueryForm::hadamard) rotate_queries_hadamard<E, HeadDim>(query_memory);
+        }
+        form = needed;
         sync_warp();
       }
       LogitTile<HeadDim> logits;
@@ -218,6 +246,11 @@ prefill_kernel(const KVPOLICY_GRID_CONSTANT AttendParams params) {
       }
       cp_async_commit();
       multiply_values<E, HeadDim>(output, weights, ring.values());
+      if constexpr (Packed) {
+        const bool next = left > 1 && live.segment[cursor.segment].rotated_values;
+        if (next != rotated_output) rotate_output<HeadDim>(output);
+        rotated_output = next;
+      }
       ring.advance();
     }
     sync_warp();  // the output is staged in the warp's part of the queries' tile

@@ -8,6 +8,7 @@
 #include <cmath>
 
 #include <kvpolicy/core/dtype.hpp>
+#include <kvpolicy/cuda/kernels/hadamard.cuh>
 #include <kvpolicy/cuda/kernels/prefill_tile.cuh>
 
 namespace kvpolicy::cuda {
@@ -32,6 +33,32 @@ template <int HeadDim>
 using LogitTile = Accumulators<PrefillShape<HeadDim>::row_tiles, PrefillShape<HeadDim>::key_rows / 8>;
 template <int HeadDim>
 using OutputTile = Accumulators<PrefillShape<HeadDim>::row_tiles, HeadDim / 8>;
+
+/// Rotates the outputs, or rotates them back. The channels' lowest bit is that of a pair, the next two are the
+/// lane's, the others are those of `n`.
+template <int HeadDim>
+KVPOLICY_DEVICE void rotate_output(OutputTile<HeadDim>& output) {
+  static_assert(HeadDim == 64 || HeadDim == 128);
+  KVPOLICY_UNROLL
+  for (int m = 0; m < PrefillShape<HeadDim>::row_tiles; ++m) {
+    KVPOLICY_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      float x[HeadDim / 4];
+      KVPOLICY_UNROLL
+      for (int i = 0; i < HeadDim / 4; ++i) x[i] = output.at[m][i / 2][half * 2 + i % 2];
+      add_apart<1>(x);
+      add_across(x, 1);
+      add_across(x, 2);
+      add_apart<2>(x);
+      add_apart<4>(x);
+      add_apart<8>(x);
+      if constexpr (HeadDim == 128) add_apart<16>(x);
+      scale_rotated<HeadDim>(x);
+      KVPOLICY_UNROLL
+      for (int i = 0; i < HeadDim / 4; ++i) output.at[m][i / 2][half * 2 + i % 2] = x[i];
+    }
+  }
+}
 
 /// Unnormalised probabilities as the first operand of products with 16 values each. Lanes already
 /// have the layout of this operand, because each has the logits of two neighbouring groups of 8

@@ -94,10 +94,16 @@ struct QueryTile {
   }
 };
 
+/// The queries that keys need: as they came, turned to another position (DeviceSegment::rotated), or rotated as
+/// the keys were before they were quantised.
+enum class QueryForm : std::uint8_t { plain, turned, hadamard };
+
 /// A segment divided into tiles of consecutive rows. Column c of tile j is the segment's row
 /// j * key_rows + c - lead.
 struct LiveSegment {
   DeviceSegment segment;
+  QueryForm queries = QueryForm::plain;
+  bool rotated_values = false;  ///< as they were before they were quantised
   int lead = 0;
   int begin = 0;  ///< Tiles of which some query sees a row.
   int end = 0;
@@ -115,6 +121,11 @@ KVPOLICY_DEVICE LiveSegment live_part(const HeadView& head, const DeviceSegment&
                                       const QueryTile& queries) {
   LiveSegment live{.segment = segment};
   if (segment.rows <= 0) return live;
+  if (segment.rotated) live.queries = QueryForm::turned;
+  if (segment.source == DeviceSegment::Source::packed) {
+    if (head.key_hadamard) live.queries = QueryForm::hadamard;
+    live.rotated_values = head.value_hadamard;
+  }
   const int first = queries.first_row_position();
   const int last = queries.last_row_position();
   int begin = 0;

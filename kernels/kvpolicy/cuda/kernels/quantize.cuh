@@ -1,180 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Quantises a block of 64 rows into fragment order on the device: x ~ scale * code + zero, with
-// zero rounded down and scale rounded up in half, so that the error of a number is at most scale /
-// 2. Scales, zeros and codes equal those of storage/quantize.hpp bit for bit.
+// Quantises a block of 64 rows into fragment order on the device.
 //
 // One thread block takes one side (keys, then values) through shared memory. Rows arrive by
-// asynchronous copies, every number is replaced by its code in place, and then each thread gathers
-// whole words by the inverse of packing.cuh's order. So each row is read once, reads and writes are
-// coalesced, and no two threads write to one word.
+// asynchronous copies, every number is replaced by its code in place (quantize_rows.cuh), and then each
+// thread gathers whole words by the inverse of packing.cuh's order. So each row is read once, reads and
+// writes are coalesced, and no two threads write to one word.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
-#include <kvpolicy/core/quantizable.hpp>
+#include <kvpolicy/cuda/kernels/hadamard.cuh>
 #include <kvpolicy/cuda/kernels/head.cuh>
 #include <kvpolicy/cuda/kernels/packing.cuh>
+#include <kvpolicy/cuda/kernels/quantize_rows.cuh>
 #include <kvpolicy/cuda/kernels/simt.cuh>
 #include <kvpolicy/cuda/kernels/slow_rows.cuh>
 
 namespace kvpolicy::cuda {
-
-/// Threads of the kernels that write rows. It divides the number of vectors of every block of rows
-/// that is quantised.
-inline constexpr int write_threads = 128;
-
-/// Shared memory for a block of rows that is being quantised.
-template <int HeadDim>
-struct QuantizerMemory {
-  /// In 16-bit numbers. 16 bytes more than a row avoid bank conflicts when values are gathered.
-  static constexpr int pitch = HeadDim + 8;
-  static constexpr int most_grids = quantized_together * HeadDim / 8;
-  static constexpr std::size_t bytes =
-      sizeof(std::uint16_t) * quantized_together * pitch + sizeof(std::uint32_t) * most_grids;
-
-  KVPOLICY_DEVICE explicit QuantizerMemory(std::byte* memory)
-      : numbers{reinterpret_cast<std::uint16_t*>(memory)},
-        grids{reinterpret_cast<std::uint32_t*>(numbers + quantized_together * pitch)} {}
-
-  std::uint16_t* numbers;  ///< [quantized_together, pitch]: numbers of type E first, then codes
-  std::uint32_t* grids;    ///< scale in the low half, zero in the high; as in a 64-row page
-};
-
-// ---- the arithmetic of storage/quantize.hpp --------------------------------------------------
-/// The next half towards -infinity (`up` false) or +infinity.
-KVPOLICY_DEVICE std::uint16_t neighbouring_half(std::uint16_t bits, bool up) {
-  if ((bits & 0x7fffU) == 0) return up ? 0x0001U : 0x8001U;
-  const bool negative = (bits & 0x8000U) != 0;
-  return static_cast<std::uint16_t>(negative == up ? bits - 1 : bits + 1);
-}
-
-/// A group's scale (low half) and zero (high half).
-KVPOLICY_DEVICE std::uint32_t grid_covering(float min, float max, float levels) {
-  std::uint16_t zero = from_float<half>(min);
-  if (to_float<half>(zero) > min) zero = neighbouring_half(zero, false);
-  const float step = (max - to_float<half>(zero)) / levels;
-  std::uint16_t scale = from_float<half>(step);
-  if (to_float<half>(scale) < step) scale = neighbouring_half(scale, true);
-  return scale | static_cast<std::uint32_t>(zero) << 16;
-}
-
-KVPOLICY_DEVICE std::uint32_t encode(float value, std::uint32_t grid, float levels) {
-  const float step = to_float<half>(static_cast<std::uint16_t>(grid & 0xffffU));
-  if (step == 0.0F) return 0;  // every number of the group is `zero`
-  const float code = (value - to_float<half>(static_cast<std::uint16_t>(grid >> 16))) / step;
-  const float clamped = code < 0.0F ? 0.0F : code > levels ? levels : code;
-  // In 1.5 * 2^23 + code the last bit of the mantissa has value 1. So the addition rounds to
-  // nearest even, and the code is in the low bits.
-  return bits_of_float(clamped + 12582912.0F) & 0xffU;
-}
-
-/// The number that is quantised for `x`. A number that the host would refuse is counted and
-/// clamped; NaN becomes 0.
-KVPOLICY_DEVICE float quantizable(float x, int& refused) {
-  // Adding 0 turns -0 into 0, so that a zero's sign does not depend on the order of a reduction.
-  if (is_quantizable(bits_of_float(x))) return x + 0.0F;
-  ++refused;
-  return x > 0.0F ? largest_quantizable : x < 0.0F ? -largest_quantizable : 0.0F;
-}
-
-// ---- rows in shared memory to codes in shared memory -----------------------------------------
-/// Starts copying rows [first, 64) of a block; `row(i)` is the address of row i.
-template <int HeadDim, class Row>
-KVPOLICY_DEVICE void stage_rows(const QuantizerMemory<HeadDim>& memory, int first, Row row) {
-  constexpr int vectors = HeadDim / 8;
-  for (int i = first * vectors + thread_index(); i < quantized_together * vectors; i += thread_count()) {
-    cp_async_16(memory.numbers + i / vectors * memory.pitch + i % vectors * 8,
-                row(i / vectors) + i % vectors * 8, true);
-  }
-  cp_async_commit();
-}
-
-/// Quantises groups of neighbouring channels. Rows before `first` are codes already.
-template <Element E, int HeadDim>
-KVPOLICY_DEVICE void quantize_per_token(const QuantizerMemory<HeadDim>& memory, int first, int group,
-                                        float levels, int& refused) {
-  constexpr int vectors = HeadDim / 8;
-  static_assert(quantized_together * vectors % write_threads == 0 && warp_lanes % vectors == 0);
-  KVPOLICY_NO_UNROLL
-  for (int i = thread_index(); i < quantized_together * vectors; i += thread_count()) {
-    const int row = i / vectors;
-    const int channel = i % vectors * 8;
-    auto* place = reinterpret_cast<Words4*>(memory.numbers + row * memory.pitch + channel);
-    const Words4 raw = *place;
-    int unrepresentable = 0;
-    float x[8];
-    KVPOLICY_UNROLL
-    for (int j = 0; j < 8; ++j) {
-      const std::uint32_t pair = raw.word[j / 2];
-      x[j] = quantizable(to_float<E>(static_cast<std::uint16_t>(j % 2 == 0 ? pair & 0xffffU : pair >> 16)),
-                         unrepresentable);
-    }
-    float min = x[0], max = x[0];
-    KVPOLICY_UNROLL
-    for (int j = 1; j < 8; ++j) {
-      min = x[j] < min ? x[j] : min;
-      max = x[j] > max ? x[j] : max;
-    }
-    // Neighbouring lanes have neighbouring vectors of a row.
-    for (int mask = 1; mask < group / 8; mask *= 2) {
-      const float other_min = shuffle_xor(min, mask);
-      const float other_max = shuffle_xor(max, mask);
-      min = other_min < min ? other_min : min;
-      max = other_max > max ? other_max : max;
-    }
-    if (row < first) continue;
-    refused += unrepresentable;
-    const std::uint32_t grid = grid_covering(min, max, levels);
-    if (channel % group == 0) memory.grids[value_param(row, channel, quantized_together, group)] = grid;
-    Words4 codes;
-    KVPOLICY_UNROLL
-    for (int j = 0; j < 4; ++j) {
-      codes.word[j] = encode(x[2 * j], grid, levels) | encode(x[2 * j + 1], grid, levels) << 16;
-    }
-    *place = codes;
-  }
-}
-
-/// Quantises groups of neighbouring rows of one channel; a thread has two channels of a group.
-template <Element E, int HeadDim>
-KVPOLICY_DEVICE void quantize_per_channel(const QuantizerMemory<HeadDim>& memory, int group, float levels,
-                                          int& refused) {
-  constexpr int pairs = HeadDim / 2;
-  for (int i = thread_index(); i < quantized_together / group * pairs; i += thread_count()) {
-    const int row = i / pairs * group;
-    const int channel = i % pairs * 2;
-    auto* column = reinterpret_cast<std::uint32_t*>(memory.numbers + row * memory.pitch + channel);
-    constexpr int step = QuantizerMemory<HeadDim>::pitch / 2;
-    const auto low = [&](int j, int& count) {
-      return quantizable(to_float<E>(static_cast<std::uint16_t>(column[j * step] & 0xffffU)), count);
-    };
-    const auto high = [&](int j, int& count) {
-      return quantizable(to_float<E>(static_cast<std::uint16_t>(column[j * step] >> 16)), count);
-    };
-    float low_min = low(0, refused), high_min = high(0, refused);
-    float low_max = low_min, high_max = high_min;
-    for (int j = 1; j < group; ++j) {
-      const float a = low(j, refused), b = high(j, refused);
-      low_min = a < low_min ? a : low_min;
-      low_max = a > low_max ? a : low_max;
-      high_min = b < high_min ? b : high_min;
-      high_max = b > high_max ? b : high_max;
-    }
-    const std::uint32_t low_grid = grid_covering(low_min, low_max, levels);
-    const std::uint32_t high_grid = grid_covering(high_min, high_max, levels);
-    std::uint32_t* grids = memory.grids + key_param(row, channel, HeadDim, quantized_together, true, group);
-    grids[0] = low_grid;
-    grids[1] = high_grid;
-    int counted = 0;
-    KVPOLICY_NO_UNROLL
-    for (int j = 0; j < group; ++j) {
-      column[j * step] =
-          encode(low(j, counted), low_grid, levels) | encode(high(j, counted), high_grid, levels) << 16;
-    }
-  }
-}
 
 // ---- codes in shared memory to a page --------------------------------------------------------
 /// Writes four tiles of one side; each thread gathers whole words.
@@ -300,20 +144,34 @@ KVPOLICY_DEVICE void load_codes(const QuantizerMemory<HeadDim>& memory, const He
 }
 
 /// Writes the numbers that the codes of a block's rows [begin, end) stand for to the exact slots of these rows.
+/// Called by all threads of the block.
 template <Element E, int HeadDim, bool Keys>
 KVPOLICY_DEVICE void write_coded_numbers(const QuantizerMemory<HeadDim>& memory, const HeadView& head,
                                          int page_rows, int first, int begin, int end) {
-  for (int i = begin * HeadDim + thread_index(); i < end * HeadDim; i += thread_count()) {
-    const int row = i / HeadDim;
-    const int channel = i % HeadDim;
-    const std::uint32_t grid =
-        memory.grids[Keys ? key_param(row, channel, HeadDim, quantized_together, head.key_per_channel,
-                                      head.key_group)
-                          : value_param(row, channel, quantized_together, head.value_group)];
-    const float code = static_cast<float>(memory.numbers[row * memory.pitch + channel]);
-    exact_row<HeadDim>(head, page_rows, first + row, Keys)[channel] =
-        from_float<E>(to_float<half>(static_cast<std::uint16_t>(grid & 0xffffU)) * code +
-                      to_float<half>(static_cast<std::uint16_t>(grid >> 16)));
+  constexpr int vectors = HeadDim / 8;
+  constexpr int rows_at_once = write_threads / vectors;
+  const bool rotated = Keys ? head.key_hadamard : head.value_hadamard;
+  const int channel = thread_index() % vectors * 8;
+  KVPOLICY_NO_UNROLL
+  for (int at = begin - begin % rows_at_once; at < end; at += rows_at_once) {
+    const int row = at + thread_index() / vectors;
+    float x[8];
+    KVPOLICY_UNROLL
+    for (int j = 0; j < 8; ++j) {
+      const std::uint32_t grid =
+          memory.grids[Keys ? key_param(row, channel + j, HeadDim, quantized_together, head.key_per_channel,
+                                        head.key_group)
+                            : value_param(row, channel + j, quantized_together, head.value_group)];
+      const float code = static_cast<float>(memory.numbers[row * memory.pitch + channel + j]);
+      x[j] = to_float<half>(static_cast<std::uint16_t>(grid & 0xffffU)) * code +
+             to_float<half>(static_cast<std::uint16_t>(grid >> 16));
+    }
+    if (rotated) rotate_vectors<HeadDim>(x);
+    if (row < begin || row >= end) continue;
+    Words4 numbers;
+    KVPOLICY_UNROLL
+    for (int j = 0; j < 4; ++j) numbers.word[j] = pack<E>(x[2 * j], x[2 * j + 1]);
+    *reinterpret_cast<Words4*>(exact_row<HeadDim>(head, page_rows, first + row, Keys) + channel) = numbers;
   }
 }
 
@@ -342,11 +200,7 @@ KVPOLICY_DEVICE void quantize_keys(const HeadView& head, int page_rows, int firs
     if (first + row < from || first + row >= to) memory.numbers[row * memory.pitch + i % HeadDim] = 0;
   }
   sync_block();
-  if (head.key_per_channel) {
-    quantize_per_channel<E>(memory, head.key_group, levels, refused);
-  } else {
-    quantize_per_token<E>(memory, 0, head.key_group, levels, refused);
-  }
+  quantize_keys_of<E>(head, memory, levels, refused);
   sync_block();
   write_coded_numbers<E, HeadDim, true>(memory, head, page_rows, first, from - first, to - first);
   load_codes<HeadDim, true>(memory, head, block, page_rows, from - first);
@@ -370,11 +224,7 @@ KVPOLICY_DEVICE void quantize_block(const HeadView& head, int page_rows, int fir
   stage_rows(memory, 0, [&](int i) { return key(first + i); });
   cp_async_wait<0>();
   sync_block();
-  if (head.key_per_channel) {
-    quantize_per_channel<E>(memory, head.key_group, levels, refused);
-  } else {
-    quantize_per_token<E>(memory, 0, head.key_group, levels, refused);
-  }
+  quantize_keys_of<E>(head, memory, levels, refused);
   sync_block();
   if (coded_keys > 0) {
     load_codes<HeadDim, true>(memory, head, to, page_rows, smaller(coded_keys, quantized_together));
@@ -385,7 +235,7 @@ KVPOLICY_DEVICE void quantize_block(const HeadView& head, int page_rows, int fir
   stage_rows(memory, 0, [&](int i) { return value(first + i); });
   cp_async_wait<0>();
   sync_block();
-  quantize_per_token<E>(memory, 0, head.value_group, levels, refused);
+  quantize_per_token<E>(memory, 0, head.value_group, head.value_hadamard, levels, refused);
   sync_block();
   if (coded_values > 0) {
     load_codes<HeadDim, false>(memory, head, to, page_rows, smaller(coded_values, quantized_together));

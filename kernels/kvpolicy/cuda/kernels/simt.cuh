@@ -203,6 +203,8 @@ KVPOLICY_DEVICE float exp2_approximate(float x) {
 KVPOLICY_DEVICE float exp2_exact(float x) { return exp2f(x); }
 KVPOLICY_DEVICE float log2_exact(float x) { return log2f(x); }
 KVPOLICY_DEVICE float tanh_exact(float x) { return tanhf(x); }
+/// a b, rounded by itself and not as part of a multiply-add.
+KVPOLICY_DEVICE float rounded_product(float a, float b) { return __fmul_rn(a, b); }
 KVPOLICY_DEVICE float inverse_square_root(float x) { return rsqrtf(x); }
 /// Rounded to nearest.
 KVPOLICY_DEVICE double square_root(double x) { return sqrt(x); }
