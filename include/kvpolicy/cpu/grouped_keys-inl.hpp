@@ -81,8 +81,8 @@ class GroupedKeys {
       arrange<R>(codes.data() + row, bytes);
       for_each_portion<query_portion>(count_, [&]<std::size_t Q>(std::size_t q) KVPOLICY_CPU_LAMBDA {
         FloatVector sums[Q][R];
-        dot_pieces<Bits>(bytes, format.group, params, row, numbers + 2 * q * head_dim_, table_ + 2 * q,
-                         ahead, sums);
+        dot_pieces<Bits>(bytes, format.group, params, row, numbers + 2 * q * head_dim_, table_ + 2 * q, ahead,
+                         sums);
         KVPOLICY_CPU_UNROLL
         for (std::size_t i = 0; i < Q; ++i) {
           const auto scale = hn::Set(floats, unit_of(scale_of(q + i)));

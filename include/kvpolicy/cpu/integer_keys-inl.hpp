@@ -87,7 +87,8 @@ class IntegerKeys {
  public:
   [[nodiscard]] static std::size_t scratch_floats(std::size_t queries, std::size_t head_dim) {
     return RowTileParams::scratch_floats(head_dim) + GroupedKeys::scratch_floats(queries, head_dim) +
-           whole_lines(JoinedCodes::scratch_floats(head_dim)) + 2 * queries * head_dim + query_portion * head_dim + whole_lines(2 * rounded_floats * queries);
+           whole_lines(JoinedCodes::scratch_floats(head_dim)) + 2 * queries * head_dim +
+           query_portion * head_dim + whole_lines(2 * rounded_floats * queries);
   }
 
   IntegerKeys(std::size_t queries, std::size_t head_dim, float* scratch)
@@ -342,8 +343,8 @@ class IntegerKeys {
                  const Prefetch& next) {
     if (!prepare(keys, rows)) return false;
     grouped_.multiply<Bits>(
-        keys.format, codes_.of(keys, rows), rows, params_, queries_, plain_.numbers, [&](std::size_t q) { return plain_.query(q).scale; },
-        logits, stride, next);
+        keys.format, codes_.of(keys, rows), rows, params_, queries_, plain_.numbers,
+        [&](std::size_t q) { return plain_.query(q).scale; }, logits, stride, next);
     return true;
   }
 

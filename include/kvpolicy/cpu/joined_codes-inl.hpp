@@ -3,10 +3,9 @@
 // Codes in two parts (3, 5 and 6 bits) as whole codes: rows of a row tile are copied with both parts of each code
 // joined, in the layout of the next wider codes that divide a byte. Integer products then read them as those.
 //
-// A part of the lower row is as far from its byte's start as the part of the upper row is that it belongs to, up to
-// one shift for each stretch of the upper row (PageLayout). So whole vectors are joined by shifts and masks, and no
-// code is moved alone. Multiplying the parts apart would instead take each product twice: with 4 queries a row of
-// 128 channels is X.
+// Relative to its byte, a lower part lies where the upper part that it belongs to does, but for one shift for each
+// stretch of the upper row that is as long as the lower row (PageLayout). So shifts and masks join whole vectors.
+// Multiplying the parts apart would take each product twice, and with several queries products are most of the work.
 #pragma once
 
 #include <algorithm>
@@ -87,8 +86,7 @@ HWY_INLINE void join_row(const std::byte* codes, std::size_t lower_bytes, std::b
     const auto lower = repeat_shifted<Size, parts.lower>(d, codes + upper_bytes + first);
     unroll<stretches / Repeats>([&](auto turn) KVPOLICY_CPU_INLINE_LAMBDA {
       const std::size_t at = turn * Repeats * lower_bytes + first;
-      const auto upper =
-          hn::BitCast(d, hn::LoadU(bytes, reinterpret_cast<const std::uint8_t*>(codes + at)));
+      const auto upper = hn::BitCast(d, hn::LoadU(bytes, reinterpret_cast<const std::uint8_t*>(codes + at)));
       const auto own = hn::ShiftRight<turn * Repeats * parts.lower>(lower);
       // Every second code of a byte goes to the first half of the joined row, the others to the second.
       store(hn::OrAnd(hn::And(hn::ShiftLeft<parts.lower>(upper), upper_mask), own, lower_mask), at);
@@ -162,7 +160,7 @@ class JoinedCodes {
   }
 
   std::size_t head_dim_;
-  std::byte* rows_;                                   // [max_tile_rows, bytes of a joined row]
+  std::byte* rows_;                                     // [max_tile_rows, bytes of a joined row]
   std::array<const std::byte*, max_tile_rows> joined_;  // of rows_
 };
 
