@@ -53,8 +53,9 @@ def wanted(goal):
 
 def value_of(cases, name, entry, counter):
     """A counter, or a ratio to a case of the same run."""
-    if counter == "over_int4":
-        other = cases.get(name.replace("/kivi4/", "/int4/"), {})
+    if counter.startswith("over_"):  # the time of another policy
+        kind, _, rest = name.split("/", 2)
+        other = cases.get(f"{kind}/{counter.removeprefix('over_')}/{rest}", {})
         return entry["ms"] / other["ms"] if "ms" in other else None
     if counter == "best_over_1000":
         other = cases.get(name.replace("/1000000/", "/1000/"), {})

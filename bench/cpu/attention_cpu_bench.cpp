@@ -21,6 +21,7 @@
 #include <vector>
 
 #include <kvpolicy/io/head_scores.hpp>
+#include <kvpolicy/io/low_bits.hpp>
 #include <kvpolicy/plan/headkv_budgets.hpp>
 
 #include "decode_case.hpp"
@@ -90,14 +91,19 @@ class Cases {
     return run_.smoke ? Streaming::Config{.sinks = 16, .recent = 40}
                       : Streaming::Config{.sinks = 64, .recent = 256};
   }
+  [[nodiscard]] std::size_t residual() const { return run_.smoke ? 64 : 128; }
   // Groups of 0 numbers: a row's keys or values share a scale, or 32 keys of a channel do.
   template <class Policy>
   [[nodiscard]] typename Policy::Config quantized(std::size_t bits, std::size_t key_group = 0,
                                                   std::size_t value_group = 0) const {
-    return {.storage = {.bits = bits,
-                        .key_group = key_group,
-                        .value_group = value_group,
-                        .residual = run_.smoke ? 64U : 128U}};
+    return {.storage = {
+                .bits = bits, .key_group = key_group, .value_group = value_group, .residual = residual()}};
+  }
+
+  template <class Config>
+  [[nodiscard]] static Config rotated(Config config) {
+    config.storage.key_hadamard = config.storage.value_hadamard = true;
+    return config;
   }
 
   // ---- plans of one layer, or of several equal layers
@@ -111,12 +117,18 @@ class Cases {
       return HeadPlan<bfloat16>{all, config};
     };
   }
+  // What a precision's name stands for in plans.
+  [[nodiscard]] HeadSettings<bfloat16> named(std::string_view precision, Heads heads) const {
+    return io::LowBitFormat::of_text(io::LowBits::named(precision), shape(heads), residual())
+        .head<bfloat16>();
+  }
   // Half of the heads of a layer read every row, the others sinks and a window.
-  [[nodiscard]] std::function<HeadPlan<bfloat16>(std::size_t)> duo(Heads heads) const {
-    return [own = shape(heads), config = window()](std::size_t layers) {
+  [[nodiscard]] std::function<HeadPlan<bfloat16>(std::size_t)> duo(
+      Heads heads, const HeadSettings<bfloat16>& full = Full::Config{}) const {
+    return [own = shape(heads), full, config = window()](std::size_t layers) {
       ModelShape all = own;
       all.layers = layers;
-      HeadPlan<bfloat16> plan{all};
+      HeadPlan<bfloat16> plan{all, full};
       for (std::size_t layer = 0; layer < layers; ++layer) {
         for (std::size_t head = all.kv_heads / 2; head < all.kv_heads; ++head) {
           plan.set(layer, head, config);
@@ -250,6 +262,16 @@ class Cases {
           add_decode(mixed(group_name(bits, group), uniform(heads, quantized<PerToken>(bits, group, group))));
         }
       }
+      // The formats that tools choose: keys per channel, sinks and the latest rows exact.
+      for (const std::string precision : {"int8", "int4", "int3", "int2", "k8v4"}) {
+        add_decode(mixed("default_" + precision, uniform(heads, named(precision, heads))));
+      }
+      for (const std::size_t bits : {6U, 5U, 3U}) {
+        add_decode(mixed("int" + std::to_string(bits), uniform(heads, quantized<PerToken>(bits))));
+      }
+      add_decode(mixed(group_name(3, 32), uniform(heads, quantized<PerToken>(3, 32, 32))));
+      add_decode(mixed("int4_rotated", uniform(heads, rotated(quantized<PerToken>(4)))));
+      add_decode(mixed("duo_default_int4", duo(heads, named("int4", heads))));
       add_decode(mixed("kivi4_group64", uniform(heads, quantized<PerChannel>(4, 64))));
       add_decode(mixed("kivi2_group64", uniform(heads, quantized<PerChannel>(2, 64))));
     }
@@ -318,6 +340,11 @@ class Cases {
       }
     }
     of_policy("kivi4", uniform(heads, quantized<PerChannel>(4)), attend);
+    if (heads.kv == 8) {
+      for (const std::string precision : {"int8", "int4", "int3", "int2"}) {
+        of_policy("default_" + precision, uniform(heads, named(precision, heads)), attend);
+      }
+    }
     of_policy("duo", duo(heads), attend);
     of_policy("retrieval", uniform(heads, MinMaxChunks::Config{.chunk = 16, .budget = budget()}), attend);
   }

@@ -60,13 +60,13 @@ struct History {
   return {.keys = {.exact = rows}, .values = {.exact = rows}, .summary_vectors = summary_vectors};
 }
 
-/// Rows of a residual with steady flush: at least `residual` of the committed rows are exact.
+/// Rows of a residual with steady flush: at least `residual` of the committed rows are exact, and the sinks.
 [[nodiscard]] inline HeadReads quantized_reads(const HeadRule& rule, std::size_t tokens,
                                                std::size_t head_dim) {
   const std::size_t committed = tokens - 1;
-  const std::size_t beyond = committed - std::min(committed, rule.residual);
+  const std::size_t beyond = committed - std::min(committed, rule.sinks + rule.residual);
   // A group of neighbouring keys of each channel is quantised when all its keys are older than the
-  // residual.
+  // residual. Groups begin after the sinks.
   const std::size_t keys = rule.key_per_channel ? beyond / rule.key_group * rule.key_group : beyond;
   const auto d = static_cast<double>(head_dim);
   const auto codes = [&](Encoding encoding) { return d * static_cast<double>(bits_of(encoding)) / 8; };

@@ -206,6 +206,28 @@ TEST_CASE("score equals ScalarEngine, at any number of rows and threads") {
   }
 }
 
+TEST_CASE("score over quantised rows, rotated ones too, equals ScalarEngine") {
+  Random random{14};
+  for (const std::size_t head_dim : {24U, 64U, 80U, 128U}) {
+    for (const auto& format : test::all_formats(head_dim)) {
+      if (!kvpolicy::is_quantized(format.encoding)) continue;
+      CAPTURE(head_dim);
+      CAPTURE(name_of(format.encoding));
+      CAPTURE(format.hadamard);
+      const std::size_t rows = 1 + below(random, 130);
+      const test::RandomPlane plane{random, format, rows, head_dim};
+      std::vector<float> query(head_dim);
+      for (float& number : query) number = test::normal(random);
+      std::vector<float> out(rows);
+      std::vector<float> expected(rows);
+      kvpolicy::ScalarEngine{}.score(plane.plane(), query, expected);
+      kvpolicy::cpu::Engine<kvpolicy::cpu::SerialFor>{}.score(plane.plane(), query, out);
+      // Scores are not scaled by 1 / sqrt(head_dim), and are some tens.
+      REQUIRE(test::largest_difference(out, expected) <= 5e-3);
+    }
+  }
+}
+
 TEST_CASE("a query that sees nothing gives zeros and a log-sum-exp of -infinity") {
   Random random{17};
   for (const std::size_t tokens : std::initializer_list<std::size_t>{1, 20}) {

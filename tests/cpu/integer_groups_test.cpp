@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <iterator>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -50,7 +51,7 @@ TEST_CASE("other groups and other queries are noticed between row tiles") {
     const auto queries = normals(random, 3 * 128);
     keys.set_queries(queries.data());
     for (const std::size_t group : {32U, 64U, 128U, 16U, 32U}) {
-      const RowFormat format{encodings[below(random, 3)], Granularity::per_token, group};
+      const RowFormat format{encodings[below(random, std::size(encodings))], Granularity::per_token, group};
       const Block block{random, format, 1 + below(random, 64), 128};
       std::vector<float> logits(3 * stride);
       REQUIRE(keys.compute_logits(block.side, block.rows, logits.data(), stride, {}));

@@ -7,7 +7,9 @@
 #include <cstdint>
 #include <cstring>
 #include <initializer_list>
+#include <iterator>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -101,6 +103,31 @@ TEST_CASE("codes are extracted from packed bytes in pairs") {
   check_code_pairs<2>(random);
 }
 
+TEST_CASE("both parts of codes are joined, for every length of a row") {
+  Random random{11};
+  for (const auto& [encoding, wider] :
+       {std::pair{Encoding::uint3, Encoding::uint4}, std::pair{Encoding::uint5, Encoding::uint8},
+        std::pair{Encoding::uint6, Encoding::uint8}}) {
+    for (std::size_t head_dim = fewest_channels(encoding); head_dim <= 1160; head_dim += 8) {
+      CAPTURE(name_of(encoding));
+      CAPTURE(head_dim);
+      const Block block{random, {encoding, Granularity::per_token, head_dim}, 1 + below(random, 3), head_dim};
+      std::vector<float> scratch(vec::JoinedCodes::scratch_floats(head_dim) + 7, -7.5e8F);
+      vec::JoinedCodes joined{head_dim, scratch.data()};
+      REQUIRE(vec::JoinedCodes::takes(encoding, head_dim));
+      const std::byte* const* rows = joined.of(block.side, block.rows);
+      for (std::size_t row = 0; row < block.rows; ++row) {
+        for (std::size_t i = 0; i < head_dim; ++i) {
+          REQUIRE(kvpolicy::load_code(wider, rows[row], i, head_dim) ==
+                  kvpolicy::load_code(encoding, block.side.codes[row], i, head_dim));
+        }
+      }
+      for (std::size_t i = 0; i < 7; ++i) REQUIRE(scratch[scratch.size() - 1 - i] == -7.5e8F);
+    }
+    REQUIRE_FALSE(vec::JoinedCodes::takes(encoding, fewest_channels(encoding) - 8));
+  }
+}
+
 TEST_CASE("columns of rows") {
   Random random{3};
   std::vector<std::vector<std::byte>> rows(vec::lanes, std::vector<std::byte>(48));
@@ -125,7 +152,7 @@ TEST_CASE("logits of quantised keys for any bits, head_dim, group and number of 
   double largest = 0;
   for (const Encoding encoding : encodings) {
     for (std::size_t head_dim = 16; head_dim <= 320; head_dim += head_dim < 128 ? 16 : 64) {
-      if (head_dim * kvpolicy::bits_of(encoding) / 8 < 16) continue;
+      if (head_dim < fewest_channels(encoding)) continue;
       for (const std::size_t queries : std::initializer_list<std::size_t>{1, 2, 3, 4, 5, 7, 8, 12}) {
         CAPTURE(name_of(encoding));
         CAPTURE(head_dim);
@@ -194,8 +221,8 @@ TEST_CASE("sums of quantised values for any bits, head_dim and number of rows, w
       CAPTURE(queries);
       std::vector<Block> blocks;
       while (blocks.size() < 4) {
-        const Encoding encoding = encodings[below(random, 3)];
-        if (head_dim * kvpolicy::bits_of(encoding) / 8 < 16) continue;
+        const Encoding encoding = encodings[below(random, std::size(encodings))];
+        if (head_dim < fewest_channels(encoding)) continue;
         std::vector<std::size_t> groups = groups_of_values(encoding, head_dim);
         groups.push_back(head_dim);
         blocks.emplace_back(random, RowFormat{encoding, Granularity::per_token, test::one_of(random, groups)},

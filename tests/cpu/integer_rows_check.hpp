@@ -27,7 +27,27 @@ using kvpolicy::Encoding;
 using kvpolicy::Granularity;
 using kvpolicy::RowFormat;
 
-inline constexpr Encoding encodings[] = {Encoding::uint8, Encoding::uint4, Encoding::uint2};
+inline constexpr Encoding encodings[] = {Encoding::uint8, Encoding::uint6, Encoding::uint5,
+                                         Encoding::uint4, Encoding::uint3, Encoding::uint2};
+
+// The shortest rows that are multiplied as integers, in channels, and the bytes of longer ones as the products see
+// them. Plain lists: the code under test has rules.
+inline std::size_t fewest_channels(Encoding encoding) {
+  switch (encoding) {
+    case Encoding::uint8: return 16;
+    case Encoding::uint6:
+    case Encoding::uint4: return 32;
+    default: return 64;
+  }
+}
+inline std::size_t product_bytes(Encoding encoding, std::size_t head_dim) {
+  switch (encoding) {
+    case Encoding::uint2: return head_dim / 4;
+    case Encoding::uint3:
+    case Encoding::uint4: return head_dim / 2;
+    default: return head_dim;
+  }
+}
 
 // Rows as in a row tile; the plane owns the bytes.
 struct Block {
@@ -126,20 +146,24 @@ inline double check_keys(const Block& block, const std::vector<float>& queries, 
   return largest;
 }
 
-// The sizes of several groups in a row that are multiplied as integers. Plain lists: the code under test has rules.
+// The sizes of several groups in a row that are multiplied as integers.
 inline std::vector<std::size_t> groups_of_keys(Encoding encoding, std::size_t head_dim) {
   std::vector<std::size_t> groups;
-  const std::size_t bytes = head_dim * kvpolicy::bits_of(encoding) / 8;
+  if (head_dim < fewest_channels(encoding)) return groups;
   for (const std::size_t group : {16U, 24U, 32U, 40U, 48U, 64U, 128U}) {
-    if (group < head_dim && head_dim % group == 0 && bytes >= 16 && bytes % 8 == 0) groups.push_back(group);
+    if (group < head_dim && head_dim % group == 0 && product_bytes(encoding, head_dim) % 8 == 0) {
+      groups.push_back(group);
+    }
   }
   return groups;
 }
 inline std::vector<std::size_t> groups_of_values(Encoding encoding, std::size_t head_dim) {
   std::vector<std::size_t> groups;
-  const std::size_t bytes = head_dim * kvpolicy::bits_of(encoding) / 8;
+  if (head_dim < fewest_channels(encoding)) return groups;
   for (const std::size_t group : {16U, 32U, 48U, 64U, 128U}) {
-    if (group < head_dim && head_dim % group == 0 && bytes % 16 == 0) groups.push_back(group);
+    if (group < head_dim && head_dim % group == 0 && product_bytes(encoding, head_dim) % 16 == 0) {
+      groups.push_back(group);
+    }
   }
   return groups;
 }

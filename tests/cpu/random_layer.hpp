@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
@@ -39,7 +40,9 @@ inline std::vector<kvpolicy::RowFormat> all_formats(std::size_t head_dim) {
       if (head_dim % group == 0 && telling) {
         formats.push_back({encoding, Granularity::per_token, group});
       }
-      if (group == head_dim) formats.push_back({encoding, Granularity::per_token, group, true});
+      if (group == head_dim || (group == 32 && head_dim % group == 0)) {
+        formats.push_back({encoding, Granularity::per_token, group, true});
+      }
     }
     for (const std::size_t group : std::initializer_list<std::size_t>{1, 2, 16}) {
       formats.push_back({encoding, Granularity::per_channel, group});
@@ -140,9 +143,14 @@ class RandomPlane {
   std::vector<const std::byte*> table_;
 };
 
-/// How much 16-bit factors may add to the error of outputs and of log-sum-exps over quantised rows with
-/// random queries: about one and a half of the largest difference seen, 2.7e-4 for heads of 256 channels.
-inline constexpr double integer_tolerance = 4e-4;
+/// How much 16-bit factors may add to the error of outputs and of log-sum-exps over quantised rows with random
+/// queries: about one and a half of the largest differences seen. Rounded weights of values cost 1.7e-4 at most,
+/// whatever the head. The error of a logit grows with the scale of logits and, because errors of channels add up,
+/// with the square root of their number; whether keys have one scale, several or those of channels makes no
+/// difference.
+[[nodiscard]] inline double integer_tolerance(double scale, std::size_t head_dim) {
+  return 2.5e-4 + 8e-5 * std::abs(scale) * std::sqrt(static_cast<double>(head_dim));
+}
 
 /// What a random segment may have in addition to rows.
 struct Traits {
@@ -329,10 +337,16 @@ struct RandomCall {
     options.attention_sink_bias = attention_sink_bias;
   }
 
+  /// What logits are multiplied by.
+  [[nodiscard]] double scale() const {
+    const auto head_dim = static_cast<double>(queries.view().head_dim);
+    return options.scale ? static_cast<double>(*options.scale) : 1.0 / std::sqrt(head_dim);
+  }
+
   /// The tolerance `dense`, with an addition if some rows are quantised.
   [[nodiscard]] double tolerance(double dense) const {
     const bool quantized = std::ranges::any_of(heads, &RandomHead::is_quantized);
-    return quantized ? dense + integer_tolerance : dense;
+    return quantized ? dense + integer_tolerance(scale(), queries.view().head_dim) : dense;
   }
 
   template <class Engine, class Out>

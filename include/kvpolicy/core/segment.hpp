@@ -32,6 +32,9 @@ struct RowFormat {
   friend constexpr bool operator==(const RowFormat&, const RowFormat&) = default;
 };
 
+/// The most channels of a stored row.
+inline constexpr std::size_t max_head_dim = 4096;
+
 /// The layout of a page. The codes of all rows come first, one row after another. Quantised formats then
 /// have all scales, then all zeros, both in half: per token [page_rows, head_dim / group], per channel
 /// [page_rows / group, head_dim].

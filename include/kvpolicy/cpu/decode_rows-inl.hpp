@@ -121,9 +121,6 @@ HWY_INLINE void for_each_code_vector(const std::byte* codes, std::size_t head_di
   }
 }
 
-/// The most channels of a row (StorageContext).
-inline constexpr std::size_t max_row_channels = 4096;
-
 /// Writes the lower parts of a row's codes as float [head_dim].
 template <std::size_t Bits>
 HWY_INLINE void unpack_lower_codes(const std::byte* codes, std::size_t head_dim, float* out) {
@@ -153,8 +150,9 @@ HWY_INLINE void decode_packed_row(const std::byte* codes, const Params& params, 
           hn::StoreU(hn::MulAdd(code, params.scales(channel), params.zeros(channel)), floats, out + channel);
         });
   } else {
+    KVPOLICY_ASSERT(head_dim <= max_head_dim);
     // The lower parts go to memory of their own: what vectors overlap is written twice and must be the same.
-    alignas(64) std::array<float, max_row_channels> lower;
+    alignas(64) std::array<float, max_head_dim> lower;
     unpack_lower_codes<parts.lower>(codes + head_dim * parts.upper / 8, head_dim, lower.data());
     const auto steps = hn::Set(floats, static_cast<float>(1U << parts.lower));
     for_each_code_vector<parts.upper>(

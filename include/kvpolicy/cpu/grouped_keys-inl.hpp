@@ -57,24 +57,23 @@ class GroupedKeys {
   [[nodiscard]] static bool takes(const RowFormat& format, std::size_t head_dim) {
     return has_code_steps(format, head_dim) && format.granularity == Granularity::per_token &&
            format.group >= RowTileParams::smallest_group && format.group % words_at_once == 0 &&
-           head_dim * bits_of(format.encoding) / 8 % words_at_once == 0;
+           code_bytes(format.encoding, head_dim) % words_at_once == 0;
   }
 
   /// To be called when the queries have changed.
   void forget_queries() { table_of_ = {}; }
 
-  /// Writes logits[q * stride + row], up to a whole vector of rows. `params` are those of the keys, `numbers` the
+  /// Writes logits[q * stride + row], up to a whole vector of rows. `keys` are the rows' joined codes, `params` their scales, `numbers` the
   /// rounded queries [queries, head_dim], in 16 bits as dot_codes wants them; `scale_of(q)` is one unit of query
   /// q's numbers.
   template <std::size_t Bits, class ScaleOf>
-  void multiply(const RowTileSide& keys, std::size_t rows, const RowTileParams& params, const float* queries,
-                const std::byte* numbers, ScaleOf scale_of, float* logits, std::size_t stride,
-                const Prefetch& next) {
+  void multiply(const RowFormat& format, const std::byte* const* keys, std::size_t rows,
+                const RowTileParams& params, const float* queries, const std::byte* numbers, ScaleOf scale_of,
+                float* logits, std::size_t stride, const Prefetch& next) {
     const std::size_t bytes = head_dim_ * Bits / 8;
-    if (keys.format != table_of_) fill_table<Bits>(keys.format, queries, numbers, scale_of);
+    if (format != table_of_) fill_table<Bits>(format, queries, numbers, scale_of);
     std::array<const std::byte*, max_tile_rows + rows_at_once * lanes> codes;
-    std::fill_n(std::copy_n(keys.codes.begin(), rows, codes.begin()), rows_at_once * lanes - 1,
-                keys.codes[rows - 1]);
+    std::fill_n(std::copy_n(keys, rows, codes.begin()), rows_at_once * lanes - 1, keys[rows - 1]);
     const std::size_t portions = (count_ + query_portion - 1) / query_portion;
     const std::size_t turns = (rows + rows_at_once * lanes - 1) / (rows_at_once * lanes);
     PrefetchWalk ahead{next, turns * portions * pieces_};
@@ -82,8 +81,8 @@ class GroupedKeys {
       arrange<R>(codes.data() + row, bytes);
       for_each_portion<query_portion>(count_, [&]<std::size_t Q>(std::size_t q) KVPOLICY_CPU_LAMBDA {
         FloatVector sums[Q][R];
-        dot_pieces<Bits>(bytes, keys.format.group, params, row, numbers + 2 * q * head_dim_, table_ + 2 * q,
-                         ahead, sums);
+        dot_pieces<Bits>(bytes, format.group, params, row, numbers + 2 * q * head_dim_, table_ + 2 * q, ahead,
+                         sums);
         KVPOLICY_CPU_UNROLL
         for (std::size_t i = 0; i < Q; ++i) {
           const auto scale = hn::Set(floats, unit_of(scale_of(q + i)));
@@ -106,8 +105,6 @@ class GroupedKeys {
   static constexpr std::size_t rows_at_once = many_registers ? 2 : 1;  // vectors of them
   // Bytes. The loop over them is unrolled by as much, because GCC copies all sums in each of its iterations.
   static constexpr std::size_t words_at_once = 8;
-  template <std::size_t Bits>
-  static constexpr float middle_of = 0.5F * static_cast<float>(CodePairs<Bits>::levels);
 
   // The groups, and one more for each part of a row that begins inside a group.
   static std::size_t most_pieces(std::size_t head_dim) {
@@ -123,6 +120,7 @@ class GroupedKeys {
   template <std::size_t Bits, class ScaleOf>
   void fill_table(const RowFormat& format, const float* queries, const std::byte* numbers, ScaleOf scale_of) {
     table_of_ = format;
+    const float middle = middle_code(format.encoding);
     const std::size_t bytes = head_dim_ * Bits / 8;
     pieces_ = 0;
     for (std::size_t part = 0; part < CodePairs<Bits>::parts; ++part) {
@@ -138,7 +136,7 @@ class GroupedKeys {
             rounded_sum += number;
             sum += queries[i];
           }
-          to[2 * q] = middle_of<Bits> * static_cast<float>(rounded_sum);
+          to[2 * q] = middle * static_cast<float>(rounded_sum);
           to[2 * q + 1] = sum / unit_of(scale_of(q));
         }
       });

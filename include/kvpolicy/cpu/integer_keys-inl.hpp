@@ -87,15 +87,19 @@ class IntegerKeys {
  public:
   [[nodiscard]] static std::size_t scratch_floats(std::size_t queries, std::size_t head_dim) {
     return RowTileParams::scratch_floats(head_dim) + GroupedKeys::scratch_floats(queries, head_dim) +
-           2 * queries * head_dim + query_portion * head_dim + whole_lines(2 * rounded_floats * queries);
+           whole_lines(JoinedCodes::scratch_floats(head_dim)) + 2 * queries * head_dim +
+           query_portion * head_dim + whole_lines(2 * rounded_floats * queries);
   }
 
   IntegerKeys(std::size_t queries, std::size_t head_dim, float* scratch)
       : count_{queries},
         head_dim_{head_dim},
         params_{head_dim, scratch},
-        grouped_{queries, head_dim, scratch + RowTileParams::scratch_floats(head_dim)} {
-    scratch += RowTileParams::scratch_floats(head_dim) + GroupedKeys::scratch_floats(queries, head_dim);
+        grouped_{queries, head_dim, scratch + RowTileParams::scratch_floats(head_dim)},
+        codes_{head_dim, scratch + RowTileParams::scratch_floats(head_dim) +
+                             GroupedKeys::scratch_floats(queries, head_dim)} {
+    scratch += RowTileParams::scratch_floats(head_dim) + GroupedKeys::scratch_floats(queries, head_dim) +
+               whole_lines(JoinedCodes::scratch_floats(head_dim));
     const auto take = [&](std::size_t floats_taken) {
       float* taken = scratch;
       scratch += floats_taken;
@@ -124,7 +128,7 @@ class IntegerKeys {
                       const Prefetch& values) {
     if (state_ == State::unusable || !has_code_steps(keys.format, head_dim_)) return false;
     const std::size_t vectors = (rows + lanes - 1) / lanes;
-    const std::size_t steps = head_dim_ * bits_of(keys.format.encoding) / 8 / code_step;
+    const std::size_t steps = code_bytes(keys.format.encoding, head_dim_) / code_step;
     const std::size_t portions = (count_ + query_portion - 1) / query_portion;
     PrefetchWalk ahead{values, (many_registers ? (vectors + 1) / 2 : vectors) * steps * portions};
     bool done = false;
@@ -317,43 +321,45 @@ class IntegerKeys {
   }
 
   // Rounds the queries, not scaled, and loads the scales of the rows; returns false if a number is not finite.
-  template <std::size_t Bits>
   bool prepare(const RowTileSide& keys, std::size_t rows) {
     if (state_ == State::unknown) {
       state_ = round_all_queries<false>(plain_, nullptr, nullptr, 0.0F) ? State::usable : State::unusable;
     }
     return state_ == State::usable &&
-           params_.load(keys, rows, head_dim_ / keys.format.group, middle_of<Bits>);
+           params_.load(keys, rows, head_dim_ / keys.format.group, middle_code(keys.format.encoding));
   }
 
   template <std::size_t Bits>
   bool per_token(const RowTileSide& keys, std::size_t rows, float* logits, std::size_t stride,
                  PrefetchWalk& ahead) {
-    if (!prepare<Bits>(keys, rows)) return false;
-    multiply<Bits>(plain_, keys.codes.data(), rows, &params_, logits, stride, ahead);
+    if (!prepare(keys, rows)) return false;
+    multiply<Bits>(plain_, codes_.of(keys, rows), rows, middle_code(keys.format.encoding), &params_, logits,
+                   stride, ahead);
     return true;
   }
 
   template <std::size_t Bits>
   bool per_group(const RowTileSide& keys, std::size_t rows, float* logits, std::size_t stride,
                  const Prefetch& next) {
-    if (!prepare<Bits>(keys, rows)) return false;
+    if (!prepare(keys, rows)) return false;
     grouped_.multiply<Bits>(
-        keys, rows, params_, queries_, plain_.numbers, [&](std::size_t q) { return plain_.query(q).scale; },
-        logits, stride, next);
+        keys.format, codes_.of(keys, rows), rows, params_, queries_, plain_.numbers,
+        [&](std::size_t q) { return plain_.query(q).scale; }, logits, stride, next);
     return true;
   }
 
   template <std::size_t Bits>
   bool per_channel(const RowTileSide& keys, std::size_t rows, float* logits, std::size_t stride,
                    PrefetchWalk& ahead) {
+    const std::byte* const* codes = codes_.of(keys, rows);
+    const float middle = middle_code(keys.format.encoding);
     for (std::size_t first = 0; first < rows;) {
       const std::size_t end = end_of_equal(keys.scales.data(), first, rows);
-      if (!round_all_queries<true>(scaled_, keys.scales[first], keys.zeros[first], middle_of<Bits>)) {
+      if (!round_all_queries<true>(scaled_, keys.scales[first], keys.zeros[first], middle)) {
         return false;
       }
       // A vector may write past the run's rows; the next run overwrites that.
-      multiply<Bits>(scaled_, keys.codes.data() + first, end - first, nullptr, logits + first, stride, ahead);
+      multiply<Bits>(scaled_, codes + first, end - first, middle, nullptr, logits + first, stride, ahead);
       first = end;
     }
     return true;
@@ -375,14 +381,11 @@ class IntegerKeys {
     return end;
   }
 
-  template <std::size_t Bits>
-  static constexpr float middle_of = 0.5F * static_cast<float>(CodePairs<Bits>::levels);
-
-  // out[q * stride + row] = query q . row. `params` are the scales and zeros of the rows; null: they were
+  // out[q * stride + row] = query q . row; codes count from `middle`. `params` are the scales and zeros of the rows; null: they were
   // multiplied into the query. Rows are processed in whole vectors.
   template <std::size_t Bits>
-  void multiply(const Set& set, const std::byte* const* rows, std::size_t count, const RowTileParams* params,
-                float* out, std::size_t stride, PrefetchWalk& ahead) const {
+  void multiply(const Set& set, const std::byte* const* rows, std::size_t count, float middle,
+                const RowTileParams* params, float* out, std::size_t stride, PrefetchWalk& ahead) const {
     const std::size_t bytes = head_dim_ * Bits / 8;
     std::array<const std::byte*, max_tile_rows + lanes> padded;
     if (count % lanes != 0) {  // pads the pointers to a whole vector with the last row
@@ -400,7 +403,7 @@ class IntegerKeys {
           const auto scale = hn::Set(floats, query.scale);
           // Of scaled queries the sum has the middle codes and zeros in it.
           const auto offset =
-              hn::Set(floats, (params == nullptr ? query.sum : 0.0F) - middle_of<Bits> * query.rounded_sum);
+              hn::Set(floats, (params == nullptr ? query.sum : 0.0F) - middle * query.rounded_sum);
           KVPOLICY_CPU_UNROLL
           for (std::size_t r = 0; r < R; ++r) {
             const std::size_t at = row + r * lanes;
@@ -426,6 +429,7 @@ class IntegerKeys {
   std::size_t head_dim_;
   RowTileParams params_;
   GroupedKeys grouped_;
+  JoinedCodes codes_;
   const float* queries_ = nullptr;
   float* deinterleaved_ = nullptr;  // [queries, head_dim], if has_deinterleaved_
   float* products_ = nullptr;       // [query_portion, head_dim]

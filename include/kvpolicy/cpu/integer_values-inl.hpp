@@ -177,15 +177,19 @@ class IntegerValues {
  public:
   [[nodiscard]] static std::size_t scratch_floats(std::size_t queries, std::size_t head_dim) {
     const std::size_t groups = most_groups(head_dim);
-    return RowTileParams::scratch_floats(head_dim) +
+    return RowTileParams::scratch_floats(head_dim) + whole_lines(JoinedCodes::scratch_floats(head_dim)) +
            queries * (room(head_dim) + groups * (weight_bytes / sizeof(float))) +
            whole_lines(queries * (3 * groups + 1));
   }
 
   IntegerValues(std::size_t queries, std::size_t head_dim, float* scratch)
-      : count_{queries}, head_dim_{head_dim}, params_{head_dim, scratch} {
+      : count_{queries},
+        head_dim_{head_dim},
+        params_{head_dim, scratch},
+        codes_{head_dim, scratch + RowTileParams::scratch_floats(head_dim)} {
     const std::size_t groups = most_groups(head_dim);
-    sums_ = scratch + RowTileParams::scratch_floats(head_dim);
+    sums_ = scratch + RowTileParams::scratch_floats(head_dim) +
+            whole_lines(JoinedCodes::scratch_floats(head_dim));
     weights_ = reinterpret_cast<std::byte*>(sums_ + queries * room(head_dim));
     offsets_ = sums_ + queries * (room(head_dim) + groups * (weight_bytes / sizeof(float)));
     added_offsets_ = offsets_ + queries * groups;
@@ -201,7 +205,7 @@ class IntegerValues {
     const RowFormat& format = values.format;
     const std::size_t width = column_bytes(format);
     if (width == 0) return false;
-    const float middle = 0.5F * static_cast<float>((1U << bits_of(format.encoding)) - 1U);
+    const float middle = middle_code(format.encoding);
     const std::size_t groups = head_dim_ / format.group;
     if (!params_.load(values, rows, groups, middle)) return false;
     if (format != format_) flush(out);
@@ -218,7 +222,7 @@ class IntegerValues {
     }
     std::array<const std::byte*, max_tile_rows> codes;  // up to a whole fetch_step
     static_assert(max_tile_rows % fetch_step == 0);
-    std::copy_n(values.codes.begin(), rows, codes.begin());
+    std::copy_n(codes_.of(values, rows), rows, codes.begin());
     for (std::size_t row = rows; row % fetch_step != 0; ++row) codes[row] = codes[rows - 1];
     with_bits(format.encoding, [&]<std::size_t Bits>() KVPOLICY_CPU_LAMBDA {
       const std::size_t bytes = head_dim_ * Bits / 8;
@@ -282,7 +286,7 @@ class IntegerValues {
   [[nodiscard]] std::size_t column_bytes(const RowFormat& format) const {
     if (!has_code_steps(format, head_dim_) || format.granularity != Granularity::per_token) return 0;
     if (format.group == head_dim_) return 4 * lanes;
-    const std::size_t bytes = head_dim_ * bits_of(format.encoding) / 8;
+    const std::size_t bytes = code_bytes(format.encoding, head_dim_);
     for (std::size_t width = 4 * lanes; width >= code_step; width /= 2) {
       if (format.group % width == 0 && bytes % width == 0) return width;
     }
@@ -466,6 +470,7 @@ class IntegerValues {
   std::size_t count_;
   std::size_t head_dim_;
   RowTileParams params_;
+  JoinedCodes codes_;
   bool pending_ = false;
   RowFormat format_ = {};  // of the pending sums
   float* sums_;            // [queries, room]: columns of pairs of lanes

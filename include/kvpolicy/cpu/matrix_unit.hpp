@@ -37,18 +37,20 @@ enum class MatrixUnit : std::uint8_t {
   return x86::BFloat16Vectors::pay() ? MatrixUnit::bfloat16_vectors : MatrixUnit::float_vectors;
 }
 
-/// When a call of many queries may multiply in bfloat16. Only rows stored in bfloat16 and codes of
-/// quantised rows with one scale each are multiplied so, and neither is rounded. Sums are in float, and
-/// subnormal numbers count as zeros. A factor that must be more exact is split into two bfloat16 terms,
-/// which costs a second product.
+/// When a call of many queries may multiply in bfloat16. Only rows stored in bfloat16 and quantised rows are
+/// multiplied so. Rows stored in bfloat16, and codes of quantised rows with one scale each, are exact. Of other
+/// quantised rows, keys are split into two terms where queries have one (error 2^-16 of each number; only with
+/// tiles), and values are rounded where weights are, which the bound of an output below includes. Sums are in
+/// float, and subnormal numbers count as zeros. A factor that must be more exact is split into two bfloat16
+/// terms, which costs a second product.
 enum class Bfloat16Products : std::uint8_t {
   never,
   /// As far as the types of queries and outputs allow no more precision. Queries in bfloat16 are exact;
   /// others are split into two terms (error 2^-16 of each number). The softmax's weights are rounded if
   /// outputs are bfloat16: the error of an output is at most 2^-8 times the mean magnitude, by those
-  /// weights, of the values (for a quantised row: of the range from its least code to its largest), about
-  /// as much as the rounding of the output itself. Otherwise weights are split into two terms (2^-16). Two
-  /// terms are only used with tiles.
+  /// weights, of the values (for a quantised row with one scale: of the range from its least code to its
+  /// largest; for rotated rows: before they are rotated back), about as much as the rounding of the output
+  /// itself. Otherwise weights are split into two terms (2^-16). Two terms are only used with tiles.
   where_exact,
   /// Queries and weights are always rounded. In addition to the errors above, the error of a logit is at
   /// most 2^-8 times the sum of the magnitudes of its products, scaled.

@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include <kvpolicy/core/dtype.hpp>
+#include <kvpolicy/cpu/joined_codes-inl.hpp>
 #include <kvpolicy/cpu/row_tile-inl.hpp>
 #include <kvpolicy/cpu/vector-inl.hpp>
 #include <kvpolicy/cpu/x86/integer_pairs-inl.hpp>
@@ -22,18 +23,28 @@ KVPOLICY_CPU_BEGIN_TARGET
 /// Bytes of a row that one step processes.
 inline constexpr std::size_t code_step = 16;
 
-/// Whether rows can be read in whole steps; the last one may overlap. Codes in two parts cannot.
-[[nodiscard]] inline bool has_code_steps(const RowFormat& format, std::size_t head_dim) {
-  return is_quantized(format.encoding) && code_parts(format.encoding).lower == 0 &&
-         head_dim * bits_of(format.encoding) / 8 >= code_step;
+/// Bytes of a row's codes, joined if they are in two parts.
+[[nodiscard]] inline std::size_t code_bytes(Encoding encoding, std::size_t head_dim) {
+  return head_dim * joined_bits(encoding) / 8;
 }
 
-/// Calls f.operator()<bits>() for a quantised encoding.
+/// Whether rows can be read in whole steps; the last one may overlap.
+[[nodiscard]] inline bool has_code_steps(const RowFormat& format, std::size_t head_dim) {
+  return is_quantized(format.encoding) && JoinedCodes::takes(format.encoding, head_dim) &&
+         code_bytes(format.encoding, head_dim) >= code_step;
+}
+
+/// Half of the largest code.
+[[nodiscard]] constexpr float middle_code(Encoding encoding) {
+  return 0.5F * static_cast<float>((1U << bits_of(encoding)) - 1U);
+}
+
+/// Calls f.operator()<joined bits>() for a quantised encoding.
 template <class F>
 HWY_INLINE void with_bits(Encoding encoding, F&& f) {
-  switch (encoding) {
-    case Encoding::uint8: return f.template operator()<8>();
-    case Encoding::uint4: return f.template operator()<4>();
+  switch (joined_bits(encoding)) {
+    case 8: return f.template operator()<8>();
+    case 4: return f.template operator()<4>();
     default: KVPOLICY_ASSERT(encoding == Encoding::uint2); return f.template operator()<2>();
   }
 }

@@ -3,7 +3,8 @@
 // A tile's products in the processor's units for bfloat16. Queries, rows and weights are packed in pairs
 // along the dimension that is summed. Rows stored in bfloat16 are used as they are. Of quantised rows with
 // one scale each, the codes are used, which bfloat16 represents exactly: scales and zeros are applied after
-// the product with the keys and before the product with the values. Numbers that are not finite are left to
+// the product with the keys and before the product with the values. Other quantised rows are decoded to float
+// first: keys are then split into two terms, and values are rounded. Numbers that are not finite are left to
 // the products in float, because here they would meet padding of zeros.
 #pragma once
 
@@ -84,7 +85,7 @@ class PairProducts {
  public:
   /// Words of scratch memory for `width` queries; `width` is a multiple of 16.
   [[nodiscard]] static std::size_t scratch_words(std::size_t width, const HeadWidth& head) {
-    return most_terms * paneled(width) * channel_pairs(head.keys) + max_tile_rows * channel_pairs(head.keys) +
+    return most_terms * (paneled(width) + max_tile_rows) * channel_pairs(head.keys) +
            row_pairs * head.values + most_terms * row_pairs * width;
   }
 
@@ -105,10 +106,10 @@ class PairProducts {
     if (!plan.is_narrow()) return;
     queries_ = scratch;
     keys_ = queries_ + most_terms * query_term();
-    values_ = keys_ + max_tile_rows * channel_pairs(head.keys);
+    values_ = keys_ + most_terms * key_term();
     weights_ = values_ + row_pairs * head.values;
     // Channels that pad the last tile's pairs are never written again.
-    std::fill_n(keys_, max_tile_rows * channel_pairs(head.keys), 0U);
+    std::fill_n(keys_, most_terms * key_term(), 0U);
     if (plan.unit == MatrixUnit::tiles) tiles_.emplace();
   }
 
@@ -158,17 +159,7 @@ class PairProducts {
                   : !copy_rows(keys, rows)) {
       return false;
     }
-    const x86::PairMatrices matrices{.a = keys_,
-                                     .a_row = channel_pairs(head_.keys),
-                                     .a_step = 1,
-                                     .a_term = 0,
-                                     .b = queries_,
-                                     .b_row = columns,
-                                     .b_term = query_term(),
-                                     .pairs = channel_pairs(head_.keys),
-                                     .terms = query_terms_};
-    multiply(matrices, columns * channel_pairs(head_.keys), {logits, width_, false, quantized ? 1.0F : scale},
-             rows, width_, ahead);
+    multiply_keys(query_terms_, 1, {logits, width_, false, quantized ? 1.0F : scale}, rows, ahead);
     for (std::size_t row = 0; quantized && row < rows; ++row) {
       const auto row_scale = hn::Set(floats, scale * scales_[row]);
       const auto row_zero = hn::Set(floats, scale * zeros_[row]);
@@ -178,6 +169,14 @@ class PairProducts {
         hn::StoreU(hn::MulAdd(row_scale, hn::LoadU(floats, to), shift), floats, to);
       }
     }
+    return true;
+  }
+
+  /// The same for keys that were decoded to float, [rows, width of keys].
+  bool compute_logits(const float* keys, std::size_t rows, float scale, float* logits, FetchAhead& ahead) {
+    // Two terms of both sides would be four products.
+    if (!has_queries_ || !tiles_ || query_terms_ > 1 || !split_rows(keys, rows)) return false;
+    multiply_keys(1, most_terms, {logits, width_, false, scale}, rows, ahead);
     return true;
   }
 
@@ -200,26 +199,19 @@ class PairProducts {
     } else {
       pair_weights(weights, rows, [](std::size_t) KVPOLICY_CPU_LAMBDA { return hn::Set(floats, 1.0F); });
     }
-    for (std::size_t m = 0; m < queries; ++m) {
-      if (factors[m] == 1.0F && !quantized) continue;  // most factors are 1: the largest logit comes early
-      const auto factor = hn::Set(floats, factors[m]);
-      const auto shift = hn::Set(floats, quantized ? shifts_[m] : 0.0F);
-      for (std::size_t channel = 0; channel < head_.values; channel += lanes) {
-        float* numbers = out + m * head_.values + channel;
-        hn::StoreU(hn::MulAdd(hn::LoadU(floats, numbers), factor, shift), floats, numbers);
-      }
-    }
-    const bool tiles = plan_.unit == MatrixUnit::tiles;
-    const x86::PairMatrices matrices{.a = weights_,
-                                     .a_row = tiles ? row_pairs : 1,
-                                     .a_step = tiles ? 1 : width_,
-                                     .a_term = row_pairs * width_,
-                                     .b = values_,
-                                     .b_row = head_.values,
-                                     .b_term = 0,
-                                     .pairs = padded_pairs(rows),
-                                     .terms = plan_.weight_terms};
-    multiply(matrices, columns, {out, head_.values, true, 1.0F}, queries, head_.values, ahead);
+    scale_values(factors, quantized ? shifts_ : nullptr, out, queries);
+    multiply_values(rows, out, queries, ahead);
+    return true;
+  }
+
+  /// The same for values that were decoded to float, [rows, width of values]. They are rounded, so only where
+  /// weights are.
+  bool add_values(const float* values, std::size_t rows, const float* weights, const float* factors,
+                  float* out, std::size_t queries, FetchAhead& ahead) {
+    if (!plan_.is_narrow() || plan_.weight_terms > 1 || !round_rows(values, rows)) return false;
+    pair_weights(weights, rows, [](std::size_t) KVPOLICY_CPU_LAMBDA { return hn::Set(floats, 1.0F); });
+    scale_values(factors, nullptr, out, queries);
+    multiply_values(rows, out, queries, ahead);
     return true;
   }
 
@@ -237,16 +229,21 @@ class PairProducts {
   static std::size_t padded_pairs(std::size_t rows) {
     return (rows + 2 * x86::tile_size - 1) / (2 * x86::tile_size) * x86::tile_size;
   }
+  [[nodiscard]] std::size_t key_term() const { return max_tile_rows * channel_pairs(head_.keys); }
   [[nodiscard]] std::size_t query_term() const { return paneled(width_) * channel_pairs(head_.keys); }
 
   // The even and the odd ones of 2 * lanes channels of query m, with zeros after the last channel and query.
   void load_query(const float* queries, std::size_t rows, std::size_t m, std::size_t channel,
                   FloatVector& even, FloatVector& odd) const {
+    load_pairs(queries + std::min(m, rows - 1) * head_.keys + channel, m < rows ? head_.keys - channel : 0,
+               even, odd);
+  }
+  // The even and the odd ones of the next 2 * lanes numbers, of which there are `left`; zeros come after them.
+  static HWY_INLINE void load_pairs(const float* numbers, std::size_t left, FloatVector& even,
+                                    FloatVector& odd) {
     HWY_ALIGN float padded[2 * lanes];
-    const float* numbers = queries + std::min(m, rows - 1) * head_.keys + channel;
-    const std::size_t count = m < rows ? std::min(2 * lanes, head_.keys - channel) : 0;
-    if (count < 2 * lanes) {
-      std::fill(std::copy_n(numbers, count, padded), padded + 2 * lanes, 0.0F);
+    if (left < 2 * lanes) {
+      std::fill(std::copy_n(numbers, left, padded), padded + 2 * lanes, 0.0F);
       numbers = padded;
     }
     hn::LoadInterleaved2(floats, numbers, even, odd);
@@ -268,6 +265,90 @@ class PairProducts {
       matrices.b += b_panel;
       target.c += columns;
     }
+  }
+
+  // The product of keys_ with the queries. One of the two has one term.
+  void multiply_keys(std::size_t query_terms, std::size_t key_terms, const x86::ProductTarget& target,
+                     std::size_t rows, FetchAhead& ahead) {
+    const x86::PairMatrices matrices{.a = keys_,
+                                     .a_row = channel_pairs(head_.keys),
+                                     .a_step = 1,
+                                     .a_term = key_terms > 1 ? key_term() : 0,
+                                     .b = queries_,
+                                     .b_row = columns,
+                                     .b_term = query_terms > 1 ? query_term() : 0,
+                                     .pairs = channel_pairs(head_.keys),
+                                     .terms = std::max(query_terms, key_terms)};
+    multiply(matrices, columns * channel_pairs(head_.keys), target, rows, width_, ahead);
+  }
+
+  // Adds the product of weights_ with values_ to `out`.
+  void multiply_values(std::size_t rows, float* out, std::size_t queries, FetchAhead& ahead) {
+    const bool tiles = plan_.unit == MatrixUnit::tiles;
+    const x86::PairMatrices matrices{.a = weights_,
+                                     .a_row = tiles ? row_pairs : 1,
+                                     .a_step = tiles ? 1 : width_,
+                                     .a_term = row_pairs * width_,
+                                     .b = values_,
+                                     .b_row = head_.values,
+                                     .b_term = 0,
+                                     .pairs = padded_pairs(rows),
+                                     .terms = plan_.weight_terms};
+    multiply(matrices, columns, {out, head_.values, true, 1.0F}, queries, head_.values, ahead);
+  }
+
+  // out[m] = factors[m] * out[m] + shifts[m] in every channel; null: no shifts.
+  void scale_values(const float* factors, const float* shifts, float* out, std::size_t queries) const {
+    for (std::size_t m = 0; m < queries; ++m) {
+      // Most factors are 1: the largest logit comes early.
+      if (factors[m] == 1.0F && shifts == nullptr) continue;
+      const auto factor = hn::Set(floats, factors[m]);
+      const auto shift = hn::Set(floats, shifts != nullptr ? shifts[m] : 0.0F);
+      for (std::size_t channel = 0; channel < head_.values; channel += lanes) {
+        float* numbers = out + m * head_.values + channel;
+        hn::StoreU(hn::MulAdd(hn::LoadU(floats, numbers), factor, shift), floats, numbers);
+      }
+    }
+  }
+
+  // Stores decoded keys in two terms; returns false if a number is not finite.
+  bool split_rows(const float* keys, std::size_t rows) {
+    auto zeros = zero_vector();  // NaN after a number that is not finite, or becomes infinite by rounding
+    for (std::size_t row = 0; row < rows; ++row) {
+      const float* from = keys + row * head_.keys;
+      std::uint32_t* to = keys_ + row * channel_pairs(head_.keys);
+      for (std::size_t pair = 0; pair < head_.keys / 2; pair += lanes) {
+        FloatVector even, odd;
+        load_pairs(from + 2 * pair, head_.keys - 2 * pair, even, odd);
+        const PairVector first = pair_up(even, odd);
+        const PairVector second = pair_up(first.rest_low, first.rest_high);
+        hn::StoreU(first.pairs, words, to + pair);
+        hn::StoreU(second.pairs, words, to + key_term() + pair);
+        zeros = hn::MulAdd(hn::Add(first.rest_low, first.rest_high), zero_vector(), zeros);
+      }
+    }
+    return hn::AllTrue(floats, hn::Eq(zeros, zero_vector()));
+  }
+
+  // Stores decoded values, rounded, in pairs of rows, up to whole tiles; returns false if a number is not finite.
+  bool round_rows(const float* values, std::size_t rows) {
+    auto zeros = zero_vector();
+    for (std::size_t pair = 0; pair < padded_pairs(rows); ++pair) {
+      std::uint32_t* to = values_ + pair * head_.values;
+      if (2 * pair >= rows) {
+        std::fill_n(to, head_.values, 0U);
+        continue;
+      }
+      // As in pair_rows.
+      const float* low = values + 2 * pair * head_.values;
+      const float* high = values + std::min(2 * pair + 1, rows - 1) * head_.values;
+      for (std::size_t channel = 0; channel < head_.values; channel += lanes) {
+        const PairVector both = pair_up(hn::LoadU(floats, low + channel), hn::LoadU(floats, high + channel));
+        hn::StoreU(both.pairs, words, to + channel);
+        zeros = hn::MulAdd(hn::Add(both.rest_low, both.rest_high), zero_vector(), zeros);
+      }
+    }
+    return hn::AllTrue(floats, hn::Eq(zeros, zero_vector()));
   }
 
   // Copies the row tile's keys contiguously; returns false if a number is not finite.
@@ -313,9 +394,8 @@ class PairProducts {
 
   [[nodiscard]] static bool takes(const RowFormat& format, std::size_t channels) {
     if (format.encoding == Encoding::bfloat16) return true;
-    return is_quantized(format.encoding) && code_parts(format.encoding).lower == 0 &&
-           format.granularity == Granularity::per_token && format.group == channels &&
-           channels * bits_of(format.encoding) / 8 >= lanes;
+    return is_quantized(format.encoding) && format.granularity == Granularity::per_token &&
+           format.group == channels && channels * code_parts(format.encoding).upper / 8 >= lanes;
   }
 
   // Reads the row tile's scales and zeros, and calls take(row) for each row with its codes in numbers_.
@@ -338,6 +418,15 @@ class PairProducts {
           break;
         case Encoding::uint4:
           decode_packed_row<Encoding::uint4>(side.codes[row], params, channels, numbers);
+          break;
+        case Encoding::uint6:
+          decode_packed_row<Encoding::uint6>(side.codes[row], params, channels, numbers);
+          break;
+        case Encoding::uint5:
+          decode_packed_row<Encoding::uint5>(side.codes[row], params, channels, numbers);
+          break;
+        case Encoding::uint3:
+          decode_packed_row<Encoding::uint3>(side.codes[row], params, channels, numbers);
           break;
         default: decode_packed_row<Encoding::uint2>(side.codes[row], params, channels, numbers);
       }
@@ -435,7 +524,7 @@ class PairProducts {
   std::size_t query_terms_ = 1;
   bool has_queries_ = false;
   std::uint32_t* queries_ = nullptr;         // [terms] of panels of [channel pairs, columns]
-  std::uint32_t* keys_ = nullptr;            // [max_tile_rows, channel pairs]
+  std::uint32_t* keys_ = nullptr;            // [terms] of [max_tile_rows, channel pairs]
   std::uint32_t* values_ = nullptr;          // [row_pairs, width of values]
   std::uint32_t* weights_ = nullptr;         // [terms] of [row_pairs, width] or [width, row_pairs]
   float* query_sums_;                        // [width]

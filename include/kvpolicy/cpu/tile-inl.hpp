@@ -2,8 +2,8 @@
 //
 // Attention of many queries, as in prefill. It is bound by arithmetic. The keys and values of a row tile
 // are converted to float once for all queries; then both products are register-blocked matrix products.
-// Rows stored in bfloat16 may be multiplied by a unit of the processor for such numbers, without a
-// conversion to float (matrix_unit.hpp). Logits are kept as [row, query]: the lanes are queries, which are
+// Rows stored in bfloat16, and quantised ones, may be multiplied by a unit of the processor for such numbers
+// (matrix_unit.hpp). Logits are kept as [row, query]: the lanes are queries, which are
 // transposed once per tile, so neither the products nor the softmax sum across lanes.
 #pragma once
 
@@ -129,10 +129,13 @@ class TilePass {
   void compute_logits(const RowTile& row_tile, FetchAhead ahead) {
     const bool whole = head_.keys == tile_.key_dim();
     if (!whole || !pairs_.compute_logits(row_tile.keys, row_tile.rows, tile_.scale, logits_, ahead)) {
-      set_float_queries();
       decode_side(row_tile.keys, row_tile.rows, tile_.key_dim(), params_, rows_);
-      product(rows_, head_.keys, 1, {queries_, panel_width * head_.keys, panel_width}, head_.keys, logits_,
-              width_, row_tile.rows, width_, nullptr, ahead);
+      const bool codes = whole && is_quantized(row_tile.keys.format.encoding);
+      if (!codes || !pairs_.compute_logits(rows_, row_tile.rows, tile_.scale, logits_, ahead)) {
+        set_float_queries();
+        product(rows_, head_.keys, 1, {queries_, panel_width * head_.keys, panel_width}, head_.keys, logits_,
+                width_, row_tile.rows, width_, nullptr, ahead);
+      }
     }
     if (tile_.softcap > 0.0F) cap_logits(tile_.softcap, logits_, row_tile.rows * width_);
     if (!row_tile.cut) return;
@@ -207,11 +210,16 @@ class TilePass {
   void add_values(const RowTile& row_tile, FetchAhead ahead) {
     rotate_values(row_tile.values.format.hadamard);
     const std::size_t width = head_.values;
-    if (width == tile_.value_dim && pairs_.add_values(row_tile.values, row_tile.rows, logits_, factors_,
-                                                      partial_.values, tile_.rows, ahead)) {
+    const bool whole = width == tile_.value_dim;
+    if (whole && pairs_.add_values(row_tile.values, row_tile.rows, logits_, factors_, partial_.values,
+                                   tile_.rows, ahead)) {
       return;
     }
     decode_side(row_tile.values, row_tile.rows, tile_.value_dim, params_, rows_);
+    if (whole && is_quantized(row_tile.values.format.encoding) &&
+        pairs_.add_values(rows_, row_tile.rows, logits_, factors_, partial_.values, tile_.rows, ahead)) {
+      return;
+    }
     if (row_tile.cut && !all_finite(rows_, row_tile.rows * width)) {
       for (std::size_t i = 0; i < tile_.rows * width; ++i) partial_.values[i] *= factors_[i / width];
       return add_seen_values(tile_, row_tile, rows_, logits_, 1, width_, partial_.values);

@@ -210,6 +210,7 @@ void Worker<Tuning>::score(const Segment& rows, const QueryTile& tile, std::span
   RowTileReader reader{{&rows, 1}, tile, from, to};
   StreamPass pass{tile, own_partial(tile), scratch_};
   std::fill(std::copy(query.begin(), query.end(), queries_), queries_ + tile.width().keys, 0.0F);
+  if (rows.keys.format.hadamard) tile.rotate_as_keys(queries_);
   pass.set_queries(queries_);
   RowTile* row_tile = row_tiles_->data();
   RowTile* next = row_tile + 1;

@@ -7,12 +7,10 @@
 #include <cstddef>
 
 #include <kvpolicy/core/error.hpp>
+#include <kvpolicy/core/segment.hpp>
 #include <kvpolicy/memory/page_pool.hpp>
 
 namespace kvpolicy {
-
-/// The largest head_dim of a storage.
-inline constexpr std::size_t max_head_dim = 4096;
 
 /// The pool of storages that name none: pages of the global heap, each allocated by itself. It lives
 /// as long as the program.

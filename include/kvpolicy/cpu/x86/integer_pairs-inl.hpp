@@ -47,6 +47,18 @@ template <class D>
   return hn::Add(sum, hn::Add(lows, highs));
 }
 
+#if KVPOLICY_CPU_PAIR_PRODUCTS
+/// `sum`, of which the compiler cannot tell how it came about. GCC otherwise adds up the products of a whole loop
+/// body last, and writes all of them to memory until then.
+template <class V>
+[[nodiscard]] HWY_INLINE V added_at_once(V sum) {
+#if defined(__GNUC__)
+  __asm__("" : "+x"(sum.raw));
+#endif
+  return sum;
+}
+#endif
+
 template <class D>
 [[nodiscard]] HWY_INLINE hn::Vec<D> add_pair_products(D d, hn::Vec<D> sum, hn::Vec<D> a, hn::Vec<D> b) {
 #if KVPOLICY_CPU_PAIR_PRODUCTS
@@ -65,9 +77,9 @@ template <class D>
 #endif
 #endif
 #if HWY_TARGET <= HWY_AVX2
-  if constexpr (width == 8) return hn::Add(sum, hn::Vec<D>{_mm256_madd_epi16(a.raw, b.raw)});
+  if constexpr (width == 8) return added_at_once(hn::Add(sum, hn::Vec<D>{_mm256_madd_epi16(a.raw, b.raw)}));
 #endif
-  if constexpr (width == 4) return hn::Add(sum, hn::Vec<D>{_mm_madd_epi16(a.raw, b.raw)});
+  if constexpr (width == 4) return added_at_once(hn::Add(sum, hn::Vec<D>{_mm_madd_epi16(a.raw, b.raw)}));
 #endif
   return add_pair_products_portable(d, sum, a, b);
 }
