@@ -119,8 +119,7 @@ class Cases {
   }
   // What a precision's name stands for in plans.
   [[nodiscard]] HeadSettings<bfloat16> named(std::string_view precision, Heads heads) const {
-    return io::LowBitFormat::of_text(io::LowBits::named(precision), shape(heads), residual())
-        .head<bfloat16>();
+    return LowBitFormat::of_text(io::low_bits_named(precision), shape(heads), residual()).head<bfloat16>();
   }
   // Half of the heads of a layer read every row, the others sinks and a window.
   [[nodiscard]] std::function<HeadPlan<bfloat16>(std::size_t)> duo(

@@ -329,7 +329,7 @@ const char* plan_help() {
   return R"(  full                 every row, exact
   sink_recent:16,128   the first 16 rows and the latest 128
   int8 int6 int5 int4  every row in so many bits (also int3, int2), but for the first 4 and the latest 128;
-                       int4:64 for 64. Below 8 bits keys share a scale along the text
+                       int4:64 for 64. Below 8 bits rows are rotated, and keys share a scale along the text
   k8v4 k4v2            and so on: keys of 8 bits, values of 4
   kivi2 kivi4          quantised whenever the residual is full, as published (KIVI)
   hf4 hf2              groups of 64 in a row, the latest 128 exact (transformers' QuantizedCache)
@@ -359,7 +359,7 @@ What a name leaves open is as published, or as listed here; other settings are w
                                    keep_short_prompts=true: a prompt shorter than the capacity keeps all rows
   sink_recent, streaming_llm, duo  sinks=N recent=N mask=exact|chunk; duo also rule=exact_count|threshold
   what is quantised                group=N channels that share a scale, residual=N, hadamard=none|keys|values|both
-                                   rotates rows first; kivi has flush=kivi|steady instead
+                                   (what is rotated first); kivi has flush=kivi|steady instead
   int4 and so on, duo+int4         keys=channel|token key_group=64 rows that share a scale; int4 also sinks=4
 )";
 }

@@ -56,9 +56,10 @@ TEST_CASE("named_plan: a name is the plan file that its description says") {
              written(R"({"policy": "sink_recent", "sinks": 4, "recent": 100})", all)));
   CHECK(same(io::named_plan<float>("sink_recent", shape),
              written(R"({"policy": "sink_recent", "sinks": 16, "recent": 128})", all)));
-  const auto codes = [](const char* type, const char* bits, const char* groups, const char* residual) {
+  const auto codes = [](const char* type, const char* bits, const char* groups, const char* residual,
+                        const char* rotated = R"(, "key_hadamard": true, "value_hadamard": true)") {
     return message(R"({"policy": "full", "sinks": 4, "storage": {"type": "residual_per_)", type,
-                   R"(", "bits": )", bits, ", ", groups, R"(, "residual": )", residual, "}}");
+                   R"(", "bits": )", bits, ", ", groups, R"(, "residual": )", residual, rotated, "}}");
   };
   for (const char* bits : {"6", "5", "4", "3"}) {
     const auto of = [&](const char* values, const char* residual) {
@@ -76,13 +77,14 @@ TEST_CASE("named_plan: a name is the plan file that its description says") {
                written(of("16", "128").c_str(), all, "48")));
   }
   CHECK(same(io::named_plan<float>("int8", shape),
-             written(codes("token", "8", R"("key_group": 64, "value_group": 64)", "128").c_str(), all)));
+             written(codes("token", "8", R"("key_group": 64, "value_group": 64)", "128", "").c_str(), all)));
   CHECK(same(io::named_plan<float>("int2", shape),
              written(codes("channel", "2", R"("key_group": 32, "value_group": 32)", "128").c_str(), all)));
-  CHECK(
-      same(io::named_plan<float>("k8v4:7", shape),
-           written(codes("token", "8", R"("value_bits": 4, "key_group": 64, "value_group": 64)", "7").c_str(),
-                   all)));
+  CHECK(same(io::named_plan<float>("k8v4:7", shape),
+             written(codes("token", "8", R"("value_bits": 4, "key_group": 64, "value_group": 64)", "7",
+                           R"(, "value_hadamard": true)")
+                         .c_str(),
+                     all)));
   CHECK(same(
       io::named_plan<float>("k3v2", shape),
       written(codes("channel", "3", R"("value_bits": 2, "key_group": 64, "value_group": 32)", "128").c_str(),
@@ -102,10 +104,13 @@ TEST_CASE("named_plan: a name may say what is rotated, what shares a scale and w
            all_as(R"("storage": {"type": "residual_per_token", "bits": 2, "key_group": 16, "value_group": 16,
                        "residual": 32})")));
   CHECK(same(
-      io::named_plan<float>("int4:32,hadamard=both", shape),
+      io::named_plan<float>("int4:32,hadamard=none", shape),
       all_as(
           R"("sinks": 4, "storage": {"type": "residual_per_channel", "bits": 4, "key_group": 64, "value_group": 64,
-                "residual": 32, "key_hadamard": true, "value_hadamard": true})")));
+                "residual": 32})")));
+  CHECK(same(io::named_plan<float>("int4:keys=token", shape),
+             all_as(R"("sinks": 4, "storage": {"type": "residual_per_token", "bits": 4, "key_group": 32,
+                       "value_group": 32, "residual": 128})")));
   CHECK(same(
       io::named_plan<float>("k3v4:hadamard=values,key_group=16,group=32,sinks=9", shape),
       all_as(
@@ -144,14 +149,14 @@ TEST_CASE("named_plan: a DuoAttention pattern, whatever its folder is called") {
     CHECK(same(io::named_plan<float>(message("duo@", pattern.string(), "/:0.75"), shape),
                written(full.c_str(), "[[0, 1], [1, 1]]")));
     const std::string codes = message(
-        R"({"policy": "full", "sinks": 4, "storage": {"type": "residual_per_channel", "bits": 4, "key_group": 64, "value_group": 64, "residual": 128}}, )",
+        R"({"policy": "full", "sinks": 4, "storage": {"type": "residual_per_channel", "bits": 4, "key_group": 64, "value_group": 64, "residual": 128, "key_hadamard": true, "value_hadamard": true}}, )",
         window);
     CHECK(same(io::named_plan<float>(message("duo+int4@", pattern.string(), "/"), shape),
                written(codes.c_str(), "[[0, 1], [1, 0]]")));
     const std::string rotated = message(
         R"({"policy": "full", "sinks": 4, "storage": {"type": "residual_per_token", "bits": 8, "value_bits": 4, "key_group": 64, "value_group": 64, "residual": 128, "value_hadamard": true}}, )",
         window);
-    CHECK(same(io::named_plan<float>(message("duo@", pattern.string(), "/+k8v4:0.5,hadamard=values"), shape),
+    CHECK(same(io::named_plan<float>(message("duo@", pattern.string(), "/+k8v4:0.5"), shape),
                written(rotated.c_str(), "[[0, 1], [1, 0]]")));
   }
   const std::string plain = message("duo@", (folder.path() / "pattern").string());

@@ -98,8 +98,7 @@ TEST_CASE("plans describe themselves") {
   CHECK(kinds_of(plan)(0, 1) == HeadKind::retrieval);
   CHECK(describe(make_exam_plan("int4", shape, "").plan) ==
         "every row in 4 bits but for the first 4 and the latest 128, keys per channel in groups of 64, "
-        "values in "
-        "groups of 64");
+        "values in groups of 64, rotated");
 }
 
 TEST_CASE("gates and scores can come from elsewhere, and can be quantised") {

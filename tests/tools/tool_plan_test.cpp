@@ -144,6 +144,8 @@ TEST_CASE("--plan: the name can contain settings of storages, windows and rules"
   CHECK(int4.storage.key_group == 16);
   CHECK(int4.storage.value_group == 32);
   CHECK(int4.storage.residual == 128);
+  CHECK(int4.storage.key_hadamard);
+  CHECK(int4.storage.value_hadamard);
   using ByRow = QuantizedResidualCache<float>;
   CHECK(plan_named("int4:128,keys=token,group=64,sinks=0") == plan_named("hf4"));
   CHECK(plan_named("hf2:32").at(0, 0).get<ByRow>().storage.residual == 32);

@@ -5,7 +5,7 @@
 //     int4                      keys and values of 4 bits; 2, 3, 4, 5, 6 or 8 (plan/low_bits.hpp)
 //     k8v4                      keys of 8 bits, values of 4
 //     hf4, hf2                  as transformers' QuantizedCache stores rows
-//     int4:64,hadamard=both     the latest 64 rows exact, the others rotated before they are quantised
+//     int4:64,hadamard=none     the latest 64 rows exact, the others not rotated before they are quantised
 //     int4:keys=token,group=32  a scale for 32 channels of a key
 //
 // Tools, the C interface and plans of engines call a precision so.
@@ -93,7 +93,7 @@ template <NameSettings S>
   rows.value_group = detail::at_least_1("group", settings.count("group", rows.value_group));
   if (keys == KeyScales::token) rows.key_group = rows.value_group;
   rows.residual = settings.count("residual", rows.residual);
-  return text.rotated(settings.choice("hadamard", Hadamard::none));
+  return text.rotated(settings.choice("hadamard", text.hadamard()));
 }
 
 /// The plan of the name `storage` itself: every row of every head in that precision. Takes `sinks` besides.

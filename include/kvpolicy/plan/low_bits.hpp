@@ -3,11 +3,10 @@
 // The format of low-bit rows that a number of bits stands for, wherever a precision is asked for by its bits alone: by
 // name (io/low_bits.hpp) and in plan search (plan/search_menu.hpp). Formats are chosen here and nowhere else.
 //
-// Heads that keep every row quantise keys per channel where their bits are few, because outliers of keys are
-// concentrated in few channels (KIVI, arXiv:2402.02750). At 4 bits that loses about what a rotation of each row saves;
-// rotated keys per channel with rotated values lose less than half of either (docs/results.md, "Low bits"). Rotation
-// costs work for each row and each query, and has to be asked for. The first rows stay exact, as sinks of attention
-// must (KVQuant, arXiv:2401.18079), and the latest.
+// Heads that keep every row rotate what they quantise to less than 8 bits (QuaRot, arXiv:2404.00456), and share a
+// key channel's scale among neighbouring rows (KIVI, arXiv:2402.02750). Either by itself loses about twice as much as
+// both together (docs/results.md, "Low bits"). The first rows stay exact, as sinks of attention must (KVQuant,
+// arXiv:2401.18079), and the latest.
 #pragma once
 
 #include <array>
@@ -84,7 +83,9 @@ struct LowBitFormat {
     } else {
       format.keys = KeyScales::channel;
       format.storage.key_group = key_rows(bits.keys);
+      format.storage.key_hadamard = true;
     }
+    format.storage.value_hadamard = bits.values < 8;
     if (bits.values > 2) format.storage.value_group = group;
     return format;
   }
@@ -95,7 +96,12 @@ struct LowBitFormat {
     return format;
   }
 
-  /// The same format with these rows rotated.
+  /// Which rows are rotated.
+  [[nodiscard]] Hadamard hadamard() const {
+    if (storage.key_hadamard) return storage.value_hadamard ? Hadamard::both : Hadamard::keys;
+    return storage.value_hadamard ? Hadamard::values : Hadamard::none;
+  }
+  /// The same format with these rows rotated, and no others.
   [[nodiscard]] LowBitFormat rotated(Hadamard which) const {
     LowBitFormat format = *this;
     format.storage.key_hadamard = which == Hadamard::keys || which == Hadamard::both;
