@@ -105,9 +105,11 @@ TEST_CASE("codes are extracted from packed bytes in pairs") {
 
 TEST_CASE("both parts of codes are joined, for every length of a row") {
   Random random{11};
-  for (const auto& [encoding, wider] :
+  for (const auto& widths :
        {std::pair{Encoding::uint3, Encoding::uint4}, std::pair{Encoding::uint5, Encoding::uint8},
         std::pair{Encoding::uint6, Encoding::uint8}}) {
+    const Encoding encoding = widths.first;  // a lambda below cannot capture a structured binding
+    const Encoding wider = widths.second;
     for (std::size_t head_dim = fewest_channels(encoding); head_dim <= 1160; head_dim += 8) {
       CAPTURE(name_of(encoding));
       CAPTURE(head_dim);
