@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A plan from a file over every shipped policy, and the CPU engine. Compiled by `./scripts/compile-cost --consumers`.
+#include <cstdio>
+#include <vector>
+
+#include <kvpolicy/cpu.hpp>
+#include <kvpolicy/io/plan_json.hpp>
+
+int main() {
+  const auto plan = kvpolicy::io::load_plan<float>("plan.json");
+  kvpolicy::cpu::KvCache<float> cache{plan};
+  const kvpolicy::LayerShape layer = plan.shape().layer(0);
+  const std::vector<float> q(layer.q_heads * layer.head_dim), k(layer.kv_heads * layer.head_dim);
+  std::vector<float> out(q.size());
+  cache.step(/*layer=*/0, kvpolicy::TensorView{q.data(), 1, layer.q_heads, layer.head_dim},
+             kvpolicy::TensorView{k.data(), 1, layer.kv_heads, layer.head_dim},
+             kvpolicy::TensorView{k.data(), 1, layer.kv_heads, layer.head_dim},
+             kvpolicy::TensorView{out.data(), 1, layer.q_heads, layer.head_dim});
+  std::printf("%g\n", static_cast<double>(out[0]));
+}
