@@ -28,7 +28,8 @@ namespace kvpolicy {
 
 /// Calls of many sequences. Each sequence gets the same bits as by the calls of KvCache alone, with an
 /// engine of as many threads. What the caller did wrong (a shape, an option, a pending tree) throws what
-/// KvCache throws, with the sequence's number in the message, and all sequences are as before the call.
+/// KvCache throws, with the sequence's number in the message, and all sequences are as before the call; so does
+/// what the engine throws, as an Error if its type is not the library's. `out` may hold anything then.
 /// Memory that one sequence cannot get concerns that sequence: it is left out, the others go on.
 ///
 /// A sequence that was left out of one layer has fewer tokens there: leave it out of the layers that follow
@@ -149,6 +150,7 @@ class Batch {
     CacheLayer<E>* layer = nullptr;
     AttendOptions options = {};
     LayerAttention attention = {};
+    bool attended = false;
   };
 
   // `first`: the call's first tensor.
@@ -177,27 +179,35 @@ class Batch {
         [&] { abandon(); });
   }
 
-  // The attention of all pending calls, and what heads add up of it. An engine that takes one call at a time may
-  // fail for one sequence alone (slow memory that cannot be read).
+  // The attention of all pending calls, and what heads add up of it. Whether all together fail for one sequence's sake,
+  // or for the memory that they take together, the engine does not say. Then each is called by itself, to the same bits,
+  // and what fails again is that sequence's.
   void attend_pending(std::span<const Sequence> sequences) {
+    bool attended = false;
     if constexpr (BatchedEngine<Engine>) {
       for (const Pending& call : pending_) works_.push_back(call.attention);
-      KVPOLICY_TRY { engine_.attend_all(works_); }
+      KVPOLICY_TRY {
+        engine_.attend_all(works_);
+        attended = true;
+      }
       KVPOLICY_CATCH_ALL {
-        abandon();
-        KVPOLICY_RETHROW;
+        // Said below, of the sequence.
       }
     }
+    std::size_t next = 0;  // of pending_, which is in the order of the sequences
+    detail::begin_each(
+        sequences.size(), left_out_,
+        [&](std::size_t i) {
+          if (next == pending_.size() || pending_[next].sequence != i) return;
+          Pending& call = pending_[next++];
+          if (!attended) engine_.attend(call.attention);
+          sequences[i].cache->calls_.observe_call(*call.layer, call.attention);
+          call.attended = true;
+        },
+        [&] { abandon(); });
     std::erase_if(pending_, [&](const Pending& call) {
-      KVPOLICY_TRY {
-        if constexpr (!BatchedEngine<Engine>) engine_.attend(call.attention);
-        sequences[call.sequence].cache->calls_.observe_call(*call.layer, call.attention);
-        return false;
-      }
-      KVPOLICY_CATCH_AS(std::bad_alloc, no_memory) { leave_out(call.sequence, no_memory); }
-      KVPOLICY_CATCH_AS(StorageError, unreadable) { leave_out(call.sequence, unreadable); }
-      Calls::abandon(*call.layer);
-      return true;
+      if (!call.attended) Calls::abandon(*call.layer);
+      return !call.attended;
     });
   }
 
@@ -208,11 +218,6 @@ class Batch {
     pending_.clear();
     std::ranges::sort(left_out_, {}, &LeftOut::sequence);
     return left_out_;
-  }
-
-  // From within the catch of `error`.
-  void leave_out(std::size_t sequence, const std::exception&) {
-    left_out_.push_back({sequence, std::current_exception()});
   }
 
   void abandon() noexcept {
