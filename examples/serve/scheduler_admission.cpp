@@ -55,6 +55,10 @@ bool Scheduler::is_being_read(const Sequence& sequence) const {
 
 bool Scheduler::try_admit(Sequence& sequence) {
   const std::span<const int> prompt = sequence.request.prompt;
+  if (options_.bring_prefixes_back) {
+    options_.bring_prefixes_back(prefixes_, *sequence.request.plan);
+    make_room();  // for what the running sequences were promised
+  }
   const auto begin = [&] {
     auto found = prefixes_.find(*sequence.request.plan, prompt.first(prompt.size() - 1));
     sequence.cached = found ? found->tokens : 0;
