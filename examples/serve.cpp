@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Serves a model over HTTP, with OpenAI's interface, under a memory budget for its KV caches.
+#include <chrono>
 #include <csignal>
 #include <cstddef>
 #include <cstdint>
@@ -15,7 +16,6 @@
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
-#include <kvpolicy/cache/saved_prefixes.hpp>
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/format.hpp>
 #include <kvpolicy/offload/file_resource.hpp>
@@ -27,6 +27,7 @@
 #include "common/text_model.hpp"
 #include "serve/api.hpp"
 #include "serve/llama_served.hpp"
+#include "serve/prefix_folder.hpp"
 #include "serve/scheduler.hpp"
 #include "serve/server.hpp"
 #include "tool_plan.hpp"
@@ -45,6 +46,7 @@ struct Arguments {
   std::size_t swap_memory = 4096;  // MiB
   std::string swap_folder;
   std::string prefixes;
+  std::size_t save_every = 300;  // seconds
   std::size_t threads = 0;
   bool demo = false;
   serve::SchedulerOptions scheduler;
@@ -128,17 +130,19 @@ void run(Arguments& arguments) {
   }
   arguments.scheduler.memory = arguments.memory * mebibyte;
   arguments.scheduler.swap_memory = arguments.swap_memory * mebibyte;
-  serve::Scheduler scheduler{served, arguments.scheduler};
-  const std::string tag = tag_of(arguments, model);
+  std::optional<serve::PrefixFolder> folder;
   if (!arguments.prefixes.empty()) {
-    try {
-      const std::size_t count =
-          kvpolicy::load(scheduler.prefixes(), *api.default_plan(), arguments.prefixes, tag);
-      fmt::print(stderr, "  prefixes   {} loaded from {}\n", count, arguments.prefixes);
-    } catch (const std::bad_alloc&) {
-      fmt::print(stderr, "  prefixes   not loaded: they take more than --memory\n");
-    } catch (const FormatError& error) {
-      fmt::print(stderr, "  prefixes   not loaded: {}\n", error.what());
+    folder.emplace(arguments.prefixes, tag_of(arguments, model),
+                   [](const std::string& line) { fmt::print(stderr, "  prefixes   {}\n", line); });
+    arguments.scheduler.bring_prefixes_back = [&folder](serve::Prefixes& prefixes, const serve::Plan& plan) {
+      folder->bring_back(prefixes, plan);
+    };
+  }
+  serve::Scheduler scheduler{served, arguments.scheduler};
+  if (folder) {
+    folder->bring_back(scheduler.prefixes(), *api.default_plan());
+    if (arguments.save_every > 0) {
+      folder->save_every(std::chrono::seconds{arguments.save_every}, scheduler.prefixes());
     }
   }
   arguments.server.page = arguments.demo;
@@ -154,8 +158,9 @@ void run(Arguments& arguments) {
   fmt::print("{}\n", server.port());
   std::fflush(stdout);
   server.run();
-  if (arguments.prefixes.empty()) return;
-  const std::size_t count = kvpolicy::save(scheduler.prefixes(), arguments.prefixes, tag);
+  if (!folder) return;
+  folder->stop();
+  const std::size_t count = folder->save(scheduler.prefixes());
   fmt::print(stderr, "  prefixes   {} saved to {}\n", count, arguments.prefixes);
 }
 
@@ -188,8 +193,13 @@ int main(int argc, char** argv) {
                  "Folder for a file with those rows, instead of memory")
       ->type_name("DIR");
   app.add_option("--prefixes", arguments.prefixes,
-                 "Folder from which prefixes are loaded, and where they are saved at the end")
+                 "Folder in which prefixes are saved; those of a plan are loaded when it is first asked for")
       ->type_name("DIR");
+  app.add_option("--save-every", arguments.save_every,
+                 "Seconds between savings of prefixes, of which a crash loses the latest; 0: at the end only")
+      ->type_name("N")
+      ->check(whole_number(0, 10'000'000))
+      ->capture_default_str();
   app.add_option("--weights", arguments.weights, "Format of the weights in memory")
       ->check(CLI::IsMember({"as-stored", "int8"}))
       ->type_name("FORMAT")
@@ -219,9 +229,20 @@ int main(int argc, char** argv) {
       ->type_name("N")
       ->check(whole_number(1, std::uint64_t{1} << 30))
       ->capture_default_str();
-  app.add_option("--connections", arguments.server.connections, "Connections that are served at once")
+  app.add_option("--connections", arguments.server.connections,
+                 "Connections that are served at once; 0: --max-running, --max-waiting and 64 more")
       ->type_name("N")
-      ->check(whole_number(1, 10'000))
+      ->check(whole_number(0, serve::Server::most_connections))
+      ->capture_default_str();
+  app.add_option("--seconds-to-read", arguments.server.seconds_to_read,
+                 "Seconds in which the body of a request must have come")
+      ->type_name("N")
+      ->check(whole_number(1, 86'400))
+      ->capture_default_str();
+  app.add_option("--seconds-to-write", arguments.server.seconds_to_write,
+                 "Seconds after which a client that takes nothing of its answer is dropped")
+      ->type_name("N")
+      ->check(whole_number(1, 86'400))
       ->capture_default_str();
   app.add_option("--threads", arguments.threads, "Threads of the model; 0: all that OpenMP offers")
       ->type_name("N")

@@ -12,10 +12,11 @@ def said_of(context):
     """Where, what and how."""
     traffic = context["traffic"]
     systems = ", ".join(f"{tokens:,}" for tokens in traffic["systems"])
+    shared = f"Shared texts of {systems} tokens, own" if systems else "Nothing is shared: own"
     own, answer = traffic["own"], traffic["answer"]
     return (f"{context['model']} ({context['layers']} layers, {context['kv_heads']} KV heads of {context['head_dim']} channels) on "
             f"{context['cpu']}, {context['threads']} threads, {context['date'][:10]}; {number(context['memory_bytes'] / MIB)} MiB for KV "
-            f"caches. Shared texts of {systems} tokens, own texts of {own['least']} to {own['most']:,} (median {number(own['median'])}), "
+            f"caches. {shared} texts of {own['least']} to {own['most']:,} (median {number(own['median'])}), "
             f"answers of {answer['least']} to {answer['most']:,} (median {number(answer['median'])}), seed {traffic['seed']}: "
             f"`{context['command']}`.")
 
@@ -55,8 +56,8 @@ def alike(entries, plan):
     return ""
 
 
-def serving_saturated(*paths):
-    """Everything queued at once."""
+def queued_at_once(paths, kind, said):
+    """Everything queued at once; `said` of the context and an entry: what was queued."""
     def make(context, own, entries):
         full = next((entry for words, entry in own if words[1] == "full"), None)
 
@@ -70,8 +71,18 @@ def serving_saturated(*paths):
                 for words, entry in own]
         titles = ["plan", "sequences at once, at most", "on average", "requests a second", "tokens a second", "of prompts found as prefixes",
                   "moved out", "most memory", "right answers", "texts as alone"]
-        return f"{said_of(context)} {own[0][1]['requests']} requests queued at once.\n\n" + table(titles, rows)
-    return parts(paths, "saturate", make)
+        return f"{said(context, own[0][1])} {own[0][1]['requests']} requests queued at once.\n\n" + table(titles, rows)
+    return parts(paths, kind, make)
+
+
+def serving_saturated(*paths):
+    """Texts that begin alike."""
+    return queued_at_once(paths, "saturate", lambda context, _: said_of(context))
+
+
+def serving_unshared(*paths):
+    """Long texts that share nothing."""
+    return queued_at_once(paths, "unshared", lambda context, entry: said_of({**context, "traffic": entry["traffic"]}))
 
 
 def serving_open(*paths):
@@ -130,5 +141,6 @@ def serving_hours(*paths):
 
 
 FILES = ["serving_*.json"]
-TABLES = {"serving_saturated": (FILES, serving_saturated), "serving_open": (FILES, serving_open), "serving_batch": (FILES, serving_batch),
+TABLES = {"serving_saturated": (FILES, serving_saturated), "serving_unshared": (FILES, serving_unshared),
+          "serving_open": (FILES, serving_open), "serving_batch": (FILES, serving_batch),
           "serving_prefix": (FILES, serving_prefix), "serving_hours": (FILES, serving_hours)}

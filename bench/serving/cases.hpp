@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The cases: texts alone and together (which verifies), everything queued at once, arrivals as in the open, eight equal
-// texts, one prefix for many, and simulated hours.
+// The cases: texts alone and together (which verifies), everything queued at once, long texts that share nothing, arrivals
+// as in the open, eight equal texts, one prefix for many, and simulated hours.
 #pragma once
 
 #include <algorithm>
@@ -123,6 +123,22 @@ inline Measured saturate(Report& report, const Settings& settings, Subject& subj
                                     subject.draw(settings.traffic, settings.saturate), {});
   report.add(name, json_of(run), line_of(run));
   return run;
+}
+
+/// Long texts that share nothing are there at once: here a plan's bytes decide who runs, and what is read in a step.
+inline void unshared(Report& report, const Settings& settings, Subject& subject, const std::string& plan_name,
+                     std::size_t budget) {
+  const std::string name = "unshared/" + plan_name;
+  const Measured run = under_budget(report, settings, subject, name, plan_name, budget,
+                                    subject.draw(settings.long_texts, settings.unshared), {});
+  if (run.refused > 0) {
+    report.wrong(name, fmt::format("{} of {} texts are longer than the model or the budget takes; see --own, "
+                                   "--own-most and --memory",
+                                   run.refused, settings.unshared));
+  }
+  Json entry{{"traffic", settings.long_texts.json()}};
+  entry.update(json_of(run));
+  report.add(name, std::move(entry), line_of(run));
 }
 
 /// Poisson arrivals that do not wait for answers.

@@ -24,19 +24,21 @@ using namespace kvpolicy::bench;
 
 constexpr const char* description =
     R"(Measures what the server is worth at one memory budget, plan by plan: texts alone and together (which verifies),
-everything queued at once, Poisson arrivals, eight equal texts, one prefix for 32 requests, simulated hours.
+everything queued at once, long texts that share nothing, Poisson arrivals, eight equal texts, one prefix for 32
+requests, simulated hours.
 
 A request is one of three shared texts, a text of its own and a question about a fact in the shared one; lengths of
 texts and answers are log-normal. Everything is drawn by --seed.)";
 
 constexpr const char* examples =
-    R"(Without --saturate, --rate, --batch, --prefix or --hours all of them are measured; with some, only these.
+    R"(Without --saturate, --unshared, --rate, --batch, --prefix or --hours all of them are measured; with some, only these.
 
 Examples:
   serving_bench --quick                                   the shipped model, under two minutes
   serving_bench --model models/smollm2 --json out.json    a pretrained one
   serving_bench --model llama3 --layers 4 --prefix        Llama-3-8B's attention without its weights
   serving_bench --saturate 100 --memory 32 --plans full duo+int4 my_plan.json
+  serving_bench --unshared 48 --own 4096 --own-most 8192  long texts, of which every byte is one request's
   serving_bench --rate 2 4 8 --plans full duo+int4        arrivals a second
   serving_bench --hours 24
 
@@ -44,24 +46,39 @@ Times are worth something on a machine with nothing else to do.)";
 
 // The cases that the command line asks for; without any, all.
 struct Wanted {
-  bool saturate, open, batch, prefix, hours;
+  bool saturate, unshared, open, batch, prefix, hours;
 };
+
+// What --own, --own-most and --answer change of the traffic.
+void set_lengths(const Settings& settings, Traffic& traffic) {
+  if (settings.own > 0 || settings.own_most > 0) {
+    traffic.own = traffic.own.around(settings.own > 0 ? settings.own : traffic.own.median, settings.own_most);
+  }
+  if (settings.answer > 0) traffic.answer = traffic.answer.around(settings.answer);
+}
 
 void run(Settings& settings, const std::string& command) {
   tools::set_threads(settings.threads);
-  Wanted wanted{settings.saturate > 0, !settings.rates.empty(), settings.batch, settings.prefix,
-                settings.hours > 0};
-  if (!wanted.saturate && !wanted.open && !wanted.batch && !wanted.prefix && !wanted.hours) {
-    wanted = {true, true, true, true, true};
+  Wanted wanted{settings.saturate > 0, settings.unshared > 0, !settings.rates.empty(),
+                settings.batch,        settings.prefix,       settings.hours > 0};
+  if (!wanted.saturate && !wanted.unshared && !wanted.open && !wanted.batch && !wanted.prefix &&
+      !wanted.hours) {
+    wanted = {true, true, true, true, true, true};
   }
   if (settings.saturate == 0) settings.saturate = settings.smoke ? 6 : settings.quick ? 16 : 64;
+  if (settings.unshared == 0) settings.unshared = settings.smoke ? 4 : settings.quick ? 12 : 48;
   if (settings.requests == 0) settings.requests = settings.smoke ? 6 : settings.quick ? 16 : 200;
   if (settings.hours == 0) settings.hours = settings.smoke ? 0.02 : settings.quick ? 1 : 24;
   if (settings.smoke) {
     settings.traffic.systems = {320, 448};
     settings.traffic.own = {.median = 40, .sigma = 0.5, .least = 16, .most = 80};
     settings.traffic.answer = {.median = 12, .sigma = 0.5, .least = 8, .most = 24};
+    settings.long_texts.own = {.median = 300, .sigma = 0.3, .least = 200, .most = 400};
+    settings.long_texts.answer = settings.traffic.answer;
   }
+  set_lengths(settings, settings.traffic);
+  set_lengths(settings, settings.long_texts);
+  settings.long_texts.seed = settings.traffic.seed;
 
   std::unique_ptr<Subject> subject;
   if (settings.model == "llama3") {
@@ -79,7 +96,7 @@ void run(Settings& settings, const std::string& command) {
   Report report{settings, *subject, budget, command};
   for (const std::string& plan : settings.plans) static_cast<void>(subject->plan(plan));  // errors come first
 
-  if (wanted.saturate || wanted.open) {
+  if (wanted.saturate || wanted.unshared || wanted.open) {
     for (const std::string& plan : settings.plans) verify(report, settings, *subject, plan);
   }
   std::vector<double> rates = settings.rates;
@@ -89,6 +106,9 @@ void run(Settings& settings, const std::string& command) {
       // What the first plan can just about carry.
       if (rates.empty()) rates.push_back(std::max(0.8 * run.requests_per_second(), 1e-3));
     }
+  }
+  if (wanted.unshared) {
+    for (const std::string& plan : settings.plans) unshared(report, settings, *subject, plan, budget);
   }
   if (wanted.open) {
     for (const double rate : rates) {
@@ -129,7 +149,7 @@ int main(int argc, char** argv) {
   count("--layers", settings.layers, "Layers of llama3; 0: all 32", 0);
   app.add_option("--plans", settings.plans,
                  "Names of plans or plan files; default: full int8 duo:0.5 duo+int4:0.5 headkv:128 (for "
-                 "bytes headkv:128,kernel=29,beta=2)")
+                 "bytes headkv:128,kernel=29,beta=2), and search:0.2,4096 where the model has a damage.json")
       ->type_name("PLAN");
   count("--memory", settings.memory,
         "MiB for KV caches; 0: 64 (shipped model), 512, or 128 a layer of llama3", 0);
@@ -138,6 +158,10 @@ int main(int argc, char** argv) {
   count("--max-running", settings.max_running, "Most requests in a step", 1);
   count("--threads", settings.threads, "Threads of the model; 0: all that OpenMP offers", 0);
   count("--saturate", settings.saturate, "So many requests, all queued at once", 0);
+  count("--unshared", settings.unshared,
+        "So many requests, all queued at once, that share nothing: long texts (median 4,096 tokens), long "
+        "answers (256)",
+        0);
   app.add_option("--rate", settings.rates,
                  "Poisson arrivals a second; several are measured one after another. Default: 0.8 of what "
                  "the first plan "
@@ -151,12 +175,14 @@ int main(int argc, char** argv) {
       ->type_name("H")
       ->check(tools::number_from(0.001, 10'000));
   app.add_option("--systems", settings.traffic.systems, "Tokens of the shared texts")->type_name("N");
-  app.add_option("--own", settings.traffic.own.median, "Tokens of a request's own text, median")
-      ->check(tools::number_from(1, 1e6))
-      ->capture_default_str();
-  app.add_option("--answer", settings.traffic.answer.median, "Tokens of an answer, median")
-      ->check(tools::number_from(1, 1e6))
-      ->capture_default_str();
+  app.add_option("--own", settings.own, "Tokens of a request's own text, median; default: 256")
+      ->type_name("N")
+      ->check(tools::number_from(1, 1e6));
+  count("--own-most", settings.own_most, "Most tokens of such a text; 0: four times the median", 0);
+  app.add_option("--answer", settings.answer,
+                 "Tokens of an answer, median; default: 64. The longest has four times as many")
+      ->type_name("N")
+      ->check(tools::number_from(1, 1e6));
   app.add_option("--seed", settings.traffic.seed, "Draws texts, lengths and arrivals")
       ->check(tools::any_whole_number())
       ->capture_default_str();

@@ -13,6 +13,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include <kvpolicy/core/error.hpp>
+
 #include "common/random.hpp"
 #include "serve/scheduler.hpp"
 
@@ -34,6 +36,19 @@ struct LogNormal {
   std::size_t least = 32;
   std::size_t most = 1024;
 
+  /// The same with another median, and with limits that follow it: four times as long, unless told otherwise.
+  /// @throws ConfigError if no text may be as long as the median
+  [[nodiscard]] LogNormal around(double own, std::size_t longest = 0) const {
+    const auto middle = static_cast<std::size_t>(own);
+    LogNormal other = *this;
+    other.median = own;
+    other.least = std::min(least, middle);
+    other.most = longest > 0 ? longest : 4 * middle;
+    require(other.most >= middle, "the longest of these texts has ", other.most,
+            " tokens, must have at least the median's ", middle);
+    return other;
+  }
+
   [[nodiscard]] std::size_t draw(tools::Random& random) const {
     const double radius = std::sqrt(-2 * std::log(1 - uniform(random)));
     const double normal = radius * std::cos(2 * std::numbers::pi * uniform(random));
@@ -48,7 +63,8 @@ struct LogNormal {
 
 /// A request is one of a few shared texts, a text of its own and a question; its answer has a drawn length.
 struct Traffic {
-  std::vector<std::size_t> systems{1024, 2048, 4096};  ///< tokens of the shared texts
+  std::vector<std::size_t> systems{1024, 2048,
+                                   4096};  ///< tokens of the shared texts; none: nothing is shared
   LogNormal own{.median = 256, .sigma = 0.6, .least = 32, .most = 1024};
   LogNormal answer{.median = 64, .sigma = 0.7, .least = 32, .most = 256};
   std::uint64_t seed = 1;
@@ -84,6 +100,12 @@ struct Settings {
   std::size_t requests = 0;  ///< of open-loop traffic
   std::vector<double> rates;
   std::size_t saturate = 0;
+  std::size_t unshared = 0;  // so many long texts that share nothing
+  Traffic long_texts{.systems = {},
+                     .own = {.median = 4096, .sigma = 0.3, .least = 1024, .most = 8192},
+                     .answer = {.median = 256, .sigma = 0.5, .least = 64, .most = 1024}};
+  double own = 0, answer = 0;  // medians; 0: as the traffic has them
+  std::size_t own_most = 0;    // 0: as the median suggests
   bool batch = false;
   bool prefix = false;
   double hours = 0;

@@ -37,6 +37,8 @@
 
 namespace kvpolicy::serve {
 
+using Prefixes = PrefixCache<bfloat16, cpu::Engine<>>;
+
 struct SchedulerOptions {
   std::size_t memory = std::size_t{1} << 30;       ///< bytes of all rows in fast memory
   std::size_t swap_memory = std::size_t{4} << 30;  ///< bytes of rows that wait; 0: nothing is moved out
@@ -49,6 +51,9 @@ struct SchedulerOptions {
   std::size_t mark_every =
       512;  ///< tokens between marks of a prompt, besides those that a request names; 0: none
   std::size_t page_rows = 64;
+  /// Brings back what is known of a plan from elsewhere (PrefixFolder). Called by the thread that steps, before
+  /// prefixes of the plan are looked for.
+  std::function<void(Prefixes&, const Plan&)> bring_prefixes_back;
   /// Seconds since any time; tests and benchmarks have their own.
   std::function<double()> now;
 
@@ -123,8 +128,6 @@ struct Snapshot {
   std::size_t prefix_only_bytes = 0;
   std::size_t swapped_bytes = 0;
 };
-
-using Prefixes = PrefixCache<bfloat16, cpu::Engine<>>;
 
 /// `submit`, `cancel` and `snapshot` may be called by any thread, the others by one.
 class Scheduler {

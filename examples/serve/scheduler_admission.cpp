@@ -36,12 +36,13 @@ void Scheduler::make_room(std::size_t more) {
   }
 }
 
-// Whether a running sequence reads just now what this one begins with: soon it is there as a prefix. That sequence has a
-// part in every few steps and is not moved out before it writes, so nobody waits for ever.
+// Whether a running sequence that came earlier reads just now what this one begins with: soon it is there as a prefix.
+// That sequence has a part in every few steps and is not moved out before it writes, and those that came earlier are not
+// many, so nobody waits for ever.
 bool Scheduler::is_being_read(const Sequence& sequence) const {
   const std::span<const int> prompt = sequence.request.prompt;
   return std::ranges::any_of(running_, [&](const auto& one) {
-    if (!one->reads()) return false;
+    if (!one->reads() || one->id > sequence.id) return false;
     const std::size_t read = one->cache->tokens();
     if (one->last_mark(prompt.size() - 1, options_.mark_every) <= read) return false;
     const auto& own = sequence.request.plan;
@@ -54,6 +55,10 @@ bool Scheduler::is_being_read(const Sequence& sequence) const {
 
 bool Scheduler::try_admit(Sequence& sequence) {
   const std::span<const int> prompt = sequence.request.prompt;
+  if (options_.bring_prefixes_back) {
+    options_.bring_prefixes_back(prefixes_, *sequence.request.plan);
+    make_room();  // for what the running sequences were promised
+  }
   const auto begin = [&] {
     auto found = prefixes_.find(*sequence.request.plan, prompt.first(prompt.size() - 1));
     sequence.cached = found ? found->tokens : 0;
@@ -75,7 +80,17 @@ bool Scheduler::try_admit(Sequence& sequence) {
   }
   if (fits(growth_of(*sequence.cache, sequence.promise))) return true;
   sequence.cache.reset();
-  return false;
+  // A prefix may hold rows that the text itself soon drops (a window has moved on), and with it the text would not even fit
+  // where nobody else runs. Then the prefix goes, if that is enough.
+  if (sequence.cached == 0 || !fits(sequence.promise.peak)) return false;
+  sequence.cached = 0;
+  make_room(sequence.promise.peak);
+  try {
+    sequence.cache.emplace(*sequence.request.plan, cache_options_);
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
+  return true;
 }
 
 bool Scheduler::bring_back(Sequence& sequence) {

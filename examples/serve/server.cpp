@@ -19,15 +19,61 @@ namespace kvpolicy::serve {
 
 namespace {
 
-void set_json(httplib::Response& response, int status, const nlohmann::json& body) {
-  response.status = status;
-  // Bytes of a broken text become U+FFFD instead of an exception.
-  response.set_content(body.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace),
-                       "application/json");
-}
-
+// Bytes of a broken text become U+FFFD instead of an exception.
 std::string dump(const nlohmann::json& body) {
   return body.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+void set_json(httplib::Response& response, int status, const nlohmann::json& body) {
+  response.status = status;
+  response.set_content(dump(body), "application/json");
+}
+
+// The same, and the connection ends: what it still sends of this request must not be read as the next one. The library
+// closes a connection whose answer could not be sent as a whole, and without a length the end of the answer is that of
+// the connection.
+void set_json_and_close(httplib::Response& response, const ApiError& error) {
+  response.status = error.status();
+  response.set_header("Connection", "close");
+  response.set_content_provider("application/json",
+                                [text = dump(error.body())](std::size_t, httplib::DataSink& sink) {
+                                  sink.write(text.data(), text.size());
+                                  return false;
+                                });
+}
+
+// A request's body. The library limits the time between two parts of it, and a client that sends a byte now and then
+// would have its thread for ever. A body in chunks or compressed would be parts of which nothing is seen here.
+// @throws ApiError if the body is too long, or does not come in time
+std::string read_body(const httplib::Request& request, const httplib::ContentReader& reader,
+                      const ServerOptions& options) {
+  if (!request.has_header("Content-Length") || request.has_header("Transfer-Encoding")) {
+    throw ApiError{411, "the request must have a Content-Length, and a body of JSON that is not in chunks"};
+  }
+  if (request.has_header("Content-Encoding") || request.is_multipart_form_data()) {
+    throw ApiError{415, "the body must be JSON, neither compressed nor a form"};
+  }
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds{options.seconds_to_read};
+  std::string body;
+  std::size_t size = 0;
+  bool is_late = false;
+  const bool came = reader([&](const char* data, std::size_t count) {
+    size += count;
+    // What is too long is read to its end all the same, because a client that still sends would not read an answer.
+    if (size <= options.max_body) body.append(data, count);
+    is_late = std::chrono::steady_clock::now() > until;
+    return !is_late;
+  });
+  if (is_late) {
+    throw ApiError{408, message("the body did not come within ", options.seconds_to_read,
+                                " seconds (--seconds-to-read)")};
+  }
+  if (size > options.max_body) {
+    throw ApiError{
+        413, message("the body is larger than this server takes, ", options.max_body, " bytes (--max-body)")};
+  }
+  if (!came) throw ApiError{400, "the body did not come to its end"};
+  return body;
 }
 
 // One request on its way, shared by the thread that steps and the one that talks to the client.
@@ -43,6 +89,8 @@ struct Exchange {
   int quiet = 0;  // times that nothing was new
 };
 
+constexpr const char* completions_path = "/v1/completions";
+constexpr const char* chat_completions_path = "/v1/chat/completions";
 constexpr std::chrono::milliseconds tick{500};
 
 bool write(httplib::DataSink& sink, const std::string& text) {
@@ -97,9 +145,16 @@ bool send_whole(const Api& api, Exchange& exchange, httplib::DataSink& sink) {
 
 Server::Server(const Api& api, Scheduler& scheduler, const ServerOptions& options)
     : api_{api}, scheduler_{scheduler}, options_{options}, http_{std::make_unique<httplib::Server>()} {
+  const SchedulerOptions& limits = scheduler.options();
+  const std::size_t least = limits.max_running + limits.max_waiting + reserve;
+  if (options.connections == 0) options_.connections = least;
+  require(options_.connections >= least, "server: connections is ", options_.connections,
+          ", must be at least ", least, ": max_running ", limits.max_running, ", max_waiting ",
+          limits.max_waiting, " and ", reserve, " that refuse requests and answer /health; or leave it out");
+  require(options_.connections <= most_connections, "server: connections is ", options_.connections,
+          ", must be at most ", most_connections, ", because each has a thread; lower max_waiting");
   httplib::Server& http = *http_;
-  http.new_task_queue = [count = options.connections] { return new httplib::ThreadPool(count); };
-  http.set_payload_max_length(options.max_body);
+  http.new_task_queue = [count = options_.connections] { return new httplib::ThreadPool(count); };
   http.set_read_timeout(5);
   http.set_write_timeout(options.seconds_to_write);
   http.set_keep_alive_timeout(2);
@@ -147,32 +202,53 @@ void Server::add_paths() {
     set_json(response, 200, api_.models());
   });
   http.Get("/metrics", [this](const httplib::Request&, httplib::Response& response) {
-    response.set_content(metrics(scheduler_.snapshot()), "text/plain; version=0.0.4");
+    response.set_content(metrics(snapshot()), "text/plain; version=0.0.4");
   });
   http.Get("/state", [this](const httplib::Request&, httplib::Response& response) {
-    set_json(response, 200, state(scheduler_.snapshot(), api_.model_name()));
+    set_json(response, 200, state(snapshot(), api_.model_name()));
   });
   if (options_.page) {
     http.Get("/", [](const httplib::Request&, httplib::Response& response) {
       response.set_content(demo_page.data(), demo_page.size(), "text/html; charset=utf-8");
     });
   }
+  // Only the handlers below limit what they read of a body: any other request that would have one ends here.
+  http.set_pre_routing_handler([](const httplib::Request& request, httplib::Response& response) {
+    const bool has_no_body =
+        request.method == "GET" || request.method == "HEAD" || request.method == "OPTIONS";
+    const bool is_read = request.method == "POST" &&
+                         (request.path == completions_path || request.path == chat_completions_path);
+    if (has_no_body || is_read) return httplib::Server::HandlerResponse::Unhandled;
+    set_json_and_close(response,
+                       ApiError{404, message("nobody takes this with ", request.method.substr(0, 20), ": ",
+                                             request.path.substr(0, 100))});
+    return httplib::Server::HandlerResponse::Handled;
+  });
   const auto post = [this](const char* path, bool chat) {
-    http_->Post(path, [this, chat](const httplib::Request& request, httplib::Response& response) {
+    http_->Post(path, [this, chat](const httplib::Request& request, httplib::Response& response,
+                                   const httplib::ContentReader& reader) {
+      std::string body;
       try {
-        answer(request.body, chat, response);
+        body = read_body(request, reader, options_);
+      } catch (const ApiError& error) {
+        set_json_and_close(response, error);
+        return;
+      }
+      try {
+        answer(body, chat, response);
       } catch (const ApiError& error) {
         set_json(response, error.status(), error.body());
       } catch (const QueueFull& error) {
+        // A refused client keeps no thread of the reserve.
         response.set_header("Retry-After", "1");
-        set_json(response, 429, ApiError{429, error.what()}.body());
+        set_json_and_close(response, ApiError{429, error.what()});
       } catch (const Error& error) {
         set_json(response, 400, ApiError{400, error.what()}.body());
       }
     });
   };
-  post("/v1/completions", false);
-  post("/v1/chat/completions", true);
+  post(completions_path, false);
+  post(chat_completions_path, true);
   http.set_exception_handler(
       [](const httplib::Request&, httplib::Response& response, std::exception_ptr error) {
         try {
@@ -184,14 +260,19 @@ void Server::add_paths() {
         }
       });
   http.set_error_handler([](const httplib::Request& request, httplib::Response& response) {
-    if (!response.body.empty()) return;
+    if (!response.body.empty() || response.has_header("Connection")) return;
     const int status = response.status;
-    const char* text = status == 413   ? "the body is larger than this server takes (--max-body)"
-                       : status == 404 ? "there is nothing at this path; see /v1/models"
-                                       : "the request cannot be read";
+    const char* text =
+        status == 404 ? "there is nothing at this path; see /v1/models" : "the request cannot be read";
     set_json(response, status,
              ApiError{status, std::string{text} + ": " + request.path.substr(0, 100)}.body());
   });
+}
+
+Snapshot Server::snapshot() const {
+  Snapshot all = scheduler_.snapshot();
+  all.counters.refused += refused_;
+  return all;
 }
 
 void Server::answer(const std::string& body, bool chat, httplib::Response& response) {
@@ -214,11 +295,18 @@ void Server::answer(const std::string& body, bool chat, httplib::Response& respo
     if (const std::string text = exchange->text->finish(); !text.empty()) exchange->channel.say(text);
     exchange->channel.end(outcome);
   };
+  // Answers that nobody fetches have threads too, though the scheduler is done with them.
+  const std::size_t before = answering_++;
+  const std::shared_ptr<void> seat{nullptr, [this](void*) { --answering_; }};
+  if (before >= options_.connections - reserve) {
+    ++refused_;
+    throw QueueFull(message(before, " requests are being answered, no more are taken; try again later"));
+  }
   exchange->id = scheduler_.submit(std::move(request));
   const auto provide = [this, exchange](std::size_t, httplib::DataSink& sink) {
     return exchange->request.stream ? send_stream(api_, *exchange, sink) : send_whole(api_, *exchange, sink);
   };
-  const auto release = [this, exchange](bool) {
+  const auto release = [this, exchange, seat](bool) {
     if (!exchange->is_over) scheduler_.cancel(exchange->id);
   };
   response.set_chunked_content_provider(wanted.stream ? "text/event-stream" : "application/json", provide,

@@ -21,18 +21,27 @@ namespace kvpolicy::serve {
 
 struct ServerOptions {
   std::string host = "127.0.0.1";
-  int port = 8080;                              ///< 0: any that is free
-  std::size_t connections = 256;                ///< that are served at once; others wait
+  int port = 8080;  ///< 0: any that is free
+  std::size_t connections =
+      0;  ///< that are served at once; others wait. 0: what the scheduler takes, and a reserve
   std::size_t max_body = std::size_t{4} << 20;  ///< bytes
+  int seconds_to_read = 30;                     ///< in which a body must have come
   int seconds_to_write = 10;                    ///< for which a reader may take nothing
   bool page = false;                            ///< whether GET / shows the page
 };
 
-/// Takes requests in threads of its own; `run` steps them in its caller's.
+/// Takes requests in threads of its own; `run` steps them in its caller's. A connection has a thread for as long as its
+/// request takes, so there are more threads than the scheduler takes requests: the others refuse requests, and answer
+/// /health and /metrics, however full the queue is.
 class Server {
  public:
+  /// Connections beyond what the scheduler takes.
+  static constexpr std::size_t reserve = 64;
+  static constexpr std::size_t most_connections = 10'000;
+
   /// Listens at once. All must outlive it.
-  /// @throws StorageError if the port cannot be had
+  /// @throws StorageError if the port cannot be had; ConfigError if there are fewer connections than the scheduler's
+  /// max_running, its max_waiting and the reserve, or more than `most_connections`
   Server(const Api& api, Scheduler& scheduler, const ServerOptions& options);
   ~Server();
   Server(const Server&) = delete;
@@ -46,6 +55,7 @@ class Server {
 
  private:
   void add_paths();
+  [[nodiscard]] Snapshot snapshot() const;
   void answer(const std::string& body, bool chat, httplib::Response& response);
 
   const Api& api_;
@@ -53,6 +63,8 @@ class Server {
   ServerOptions options_;
   std::unique_ptr<httplib::Server> http_;
   int port_ = 0;
+  std::atomic<std::size_t> refused_ = 0;    // before the scheduler was asked
+  std::atomic<std::size_t> answering_ = 0;  // requests whose clients have not got all yet
 };
 
 }  // namespace kvpolicy::serve

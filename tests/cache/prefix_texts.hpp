@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -102,11 +103,11 @@ struct PrefixCounts {
 };
 
 /// Random requests to one PrefixCache under a few plans, each compared with a cold run.
-template <kvpolicy::Element E>
+template <kvpolicy::Element E, class Engine = kvpolicy::ScalarEngine>
 class RandomPrefixes {
  public:
-  using Cache = kvpolicy::KvCache<E>;
-  using Prefixes = kvpolicy::PrefixCache<E>;
+  using Cache = kvpolicy::KvCache<E, Engine>;
+  using Prefixes = kvpolicy::PrefixCache<E, Engine>;
 
   RandomPrefixes(std::uint64_t seed, std::vector<kvpolicy::HeadPlan<E>> plans,
                  const kvpolicy::CacheOptions& options, std::size_t longest, std::size_t max_bytes = 0)
@@ -178,6 +179,8 @@ class RandomPrefixes {
     const auto read_cold = [&](std::size_t to) {
       return read_text(cold, text, cold.tokens(), to, from, [](std::size_t) {});
     };
+    // Where a call begins decides what an engine for vectors adds up first; the plain one adds row after row.
+    if (!std::is_same_v<Engine, kvpolicy::ScalarEngine>) static_cast<void>(read_cold(from));
     // A fork up to a page boundary has committed every row; others keep those that may be taken back.
     if (options_.max_rollback > 0 && from > 0 && committed == from) {
       static_cast<void>(read_cold(from));

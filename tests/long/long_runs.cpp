@@ -21,6 +21,8 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
+#include <kvpolicy/cpu.hpp>
+
 #include "cache/prefix_texts.hpp"
 #include "support/batch_twins.hpp"
 #include "support/random_saved_plan.hpp"
@@ -33,6 +35,7 @@ struct Settings {
   std::size_t batches = 100'000;
   std::size_t prefix_operations = 1'000'000;
   std::uint64_t seed = 1;
+  std::string engine = "scalar";
   std::string json;
 };
 
@@ -76,6 +79,7 @@ class Record {
         batches_{"batches", "--batches", settings_.batches},
         prefixes_{"prefixes", "--prefix-operations", settings_.prefix_operations} {}
 
+  [[nodiscard]] const Settings& settings() const { return settings_; }
   [[nodiscard]] Part& batches() { return batches_; }
   [[nodiscard]] Part& prefixes() { return prefixes_; }
 
@@ -97,7 +101,11 @@ class Record {
   /// Writes the file. A run that was stopped leaves what it had done up to then.
   void write(bool passed) const {
     if (settings_.json.empty()) return;
-    Json all{{"processor", processor()}, {"threads", 1}, {"first_seed", settings_.seed}, {"passed", passed}};
+    Json all{{"processor", processor()},
+             {"threads", 1},
+             {"engine", settings_.engine},
+             {"first_seed", settings_.seed},
+             {"passed", passed}};
     for (const Part* part : {&batches_, &prefixes_}) {
       if (!passed && part->running) all["failed"] = {{"part", part->name}, {"seed", *part->running}};
       all[std::string{part->name}] = part->json();
@@ -116,10 +124,11 @@ class Record {
     for (const Part* part : {&batches_, &prefixes_}) {
       if (!part->running) continue;
       const Part& other = part == &batches_ ? prefixes_ : batches_;
-      std::fprintf(stderr, "failed: %s, seed %llu; again with ./scripts/long-runs --seed %llu %s 1 %s 0\n",
-                   std::string{part->name}.c_str(), static_cast<unsigned long long>(*part->running),
-                   static_cast<unsigned long long>(*part->running), std::string{part->option}.c_str(),
-                   std::string{other.option}.c_str());
+      std::fprintf(
+          stderr, "failed: %s, seed %llu; again with ./scripts/long-runs --engine %s --seed %llu %s 1 %s 0\n",
+          std::string{part->name}.c_str(), static_cast<unsigned long long>(*part->running),
+          settings_.engine.c_str(), static_cast<unsigned long long>(*part->running),
+          std::string{part->option}.c_str(), std::string{other.option}.c_str());
     }
   }
 
@@ -143,9 +152,9 @@ void add(Json& counts, const char* name, std::size_t count) {
   counts[name] = counts.value(name, std::size_t{0}) + count;
 }
 
-template <kvpolicy::Element E>
+template <kvpolicy::Element E, class Engine>
 std::size_t run_batches(std::uint64_t seed, const kvpolicy::ModelShape& shape, Json& counts) {
-  test::BatchOfTwins<E, kvpolicy::ScalarEngine> twins{seed, shape};
+  test::BatchOfTwins<E, Engine> twins{seed, shape};
   twins.run(200);
   const test::TwinCounts& own = twins.counts();
   add(counts, "sequences_stepped", own.sequences);
@@ -161,6 +170,7 @@ std::size_t run_batches(std::uint64_t seed, const kvpolicy::ModelShape& shape, J
   return own.batches;
 }
 
+template <class Engine>
 std::size_t run_prefixes(std::uint64_t seed, Json& counts) {
   const kvpolicy::ModelShape shape{1, 4, 4, 64};
   kvpolicy::testing::Random random{static_cast<unsigned>(seed)};
@@ -171,7 +181,7 @@ std::size_t run_prefixes(std::uint64_t seed, Json& counts) {
   }
   plans.push_back(kvpolicy::HeadPlan<float>{shape});
   const std::size_t longest = seed % 8 == 1 ? 200 : 60;
-  test::RandomPrefixes<float> texts{seed, plans, options, longest, seed % 3 == 0 ? 2'000'000U : 0U};
+  test::RandomPrefixes<float, Engine> texts{seed, plans, options, longest, seed % 3 == 0 ? 2'000'000U : 0U};
   texts.run(300);
   const test::PrefixCounts& own = texts.counts();
   const kvpolicy::PrefixStatistics statistics = texts.prefixes().statistics();
@@ -187,20 +197,31 @@ std::size_t run_prefixes(std::uint64_t seed, Json& counts) {
   return statistics.lookups + own.keeps + own.evicts + own.clears;
 }
 
+template <class Engine>
+void run_all_batches(Part& part) {
+  record->run(part, [&](std::uint64_t seed) {
+    const kvpolicy::ModelShape shape{1 + seed % 2, 4, 1 + seed / 2 % 2, 64};
+    return seed % 4 == 3 ? run_batches<kvpolicy::bfloat16, Engine>(seed, shape, part.counts)
+                         : run_batches<float, Engine>(seed, shape, part.counts);
+  });
+}
+template <class Engine>
+void run_all_prefixes(Part& part) {
+  record->run(part, [&](std::uint64_t seed) { return run_prefixes<Engine>(seed, part.counts); });
+}
+
+[[nodiscard]] bool is_on_cpu_engine() { return record->settings().engine == "cpu"; }
+
 }  // namespace
 
 TEST_CASE("random batches, bit for bit as one by one") {
-  Part& part = record->batches();
-  record->run(part, [&](std::uint64_t seed) {
-    const kvpolicy::ModelShape shape{1 + seed % 2, 4, 1 + seed / 2 % 2, 64};
-    return seed % 4 == 3 ? run_batches<kvpolicy::bfloat16>(seed, shape, part.counts)
-                         : run_batches<float>(seed, shape, part.counts);
-  });
+  is_on_cpu_engine() ? run_all_batches<kvpolicy::cpu::Engine<>>(record->batches())
+                     : run_all_batches<kvpolicy::ScalarEngine>(record->batches());
 }
 
 TEST_CASE("random texts with prefixes, bit for bit as from their beginnings") {
-  Part& part = record->prefixes();
-  record->run(part, [&](std::uint64_t seed) { return run_prefixes(seed, part.counts); });
+  is_on_cpu_engine() ? run_all_prefixes<kvpolicy::cpu::Engine<>>(record->prefixes())
+                     : run_all_prefixes<kvpolicy::ScalarEngine>(record->prefixes());
 }
 
 int main(int argc, char** argv) {
@@ -213,6 +234,9 @@ int main(int argc, char** argv) {
                  "how many calls of find, keep, evict and clear to make, as texts are read that begin alike")
       ->capture_default_str();
   app.add_option("--seed", settings.seed, "of the first set of each part; the next has the next one")
+      ->capture_default_str();
+  app.add_option("--engine", settings.engine, "scalar, the plain one, or cpu")
+      ->check(CLI::IsMember({"scalar", "cpu"}))
       ->capture_default_str();
   app.add_option("--json", settings.json, "writes there what was done, also on the way");
   CLI11_PARSE(app, argc, argv);

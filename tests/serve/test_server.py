@@ -1,80 +1,16 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Starts the server with the shipped model and talks to it: as OpenAI's clients do, and as nobody should.
-
-  tests/serve/test_server.py build/release/examples/serve [--openai FOLDER] [unittest's options]
-
-It needs nothing but Python. Where the package `openai` is installed, its client is tried too; --openai installs it
-into a virtual environment in this folder, if the package index can be reached.
-"""
+"""Talks to a server with the shipped model: as OpenAI's clients do, and as nobody should. See served.py."""
 import concurrent.futures
 import http.client
 import json
-import os
-import re
-import signal
 import socket
 import subprocess
-import sys
-import tempfile
 import time
 import unittest
 
-PROGRAM = None
-PATIENCE = 400  # seconds: other tests may want the machine meanwhile
-QUESTION = "The key of Bamelo is 48213. The sky is blue. What is the key of Bamelo? "
-
-
-class Server:
-    """The program, from its start to its end."""
-
-    def __init__(self, *options):
-        self.process = subprocess.Popen([PROGRAM, "--port", "0", *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                        text=True)
-        self.port = int(self.process.stdout.readline() or self.fail())
-
-    def fail(self):
-        raise AssertionError(f"the server did not start: {self.process.stderr.read()}")
-
-    def stop(self):
-        self.process.send_signal(signal.SIGTERM)
-        _, errors = self.process.communicate(timeout=PATIENCE)
-        return self.process.returncode, errors
-
-    def kill(self):
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.communicate()
-
-    def ask(self, method, path, body=None, timeout=PATIENCE):
-        """(status, text) of one request."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
-        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-        connection.request(method, path, data, {"Content-Type": "application/json"} if data else {})
-        response = connection.getresponse()
-        text = response.read().decode(errors="replace")
-        connection.close()
-        return response.status, text
-
-    def complete(self, **body):
-        status, text = self.ask("POST", "/v1/completions", {"prompt": QUESTION, "temperature": 0, "max_tokens": 6, **body})
-        return status, json.loads(text)
-
-    def metric(self, name):
-        return float(re.search(rf"^kvpolicy_{re.escape(name)} (\S+)$", self.ask("GET", "/metrics")[1], re.M).group(1))
-
-    def wait_until_idle(self):
-        for _ in range(10 * PATIENCE):
-            if self.metric("running") + self.metric("waiting") == 0:
-                return
-            time.sleep(0.1)
-        raise AssertionError(f"requests still run after {PATIENCE} seconds")
-
-
-def events(text):
-    """The JSON of a stream's events, and whether it was ended as it should."""
-    data = [line[6:] for line in text.split("\n") if line.startswith("data: ")]
-    return [json.loads(one) for one in data if one != "[DONE]"], data[-1:] == ["[DONE]"]
+import served
+from served import PATIENCE, QUESTION, Server, events
 
 
 class Answers(unittest.TestCase):
@@ -280,83 +216,11 @@ class Answers(unittest.TestCase):
         with self.assertRaises(openai.NotFoundError):
             client.completions.create(model="other", prompt=QUESTION)
 
-
-class Restarts(unittest.TestCase):
-    def start(self, *options):
-        """A server that does not outlive its test."""
-        server = Server(*options)
-        self.addCleanup(server.kill)
-        return server
-
-    def test_prefixes_survive(self):
-        prompt = "".join(f"Fact {i}: nothing. " for i in range(60)) + QUESTION
-        with tempfile.TemporaryDirectory() as folder:
-            server = self.start("--prefixes", os.path.join(folder, "new"))
-            first = server.complete(prompt=prompt)[1]
-            self.assertEqual(first["usage"]["prompt_tokens_details"]["cached_tokens"], 0)
-            status, errors = server.stop()
-            self.assertEqual(status, 0)
-            self.assertRegex(errors, r"prefixes +[1-9]\d* saved")
-            server = self.start("--prefixes", os.path.join(folder, "new"))
-            again = server.complete(prompt=prompt)[1]
-            self.assertEqual(again["choices"], first["choices"])
-            self.assertGreater(again["usage"]["prompt_tokens_details"]["cached_tokens"], 500)
-            self.assertRegex(server.stop()[1], r"prefixes +[1-9]\d* loaded")
-            server = self.start("--prefixes", os.path.join(folder, "new"), "--weights", "int8")
-            self.assertEqual(server.complete(prompt=prompt)[1]["usage"]["prompt_tokens_details"]["cached_tokens"], 0)
-            self.assertIn("not loaded", server.stop()[1])
-
-    def test_little_memory(self):
-        """Many requests under a budget for a few, some of which wait in a file."""
-        with tempfile.TemporaryDirectory() as folder:
-            server = self.start("--memory", "6", "--swap-folder", folder, "--max-waiting", "100")
-            with concurrent.futures.ThreadPoolExecutor(24) as pool:
-                said = list(pool.map(lambda i: server.complete(max_tokens=150, kv_plan=["full", "duo:0.5"][i % 2]), range(24)))
-            self.assertEqual({status for status, _ in said}, {200})
-            for kind in range(2):
-                self.assertEqual(len({body["choices"][0]["text"] for _, body in said[kind::2]}), 1)
-            status, text = server.ask("POST", "/v1/completions", {"prompt": "a" * 900, "max_tokens": 1000})
-            self.assertEqual(status, 400)
-            self.assertIn("the server has", json.loads(text)["error"]["message"])
-            self.assertEqual(server.metric('requests_ended_total{reason="failed"}'), 0)
-            self.assertLessEqual(server.metric("memory_live_bytes"), 6 * 2**20)
-            self.assertEqual(server.stop()[0], 0)
-
     def test_a_port_that_is_taken(self):
-        server = self.start()
-        second = subprocess.run([PROGRAM, "--port", str(server.port)], capture_output=True, text=True, timeout=PATIENCE)
+        second = subprocess.run([served.PROGRAM, "--port", str(self.server.port)], capture_output=True, text=True, timeout=PATIENCE)
         self.assertEqual(second.returncode, 1)
         self.assertIn("--port", second.stderr)
-        self.assertEqual(server.stop()[0], 0)
-
-
-def run_with_openai(folder):
-    """Starts this script again in an environment that has the package; returns if there is none."""
-    python = os.path.join(folder, "bin", "python")
-    installed = [python, "-c", "import openai"]
-    if not os.path.exists(python) or subprocess.run(installed, capture_output=True).returncode != 0:
-        print(f"installing openai into {folder}", flush=True)
-        made = subprocess.run([sys.executable, "-m", "venv", folder], capture_output=True, text=True)
-        pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--retries", "1", "openai"]
-        if made.returncode == 0:
-            try:
-                made = subprocess.run(pip, capture_output=True, text=True, timeout=300)
-            except subprocess.TimeoutExpired:
-                print("openai cannot be installed, its test is skipped: the package index does not answer")
-                return
-        if made.returncode != 0:
-            print("openai cannot be installed, its test is skipped:", (made.stderr or made.stdout).strip().split("\n")[-1])
-            return
-    os.execv(python, [python, *sys.argv])
 
 
 if __name__ == "__main__":
-    PROGRAM = sys.argv.pop(1)
-    if "--openai" in sys.argv:
-        at = sys.argv.index("--openai")
-        folder = sys.argv[at + 1]
-        del sys.argv[at:at + 2]
-        sys.argv.insert(1, PROGRAM)
-        run_with_openai(folder)
-        del sys.argv[1]
-    unittest.main(verbosity=2)
+    served.main()

@@ -28,7 +28,8 @@ namespace kvpolicy {
 
 /// Calls of many sequences. Each sequence gets the same bits as from calls of its own KvCache with an engine of as
 /// many threads. A mistake of the caller (a shape, an option, a pending tree) throws what KvCache throws, with the
-/// number of the sequence in the message, and leaves all sequences as they were before the call. If memory for one
+/// number of the sequence in the message, and leaves all sequences as they were before the call. So does what the
+/// engine throws, as an Error if its type is not the library's; `out` may hold anything then. If memory for one
 /// sequence cannot be obtained, that sequence is left out of the call and the others are served.
 ///
 /// A sequence that was left out of one layer has fewer tokens there. Leave it out of the following layers too, and
@@ -149,6 +150,7 @@ class Batch {
     CacheLayer<E>* layer = nullptr;
     AttendOptions options = {};
     LayerAttention attention = {};
+    bool attended = false;
   };
 
   // `first`: the call's first tensor.
@@ -177,27 +179,35 @@ class Batch {
         [&] { abandon(); });
   }
 
-  // Computes the attention of all pending calls and lets heads add it up. An engine that takes one call at a time
-  // may fail for a single sequence (slow memory that cannot be read).
+  // Computes the attention of all pending calls and lets heads add it up. If the engine fails for all together, it does
+  // not say for which sequence. Then each is called by itself, which gives the same bits, and what fails again belongs
+  // to that sequence.
   void attend_pending(std::span<const Sequence> sequences) {
+    bool attended = false;
     if constexpr (BatchedEngine<Engine>) {
       for (const Pending& call : pending_) works_.push_back(call.attention);
-      KVPOLICY_TRY { engine_.attend_all(works_); }
+      KVPOLICY_TRY {
+        engine_.attend_all(works_);
+        attended = true;
+      }
       KVPOLICY_CATCH_ALL {
-        abandon();
-        KVPOLICY_RETHROW;
+        // Said below, of the sequence.
       }
     }
+    std::size_t next = 0;  // of pending_, which is in the order of the sequences
+    detail::begin_each(
+        sequences.size(), left_out_,
+        [&](std::size_t i) {
+          if (next == pending_.size() || pending_[next].sequence != i) return;
+          Pending& call = pending_[next++];
+          if (!attended) engine_.attend(call.attention);
+          sequences[i].cache->calls_.observe_call(*call.layer, call.attention);
+          call.attended = true;
+        },
+        [&] { abandon(); });
     std::erase_if(pending_, [&](const Pending& call) {
-      KVPOLICY_TRY {
-        if constexpr (!BatchedEngine<Engine>) engine_.attend(call.attention);
-        sequences[call.sequence].cache->calls_.observe_call(*call.layer, call.attention);
-        return false;
-      }
-      KVPOLICY_CATCH_AS(std::bad_alloc, no_memory) { leave_out(call.sequence, no_memory); }
-      KVPOLICY_CATCH_AS(StorageError, unreadable) { leave_out(call.sequence, unreadable); }
-      Calls::abandon(*call.layer);
-      return true;
+      if (!call.attended) Calls::abandon(*call.layer);
+      return !call.attended;
     });
   }
 
@@ -208,11 +218,6 @@ class Batch {
     pending_.clear();
     std::ranges::sort(left_out_, {}, &LeftOut::sequence);
     return left_out_;
-  }
-
-  // Must be called while the exception is handled.
-  void leave_out(std::size_t sequence, const std::exception&) {
-    left_out_.push_back({sequence, std::current_exception()});
   }
 
   void abandon() noexcept {

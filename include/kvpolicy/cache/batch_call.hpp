@@ -82,8 +82,8 @@ void check_sequences(const char* call, std::span<const BatchSequence<Cache>> seq
 }
 
 /// Calls begin(i) for each of `count` sequences. A sequence that cannot obtain its memory is added to `left_out`,
-/// which must have room for all. After any other error `abandon()` is called, so that no call has begun, and the
-/// error names the sequence.
+/// which must have room for all. After any other error `abandon()` is called, and the error names the sequence; an
+/// exception of a type that is not the library's becomes an Error.
 template <class Begin, class Abandon>
 void begin_each(std::size_t count, std::vector<LeftOut>& left_out, Begin begin, Abandon abandon) {
   const auto leave_out = [&](std::size_t i) { left_out.push_back({i, std::current_exception()}); };
@@ -105,6 +105,8 @@ void begin_each(std::size_t count, std::vector<LeftOut>& left_out, Begin begin, 
     KVPOLICY_CATCH_AS(CapacityError, capacity) { give_up(i, capacity); }
     KVPOLICY_CATCH_AS(RollbackError, rollback) { give_up(i, rollback); }
     KVPOLICY_CATCH_AS(ConfigError, config) { give_up(i, config); }
+    KVPOLICY_CATCH_AS(DeviceError, device) { give_up(i, device); }
+    KVPOLICY_CATCH_AS(std::exception, other) { give_up(i, Error{other.what()}); }
     KVPOLICY_CATCH_ALL {
       abandon();
       KVPOLICY_RETHROW;

@@ -76,17 +76,6 @@ class SavedPrefixes {
     return read(prefixes, plan, file, path.string(), tag, /*alone=*/true);
   }
 
- private:
-  using Token = std::int32_t;
-  template <class Cache>
-  struct Loaded {
-    std::vector<Token> tokens;
-    Cache cache;
-  };
-
-  // A file of one cache is none of prefixes.
-  [[nodiscard]] static std::string own_tag(std::string_view tag) { return message("prefixes: ", tag); }
-
   template <class E>
   [[nodiscard]] static std::filesystem::path file_of(const std::filesystem::path& folder,
                                                      const HeadPlan<E>& plan) {
@@ -99,6 +88,17 @@ class SavedPrefixes {
     for (std::uint64_t rest = checksum(bytes.bytes); name.size() < 16; rest /= 16) name += digits[rest % 16];
     return folder / (name + ".prefixes");
   }
+
+ private:
+  using Token = std::int32_t;
+  template <class Cache>
+  struct Loaded {
+    std::vector<Token> tokens;
+    Cache cache;
+  };
+
+  // A file of one cache is none of prefixes.
+  [[nodiscard]] static std::string own_tag(std::string_view tag) { return message("prefixes: ", tag); }
 
   // `texts` is null if there is no prefix under the plan.
   template <class Texts, class E>
@@ -194,6 +194,14 @@ std::size_t save(const PrefixCache<E, Engine>& prefixes, const HeadPlan<E>& plan
   SavedCache::require_savable(plan);
   StreamSink sink{stream};
   return SavedPrefixes::write(prefixes, plan, sink, tag);
+}
+
+/// The file of this plan's prefixes in a folder, whether it is there or not.
+/// @throws ConfigError for a policy that cannot be saved
+template <class E>
+[[nodiscard]] std::filesystem::path saved_prefixes_path(const HeadPlan<E>& plan,
+                                                        const std::filesystem::path& folder) {
+  return SavedPrefixes::file_of(folder, plan);
 }
 
 /// Keeps what was saved under this plan, and returns how many prefixes are new; 0 if the folder has nothing for

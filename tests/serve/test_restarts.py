@@ -1,0 +1,151 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Servers that end, or are killed, and start again; and one with little memory. See served.py."""
+import concurrent.futures
+import glob
+import json
+import os
+import tempfile
+import time
+import unittest
+
+import served
+from served import PATIENCE, QUESTION, Server
+
+LONG = "".join(f"Fact {i}: nothing. " for i in range(60)) + QUESTION
+
+
+def cached(said):
+    return said["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+class Restarts(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = os.path.join(folder.name, "new")
+
+    def start(self, *options):
+        """A server that does not outlive its test."""
+        server = Server(*options)
+        self.addCleanup(server.kill)
+        return server
+
+    def files(self):
+        return set(glob.glob(os.path.join(self.folder, "*.prefixes")))
+
+    def test_prefixes_survive(self):
+        server = self.start("--prefixes", self.folder)
+        first = server.complete(prompt=LONG)[1]
+        self.assertEqual(cached(first), 0)
+        status, errors = server.stop()
+        self.assertEqual(status, 0)
+        self.assertRegex(errors, r"prefixes +[1-9]\d* saved")
+        server = self.start("--prefixes", self.folder)
+        again = server.complete(prompt=LONG)[1]
+        self.assertEqual(again["choices"], first["choices"])
+        self.assertGreater(cached(again), 500)
+        self.assertRegex(server.stop()[1], r"prefixes +[1-9]\d* loaded")
+        server = self.start("--prefixes", self.folder, "--weights", "int8")
+        self.assertEqual(cached(server.complete(prompt=LONG)[1]), 0)
+        self.assertIn("not loaded", server.stop()[1])
+
+    def test_prefixes_of_every_plan_survive(self):
+        plans = ["full", "duo:0.5", "int4"]
+        server = self.start("--prefixes", self.folder)
+        first = {plan: server.complete(prompt=LONG, kv_plan=plan)[1] for plan in plans}
+        self.assertEqual(server.stop()[0], 0)
+        self.assertEqual(len(self.files()), len(plans))
+        # A server that nobody asks for a plan leaves its file alone.
+        server = self.start("--prefixes", self.folder)
+        again = server.complete(prompt=LONG, kv_plan="duo:0.5")[1]
+        self.assertGreater(cached(again), 500)
+        self.assertEqual(again["choices"], first["duo:0.5"]["choices"])
+        self.assertEqual(server.stop()[1].count(" loaded from "), 2)  # the default plan's, and the one asked for
+        self.assertEqual(len(self.files()), len(plans))
+        server = self.start("--prefixes", self.folder)
+        for _ in range(2):
+            again = server.complete(prompt=LONG, kv_plan="int4")[1]
+            self.assertGreater(cached(again), 500)
+            self.assertEqual(again["choices"], first["int4"]["choices"])
+        self.assertEqual(server.stop()[1].count(" loaded from "), 2)  # and each once
+
+    def test_a_server_that_is_killed_has_saved_before(self):
+        server = self.start("--prefixes", self.folder, "--save-every", "1")
+        first = server.complete(prompt=LONG, kv_plan="duo:0.5")[1]
+        until = time.monotonic() + PATIENCE
+        while not self.files():
+            self.assertLess(time.monotonic(), until)
+            time.sleep(0.05)
+        # What comes after is saved as well: the file changes, and is whole whenever the server dies.
+        before = {name: os.stat(name).st_mtime_ns for name in self.files()}
+        server.complete(prompt=LONG[::-1], kv_plan="duo:0.5")
+        while {name: os.stat(name).st_mtime_ns for name in self.files()} == before:
+            self.assertLess(time.monotonic(), until)
+            time.sleep(0.05)
+        server.kill_at_once()
+        server = self.start("--prefixes", self.folder, "--save-every", "1")
+        again = server.complete(prompt=LONG, kv_plan="duo:0.5")[1]
+        self.assertGreater(cached(again), 500)
+        self.assertEqual(again["choices"], first["choices"])
+        self.assertEqual(server.stop()[0], 0)
+
+    def test_killed_at_any_time(self):
+        """While files are written as often as can be: each is the old one or the new one."""
+        expected = None
+        for round_ in range(4):
+            server = self.start("--prefixes", self.folder, "--save-every", "1")
+            said = server.complete(prompt=LONG, kv_plan="duo:0.5")[1]
+            expected = expected or said["choices"]
+            self.assertEqual(said["choices"], expected)
+            server.complete(prompt=f"Round {round_}: " + LONG, kv_plan="duo:0.5")
+            time.sleep(1.0 + 0.01 * round_)  # about when it is written
+            server.kill_at_once()
+        server = self.start("--prefixes", self.folder)
+        self.assertEqual(server.complete(prompt=LONG, kv_plan="duo:0.5")[1]["choices"], expected)
+        self.assertNotIn("not loaded", server.stop()[1])
+
+    def test_a_folder_that_cannot_be_written(self):
+        with open(self.folder, "w"):
+            pass
+        server = self.start("--prefixes", self.folder, "--save-every", "1")
+        self.assertEqual(server.complete(prompt=LONG)[0], 200)
+        time.sleep(1.5)
+        self.assertEqual(server.complete(prompt=LONG)[0], 200)
+        status, errors = server.stop()
+        self.assertEqual(status, 1)
+        self.assertIn("is not a folder", errors)
+
+    def test_more_on_the_disk_than_fits(self):
+        """What lies in the folder never takes what running requests were promised."""
+        server = self.start("--prefixes", self.folder, "--memory", "64")
+        for i in range(6):
+            server.complete(prompt=f"{i} " + LONG, kv_plan="int8")
+        self.assertEqual(server.stop()[0], 0)
+        server = self.start("--prefixes", self.folder, "--memory", "3")
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            said = list(pool.map(lambda i: server.complete(kv_plan=["full", "int8"][i % 2], max_tokens=50), range(8)))
+        self.assertEqual({status for status, _ in said}, {200})
+        self.assertEqual(server.metric('requests_ended_total{reason="failed"}'), 0)
+        self.assertLessEqual(server.metric("memory_live_bytes"), 3 * 2**20)
+        self.assertEqual(server.stop()[0], 0)
+
+    def test_little_memory(self):
+        """Many requests under a budget for a few, some of which wait in a file."""
+        with tempfile.TemporaryDirectory() as folder:
+            server = self.start("--memory", "6", "--swap-folder", folder, "--max-waiting", "100")
+            with concurrent.futures.ThreadPoolExecutor(24) as pool:
+                said = list(pool.map(lambda i: server.complete(max_tokens=150, kv_plan=["full", "duo:0.5"][i % 2]), range(24)))
+            self.assertEqual({status for status, _ in said}, {200})
+            for kind in range(2):
+                self.assertEqual(len({body["choices"][0]["text"] for _, body in said[kind::2]}), 1)
+            status, text = server.ask("POST", "/v1/completions", {"prompt": "a" * 900, "max_tokens": 1000})
+            self.assertEqual(status, 400)
+            self.assertIn("the server has", json.loads(text)["error"]["message"])
+            self.assertEqual(server.metric('requests_ended_total{reason="failed"}'), 0)
+            self.assertLessEqual(server.metric("memory_live_bytes"), 6 * 2**20)
+            self.assertEqual(server.stop()[0], 0)
+
+
+if __name__ == "__main__":
+    served.main()
