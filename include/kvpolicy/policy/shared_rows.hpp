@@ -34,8 +34,8 @@ struct SharingHead {
     std::size_t head, row;
   };
   std::vector<std::vector<std::size_t>> chosen;
-  std::vector<Candidate> candidates;         // of the rows that are not safe
-  std::vector<std::uint64_t> ranks;  // theirs
+  std::vector<Candidate> candidates;  // of the rows that are not safe
+  std::vector<std::uint64_t> ranks;   // theirs
   std::size_t left = 0;
   for (std::size_t h = 0; h < heads.size(); ++h) {
     const SharingHead& head = heads[h];
