@@ -20,7 +20,7 @@ namespace kvpolicy::tools {
 class PlanName : public io::PlanName {
  public:
   /// @throws ConfigError for bits or a setting given twice
-  explicit PlanName(std::string_view text) : io::PlanName{text, std::string{"--plan "}.append(text)} {}
+  explicit PlanName(std::string_view all) : io::PlanName{all, std::string{"--plan "}.append(all)} {}
 
   /// The value of a setting, or `otherwise` if it is not given. @throws ConfigError for an invalid
   /// value

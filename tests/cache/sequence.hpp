@@ -154,6 +154,9 @@ class Sequence {
       }
     }
     CHECK(cache_.commit_point() == commit_point());
+    if constexpr (requires { Backend::check_slow(cache_, std::size_t{}); }) {
+      Backend::check_slow(cache_, bytes_that_stay());
+    }
   }
 
  private:
@@ -202,6 +205,25 @@ class Sequence {
     options.softcap = static_cast<double>(logits_.softcap > 0 ? logits_.softcap : layer.shape.softcap);
     if (!logits_.sinks.empty()) options.sink_logit = static_cast<double>(logits_.sinks[q_head]);
     return options;
+  }
+
+  // Of all rows that never change and are never dropped: numbers and codes, without scales.
+  [[nodiscard]] std::size_t bytes_that_stay() const {
+    std::size_t bits = 0;
+    for (const Layer& layer : layers_) {
+      const std::size_t numbers = layer.shape.head_dim + layer.shape.value_dim;
+      for (const Head& head : layer.heads) {
+        const HeadSpec& spec = head.model.spec();
+        if (spec.kind == Kind::window || spec.kind == Kind::budget) continue;
+        for (const std::int64_t row : head.model.kept()) {
+          if (spec.bits == 0) bits += numbers * 16;
+          if (head.model.key_is_quantized(row) && head.model.value_is_quantized(row)) {
+            bits += numbers * spec.bits;
+          }
+        }
+      }
+    }
+    return bits / 8;
   }
 
   void commit_model(Layer& layer, std::size_t tokens) {

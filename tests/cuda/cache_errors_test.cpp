@@ -16,6 +16,8 @@
 #include <utility>
 #include <vector>
 
+#include <kvpolicy/cuda/packed_pages.hpp>
+
 #include "cuda/support/device_cache.hpp"
 
 using namespace kvpolicy;
@@ -392,6 +394,58 @@ TEST_CASE("settings that no device cache can serve") {
   Cache cache{Plan{shape}};
   CHECK(contains(thrown<ConfigError>([&] { static_cast<void>(cache.fork(nullptr, engine)); }),
                  "another model shape"));
+}
+
+TEST_CASE("a device has kernels for keys and values of the same 2, 4 or 8 bits") {
+  const test::SmallDevice device;
+  const ModelShape one{1, 2, 1, 64};
+  for (const std::size_t bits : std::initializer_list<std::size_t>{2, 4, 8}) {
+    CHECK(plan_error(one, Quantized::Config{.storage = {.bits = bits}}).empty());
+    CHECK(plan_error(one, Kivi::Config{.sinks = 4, .storage = {.bits = bits}}).empty());
+  }
+  for (const std::size_t bits : std::initializer_list<std::size_t>{3, 5, 6}) {
+    CAPTURE(bits);
+    const std::string both = "keys have " + std::to_string(bits) + " bits and values " +
+                             std::to_string(bits) + "; both must have 2, 4 or 8, the same";
+    CHECK(contains(plan_error(one, Quantized::Config{.storage = {.bits = bits}}), both));
+    CHECK(contains(plan_error(one, Kivi::Config{.storage = {.bits = bits}}), both));
+    CHECK(contains(plan_error(one, Retrieval::Config{.chunk = 16, .budget = 16, .storage = {.bits = bits}}),
+                   both));
+    CHECK(contains(plan_error(one, QuantizedBudget::Config{.storage = {.bits = bits}}), both));
+  }
+  CHECK(contains(plan_error(one, Quantized::Config{.storage = {.key_bits = 8}}),
+                 "keys have 8 bits and values 4; both must have 2, 4 or 8, the same"));
+  CHECK(
+      contains(plan_error(one, Kivi::Config{.storage = {.value_bits = 2}}), "keys have 4 bits and values 2"));
+
+  // Whatever lays out pages refuses as well, where a check of the plan has been forgotten.
+  for (const auto& [keys, values] :
+       std::vector<std::pair<Encoding, Encoding>>{{Encoding::uint3, Encoding::uint3},
+                                                  {Encoding::uint6, Encoding::uint6},
+                                                  {Encoding::uint8, Encoding::uint4}}) {
+    HeadRule rule;
+    Quantized::Config{}.storage.describe(rule, 64);
+    rule.key_encoding = keys;
+    rule.value_encoding = values;
+    const cuda::StoreContext context{.head_dim = 64};
+    const auto refused = [](auto make) {
+      CHECK(contains(thrown<ConfigError>(make), "both must have 2, 4 or 8"));
+    };
+    refused([&] { static_cast<void>(cuda::HeadGeometry{rule, context, false}.bytes(500)); });
+    refused([&] { const cuda::PackedPages pages{rule, 64, 64}; });
+    refused([&] {
+      cuda::DeviceWrites writes{nullptr};
+      const cuda::HeadStore store{rule, context, nullptr, writes};
+    });
+  }
+}
+
+TEST_CASE("a device has no kernels for rows that are rotated before they are quantised") {
+  const test::SmallDevice device;
+  const ModelShape one{1, 2, 1, 64};
+  CHECK(contains(plan_error(one, Quantized::Config{.storage = {.key_hadamard = true}}),
+                 "rows are rotated before they are quantised; the kernels serve rows that are not"));
+  CHECK(contains(plan_error(one, Kivi::Config{.storage = {.value_hadamard = true}}), "rows are rotated"));
 }
 
 #if !defined(__CUDACC__)

@@ -24,11 +24,36 @@ namespace {
 constexpr AttendOptions selecting{.read = Read::selected};
 constexpr AttendOptions choosing_after{.refresh_selection = true};
 
+// Keeps every row exactly, as FullCache does, and calls the first ones sinks.
+class WithSinks {
+ public:
+  using E = kvpolicy::half;  // CUDA has a half as well
+  using element_type = E;
+  struct Config {
+    using policy_type = WithSinks;
+    std::size_t sinks = 4;
+    friend bool operator==(const Config&, const Config&) = default;
+  };
+  WithSinks(const Config&, const StorageContext& context) : rows_{{}, context} {}
+  static HeadRule rule(const Config& config, std::size_t /*head_dim*/) { return {.sinks = config.sinks}; }
+
+  void reserve(std::size_t rows) { rows_.reserve(rows); }
+  void release_unused() noexcept { rows_.release_unused(); }
+  void commit(const Segment& rows) { rows_.append(rows); }
+  void segments(const ReadRequest&, SegmentList& out) const { rows_.show(0, rows_.end(), {}, out); }
+  std::size_t rows() const { return rows_.end(); }
+  std::size_t bytes() const { return rows_.bytes(); }
+  std::size_t shared_bytes() const { return rows_.shared_bytes(); }
+
+ private:
+  DenseStorage<E> rows_;
+};
+
 }  // namespace
 
 TEST_CASE("bytes lie where they should, and are known before") {
   const test::SmallDevice device;
-  const ModelShape shape{2, 9, 9, 64};
+  const ModelShape shape{2, 11, 11, 64};
   test::TwoDeviceMemories memory;
   cuda::CacheOptions options;
   options.max_rollback = 20;
@@ -48,7 +73,7 @@ TEST_CASE("bytes lie where they should, and are known before") {
     cache.reserve(tokens);
     check(cache, tokens);
   }
-  // All but 2 of 9 heads are slow: of the 5000 rows of a dense one only the latest and the chosen
+  // All but 2 of 11 heads are slow: of the 5000 rows of a dense one only the latest and the chosen
   // are on the device, and a summary for each chunk.
   constexpr std::size_t row_bytes = 2 * 64 * 2;
   const std::size_t dense = 79 * 64 * row_bytes;
@@ -56,7 +81,7 @@ TEST_CASE("bytes lie where they should, and are known before") {
   options.slow_memory = nullptr;
   const std::size_t near = cuda::memory_of(plan, 5000, options).total();
   CHECK(cuda::memory_of(plan, 5000, options).slow == 0);
-  CHECK(cache.bytes() - cache.slow_bytes() < near - cache.slow_bytes() + 2 * 7 * 8 * 64 * row_bytes);
+  CHECK(cache.bytes() - cache.slow_bytes() < near - cache.slow_bytes() + 2 * 9 * 8 * 64 * row_bytes);
   // Two buffers for the rows of a layer.
   CHECK(cache.engine()->staging_bytes() > cache.slow_bytes());
   CHECK(cache.engine()->staging_bytes() < cache.slow_bytes() + cache.slow_bytes() / 8);
@@ -67,6 +92,78 @@ TEST_CASE("bytes lie where they should, and are known before") {
   const DevicePlan wide = test::plan_with(one, {{.kind = Kind::retrieval, .budget = 1 << 16, .chunk = 8}});
   options.max_tokens = 640;
   CHECK(cuda::memory_of(wide, 0, options).total() == (2 + 1 + 10) * 64 * row_bytes);
+}
+
+TEST_CASE("heads whose first rows stay exact have their codes in slow memory") {
+  const test::SmallDevice device;
+  // What int4, int8 and int2 mean (io/low_bits.hpp), and a number of sinks that fills no page.
+  const std::vector<test::HeadSpec> heads{
+      {.sinks = 4, .bits = 4, .key_group = 64, .value_group = 64, .residual = 128, .per_channel = true},
+      {.sinks = 4, .bits = 8, .key_group = 64, .value_group = 64, .residual = 128},
+      {.sinks = 4, .bits = 2, .key_group = 32, .value_group = 32, .residual = 128, .per_channel = true},
+      {.sinks = 35, .bits = 4, .residual = 20}};
+  for (const test::HeadSpec& head : heads) {
+    CAPTURE(head.bits);
+    CAPTURE(head.sinks);
+    cuda::CacheOptions options;
+    options.latest_rows = 0;
+    const ModelShape shape{3, 2, 2, 64};  // of three layers one is always on its way
+    const DevicePlan plan = test::plan_with(shape, {head});
+    const test::Stream stream;
+    SlowTwins twins{plan, options, stream};
+    test::Random random{head.sinks + head.bits};
+    constexpr std::size_t tokens = 1100;
+    REQUIRE(twins.step(random, tokens, {}));
+    CHECK(twins.step(random, 1, {}));
+    // Blocks of 64 rows besides the sinks and the residual, of a key and a value each.
+    const std::size_t packed = (tokens + 1 - head.sinks - head.residual) / 64 * 64;
+    const std::size_t codes = 6 * packed * 2 * 64 * head.bits / 8;
+    CHECK(twins.slow().slow_bytes() >= codes);
+    CHECK(twins.slow().slow_bytes() < 2 * codes);
+    CHECK(twins.memory().slow.live_bytes() == twins.slow().slow_bytes());
+    CHECK(twins.near().slow_bytes() == 0);
+    // They are read from there: a read of numbers that are none says so.
+    twins.check_rows();
+    twins.scribble();
+    CHECK(!twins.step(random, 1, {}));
+
+    options.slow_memory = &twins.memory().slow;
+    const MemoryEstimate foreseen = cuda::memory_of(plan, 1 << 16, options);
+    CHECK(foreseen.slow >= std::size_t{6} * ((1 << 16) - 256) * 2 * 64 * head.bits / 8);
+    options.slow_memory = nullptr;
+    const std::size_t near = cuda::memory_of(plan, 1 << 16, options).total();
+    CHECK(foreseen.total() - foreseen.slow < near / 8);
+  }
+}
+
+TEST_CASE("a policy of one's own that keeps every row exactly may speak of sinks") {
+  const test::SmallDevice device;
+  const test::Stream stream;
+  constexpr ModelShape shape{3, 2, 2, 64};
+  SlowTwins twins{DevicePlan{shape, WithSinks::Config{.sinks = 5}}, {.latest_rows = 0}, stream};
+  test::Random random{2};
+  REQUIRE(twins.step(random, 300, {}));
+  CHECK(twins.step(random, 1, {}));
+  CHECK(twins.slow().slow_bytes() >= std::size_t{6} * 301 * 2 * 64 * 2);
+  twins.check_rows();
+  twins.scribble();
+  CHECK(!twins.step(random, 1, {}));
+}
+
+TEST_CASE("chunks after sinks are refused in slow memory") {
+  test::CountingDeviceMemory memory;
+  HeadRule rule{.sinks = 4,
+                .key_encoding = Encoding::uint4,
+                .value_encoding = Encoding::uint4,
+                .key_group = 64,
+                .value_group = 64,
+                .chunk = 16,
+                .chosen_rows = 32};
+  CHECK_NOTHROW(cuda::check_pages(rule, {}, 128));
+  const cuda::CacheOptions options{.slow_memory = &memory};
+  CHECK(contains(thrown<ConfigError>([&] { cuda::check_pages(rule, options, 128); }), "has 4 sinks"));
+  rule.sinks = 0;
+  CHECK_NOTHROW(cuda::check_pages(rule, options, 128));
 }
 
 TEST_CASE("a text that grows row by row seldom asks for staging") {

@@ -37,10 +37,8 @@ class HeadGeometry {
       : settings_{settings}, context_{context}, quantization_deferred_{quantization_deferred} {}
 
   [[nodiscard]] bool packs() const { return settings_.is_quantized() && !quantization_deferred_; }
-  /// Whether the rows are in slow memory: where every row is kept.
-  [[nodiscard]] bool is_slow() const {
-    return context_.has_slow_memory && settings_.recent == 0 && settings_.sinks == 0 && !settings_.compresses;
-  }
+  /// Whether rows are in slow memory: of a head that quantises the packed ones, else all.
+  [[nodiscard]] bool is_slow() const { return context_.has_slow_memory && settings_.keeps_every_row(); }
   [[nodiscard]] std::size_t exact_origin() const { return up(settings_.sinks); }
   /// Slots of the ring of exact rows; 0 where they lie in a line.
   [[nodiscard]] std::size_t exact_ring() const {
@@ -81,9 +79,12 @@ class HeadGeometry {
   }
   [[nodiscard]] std::size_t packed_page_bytes() const {
     if (!settings_.is_quantized()) return 0;
-    const PackedLayout layout{code_bits(settings_.key_encoding),     static_cast<int>(context_.head_dim),
-                              static_cast<int>(context_.page_rows),  settings_.key_per_channel,
-                              static_cast<int>(settings_.key_group), static_cast<int>(settings_.value_group)};
+    const PackedLayout layout{packed_bits(settings_),
+                              static_cast<int>(context_.head_dim),
+                              static_cast<int>(context_.page_rows),
+                              settings_.key_per_channel,
+                              static_cast<int>(settings_.key_group),
+                              static_cast<int>(settings_.value_group)};
     return static_cast<std::size_t>(layout.page_bytes);
   }
   [[nodiscard]] std::size_t summary_page_bytes() const {

@@ -13,6 +13,7 @@
 #include <kvpolicy/core/head_rule.hpp>
 #include <kvpolicy/core/segment.hpp>
 #include <kvpolicy/cuda/kernels/packing.cuh>
+#include <kvpolicy/cuda/served_rule.hpp>
 
 namespace kvpolicy::cuda {
 
@@ -20,7 +21,7 @@ namespace kvpolicy::cuda {
 class PackedPages {
  public:
   PackedPages(const HeadRule& rule, std::size_t head_dim, std::size_t page_rows)
-      : bits_{code_bits(rule.key_encoding)},
+      : bits_{packed_bits(rule)},
         head_dim_{static_cast<int>(head_dim)},
         page_rows_{static_cast<int>(page_rows)},
         per_channel_{rule.key_per_channel},

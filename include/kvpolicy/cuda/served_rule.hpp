@@ -29,6 +29,17 @@ namespace kvpolicy::cuda {
 /// Whether the head ranks its rows by the attention of all queries so far, which is added up.
 [[nodiscard]] inline bool accumulates(const HeadRule& rule) { return rule.ranking == Ranking::accumulated; }
 
+/// Bits of the codes that kernels read and write for a head that quantises its rows. Whatever lays out packed pages
+/// asks here, because kernels take a width that they do not have for 2 bits.
+/// @throws ConfigError for a width that kernels do not have
+[[nodiscard]] inline int packed_bits(const HeadRule& rule) {
+  const std::size_t bits = bits_of(rule.key_encoding);
+  require(rule.key_encoding == rule.value_encoding && (bits == 2 || bits == 4 || bits == 8),
+          "cuda: keys have ", bits, " bits and values ", bits_of(rule.value_encoding),
+          "; both must have 2, 4 or 8, the same; other widths are served on the host");
+  return static_cast<int>(bits);
+}
+
 namespace detail {
 
 inline void check_quantized(const HeadRule& rule, std::size_t head_dim) {
@@ -36,10 +47,7 @@ inline void check_quantized(const HeadRule& rule, std::size_t head_dim) {
           "cuda: quantised rows have kernels for head_dim 64 "
           "and 128, not ",
           head_dim);
-  const std::size_t bits = bits_of(rule.key_encoding);
-  require(rule.key_encoding == rule.value_encoding && (bits == 2 || bits == 4 || bits == 8),
-          "cuda: keys have ", bits, " bits and values ", bits_of(rule.value_encoding),
-          "; both must have 2, 4 or 8, the same; other widths are served on the host");
+  static_cast<void>(packed_bits(rule));
   const auto fits = [&](std::size_t group) { return group % 8 == 0 && head_dim % group == 0; };
   require(rule.key_per_channel ? rule.key_group == 16 || rule.key_group == 32 || rule.key_group == 64
                                : fits(rule.key_group),
@@ -117,6 +125,10 @@ inline void check_pages(const HeadRule& rule, const CacheOptions& options, std::
   require(options.page_rows >= 64 || (!rule.is_quantized() && !rule.compresses && rule.chunk == 0),
           "cuda::CacheOptions: page_rows is ", options.page_rows,
           ", must be at least 64 where a head quantises, compresses or chooses chunks");
+  // Chunks are copied from there in whole tiles, and sinks would shift the tiles against the chunks.
+  require(!options.has_slow_memory() || !rule.keeps_every_row() || rule.chunk == 0 || rule.sinks == 0,
+          "cuda::CacheOptions: slow_memory is given, and a head that chooses chunks has ", rule.sinks,
+          " sinks; in slow memory such a head must have none, because its first chunk is always read");
   if (!rule.engine_pages) return;
   require(options.pool != nullptr,
           "cuda::CacheOptions: pool is null, but the plan has heads over "
@@ -129,8 +141,10 @@ inline void check_pages(const HeadRule& rule, const CacheOptions& options, std::
 template <class... T>
 [[nodiscard]] HeadRule served_rule(const HeadPlan<T...>& plan, std::size_t layer, std::size_t head) {
   const std::size_t head_dim = plan.shape().head_dim;
-  const HeadRule rule = plan.at(layer, head).rule(head_dim);
+  HeadRule rule = plan.at(layer, head).rule(head_dim);
   check_served(rule, head_dim);
+  // Sinks are apart from rows that go or get codes. Where all rows stay exact they lie in a line.
+  if (rule.keeps_every_row() && !rule.is_quantized()) rule.sinks = 0;
   return rule;
 }
 

@@ -182,10 +182,15 @@ struct DeviceBackend {
   }
 };
 
-/// A cache with slow memory: it does what the one without does.
+/// A cache with slow memory: it does what the one without does, and what can be there is there.
 template <kvpolicy::Element E>
 struct SlowDeviceBackend : DeviceBackend<E> {
   using Memory = TwoDeviceMemories;
+
+  /// `bytes`: of the rows that stay for good.
+  static void check_slow(const typename DeviceBackend<E>::Cache& cache, std::size_t bytes) {
+    CHECK(cache.slow_bytes() >= bytes);
+  }
 };
 
 /// Every kind of head that the kernels serve.

@@ -34,6 +34,8 @@ inline std::vector<HeadSpec> slow_heads() {
        .residual = 19,
        .per_channel = true},
       {.bits = 2, .key_group = 16, .value_group = 16, .residual = 13, .per_channel = true},
+      {.sinks = 4, .bits = 4, .key_group = 64, .residual = 20, .per_channel = true},
+      {.sinks = 35, .bits = 8, .residual = 9},
   };
 }
 /// Heads that all select, or keep little: a selected read of them needs nothing staged.

@@ -33,9 +33,10 @@ class ScaleUnit {
   }
   KVPOLICY_DEVICE float value() const { return float_of_bits((112 + exponent) << 23); }
   KVPOLICY_DEVICE float inverse() const { return float_of_bits((142 - exponent) << 23); }
-  /// 1 / value as both halves of a word; the last two are subnormal.
+  /// 1 / value as both halves of a word; the last two are subnormal. A scale that is no number may have come with a
+  /// file: the shift takes 5 bits, as the instruction does, and the product is no number either.
   KVPOLICY_DEVICE std::uint32_t inverse_halves() const {
-    return (exponent < 30 ? (30 - exponent) << 10 : 0x400U >> (exponent - 29)) * 0x00010001U;
+    return (exponent < 30 ? (30 - exponent) << 10 : 0x400U >> ((exponent - 29) & 31U)) * 0x00010001U;
   }
 
  private:

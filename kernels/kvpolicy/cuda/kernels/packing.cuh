@@ -24,6 +24,7 @@ namespace kvpolicy::cuda {
 inline constexpr int tile_rows = 16;           ///< Rows of a matrix tile.
 inline constexpr int quantized_together = 64;  ///< Rows that are quantised together; divides page_rows.
 
+/// Bits of the codes of a HeadView: 8, 4 or 2, because no view has another width (served_rule.hpp's `packed_bits`).
 KVPOLICY_HOST_DEVICE constexpr int code_bits(Encoding encoding) {
   return encoding == Encoding::uint8 ? 8 : encoding == Encoding::uint4 ? 4 : 2;
 }

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Heads that keep every row may have their rows in slow memory: host memory that kernels address
-// through a bus. Its pages are written through: each row is written to its final page there, and
-// also to one of a ring of pages in device memory, which has the latest rows. So the rows that
-// every step reads (those after a selection, those that may be taken back, the page that is not
-// full) are in device memory, and slow memory has all rows.
+// through a bus. Of a head that quantises its rows those are the packed ones; its sinks and its
+// latest rows are exact, and in device memory. Slow pages are written through: each row is written
+// to its final page there, and also to one of a ring of pages in device memory, which has the latest
+// rows. So the rows that every step reads (those after a selection, those that may be taken back,
+// the page that is not full) are in device memory, and slow memory has all rows.
 //
 // The page table decides which of the two a kernel reads. Reading kernels do not know about slow
 // memory. Writing kernels (append.cuh, quantize.cuh) call `addresses_of_page` and update the table
@@ -28,7 +29,8 @@ struct SlowState {
 };
 
 /// Describes a head whose pages are in slow memory: its packed pages if `packed`, otherwise its
-/// exact pages, which are not a ring. It has no sinks and never drops a row.
+/// exact pages, which are not a ring and begin with row 0. It never drops a row. Sinks are never packed,
+/// and an exact head has none.
 struct SlowRows {
   SlowState* state = nullptr;
   std::byte* const* pages = nullptr;  ///< final address of each page
