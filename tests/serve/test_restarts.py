@@ -119,7 +119,7 @@ class Restarts(unittest.TestCase):
     def test_more_on_the_disk_than_fits(self):
         """What lies in the folder never takes what running requests were promised."""
         server = self.start("--prefixes", self.folder, "--memory", "64")
-        for i in range(6):
+        for i in range(3):
             server.complete(prompt=f"{i} " + LONG, kv_plan="int8")
         self.assertEqual(server.stop()[0], 0)
         server = self.start("--prefixes", self.folder, "--memory", "3")
