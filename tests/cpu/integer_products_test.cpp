@@ -105,9 +105,11 @@ TEST_CASE("codes are extracted from packed bytes in pairs") {
 
 TEST_CASE("both parts of codes are joined, for every length of a row") {
   Random random{11};
-  for (const auto& [encoding, wider] :
+  for (const auto& both :
        {std::pair{Encoding::uint3, Encoding::uint4}, std::pair{Encoding::uint5, Encoding::uint8},
         std::pair{Encoding::uint6, Encoding::uint8}}) {
+    const Encoding encoding = both.first;  // clang 14 captures no structured binding
+    const Encoding wider = both.second;
     for (std::size_t head_dim = fewest_channels(encoding); head_dim <= 1160; head_dim += 8) {
       CAPTURE(name_of(encoding));
       CAPTURE(head_dim);
