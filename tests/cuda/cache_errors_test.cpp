@@ -440,14 +440,6 @@ TEST_CASE("a device has kernels for keys and values of the same 2, 4 or 8 bits")
   }
 }
 
-TEST_CASE("a device has no kernels for rows that are rotated before they are quantised") {
-  const test::SmallDevice device;
-  const ModelShape one{1, 2, 1, 64};
-  CHECK(contains(plan_error(one, Quantized::Config{.storage = {.key_hadamard = true}}),
-                 "rows are rotated before they are quantised; the kernels serve rows that are not"));
-  CHECK(contains(plan_error(one, Kivi::Config{.storage = {.value_hadamard = true}}), "rows are rotated"));
-}
-
 #if !defined(__CUDACC__)
 TEST_CASE("devices that are missing or too old") {
   const test::SmallDevice device;
