@@ -278,7 +278,6 @@ inline std::vector<HeadSpec> device_heads() {
       {.sinks = 4, .bits = 8, .residual = 9},
       {.kind = Kind::window, .sinks = 3, .recent = 140, .bits = 8, .residual = 9},
       {.kind = Kind::budget, .budget = 40, .window = 6, .bits = 4, .residual = 10},
-      {.kind = Kind::budget, .budget = 40, .window = 6, .bits = 4, .residual = 10, .kivi = true},
       {.kind = Kind::retrieval,
        .budget = 64,
        .chunk = 16,
