@@ -13,7 +13,7 @@
 
 #include <kvpolicy/cache/prefix_cache.hpp>
 #include <kvpolicy/cache/saved_prefixes.hpp>
-#include <kvpolicy/io/low_bits.hpp>
+#include <kvpolicy/plan/low_bits.hpp>
 #include <kvpolicy/policy/chunk_retrieval_cache.hpp>
 #include <kvpolicy/policy/full_cache.hpp>
 #include <kvpolicy/policy/h2o_scorer.hpp>
@@ -137,8 +137,8 @@ TEST_CASE("the same of heads that drop rows by the attention they got, and of he
 TEST_CASE("the same of 4 bits as int4 has them: keys per channel, exact first and latest rows") {
   // Beyond the latest rows, which are exact, there are two blocks of 64 that share their keys' scales, and texts part
   // in either.
-  const auto format = io::LowBitFormat::of_text(io::LowBits::named("int4"), shape, /*residual=*/32);
-  REQUIRE(format.keys == io::KeyScales::channel);
+  const auto format = LowBitFormat::of_text({4, 4}, shape, /*residual=*/32);
+  REQUIRE(format.keys == KeyScales::channel);
   REQUIRE(format.sinks > 0);
   const HeadSettings<float> head = format.head<float>();
   HeadPlan<float> both{shape, head};
