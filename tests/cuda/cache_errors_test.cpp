@@ -440,6 +440,21 @@ TEST_CASE("a device has kernels for keys and values of the same 2, 4 or 8 bits")
   }
 }
 
+TEST_CASE("survivors that are rotated leave the residual row by row on a device") {
+  const test::SmallDevice device;
+  const ModelShape one{1, 2, 1, 64};
+  using Survivors = HeadBudgetCache<PerToken>;
+  Survivors::Config config{.budget = 9, .storage = {.key_hadamard = true}};
+  CHECK(plan_error(one, config).empty());
+  config.storage.flush = Flush::kivi;
+  CHECK(contains(plan_error(one, config),
+                 "survivors of a compression are rotated and leave the residual by KIVI's"));
+  config.storage.key_hadamard = false;
+  CHECK(plan_error(one, config).empty());
+  config.storage.value_hadamard = true;
+  CHECK(contains(plan_error(one, config), "use Flush::steady"));
+}
+
 #if !defined(__CUDACC__)
 TEST_CASE("devices that are missing or too old") {
   const test::SmallDevice device;

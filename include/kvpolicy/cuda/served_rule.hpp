@@ -48,6 +48,11 @@ inline void check_quantized(const HeadRule& rule, std::size_t head_dim) {
           "and 128, not ",
           head_dim);
   static_cast<void>(packed_bits(rule));
+  // Rows that return to the residual are quantised again there, and rotating them back rounds them in between: how
+  // far that moves them has not been bounded.
+  require(!rule.compresses || !rule.kivi_flush || (!rule.key_hadamard && !rule.value_hadamard),
+          "cuda: survivors of a compression are rotated and leave the residual by KIVI's flush; "
+          "use Flush::steady, or rows that are not rotated");
   const auto fits = [&](std::size_t group) { return group % 8 == 0 && head_dim % group == 0; };
   require(rule.key_per_channel ? rule.key_group == 16 || rule.key_group == 32 || rule.key_group == 64
                                : fits(rule.key_group),
