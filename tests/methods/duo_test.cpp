@@ -37,8 +37,12 @@ TEST_CASE("a quantised duo plan quantises the retrieval heads only") {
   using Codes = QuantizedResidualCache<float, Granularity::per_channel>;
   const auto codes = plan.at(0, 0).get<Codes>();
   CHECK(codes.sinks == 4);
-  CHECK(codes.storage ==
-        Codes::Config{.storage = {.key_group = 64, .value_group = 64, .residual = 16}}.storage);
+  CHECK(codes.storage == Codes::Config{.storage = {.key_group = 64,
+                                                   .value_group = 64,
+                                                   .residual = 16,
+                                                   .key_hadamard = true,
+                                                   .value_hadamard = true}}
+                             .storage);
   CHECK(plan.has<SinkRecentCache<DenseStorage<float>>>(0, 1));
 }
 
