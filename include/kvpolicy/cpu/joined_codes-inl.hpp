@@ -17,7 +17,9 @@
 #include <kvpolicy/core/dtype.hpp>
 #include <kvpolicy/cpu/row_tile-inl.hpp>
 #include <kvpolicy/cpu/vector-inl.hpp>
+#include <kvpolicy/cpu/x86/integer_pairs-inl.hpp>
 
+#if KVPOLICY_CPU_PAIR_PRODUCTS
 namespace kvpolicy::cpu {
 namespace HWY_NAMESPACE {
 KVPOLICY_CPU_BEGIN_TARGET
@@ -167,3 +169,4 @@ class JoinedCodes {
 KVPOLICY_CPU_END_TARGET
 }  // namespace HWY_NAMESPACE
 }  // namespace kvpolicy::cpu
+#endif
