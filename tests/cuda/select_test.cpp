@@ -73,7 +73,7 @@ Rows keep(const std::vector<float>& scores, const std::vector<float>& second, in
   return {kept.get(), kept.get() + size};
 }
 
-bool same_places(const Rows& of_device, const std::vector<std::size_t>& of_host) {
+bool same_rows(const Rows& of_device, const std::vector<std::size_t>& of_host) {
   return std::equal(of_device.begin(), of_device.end(), of_host.begin(), of_host.end(),
                     [](int a, std::size_t b) { return static_cast<std::size_t>(a) == b; });
 }
@@ -86,7 +86,7 @@ void check(const std::vector<float>& scores, int k, int window = 1) {
   const auto count = static_cast<std::size_t>(k);
   const std::vector<float> level(scores.size(), 0.25F);
   Rows expected = expected_top(scores, k);
-  REQUIRE(same_places(expected, top_rows(scores, count)));
+  REQUIRE(same_rows(expected, top_rows(scores, count)));
   for (int row = 0; row < window; ++row) expected.push_back(static_cast<int>(scores.size()) + row);
   CHECK((keep<Threads>(scores, level, k, window) == expected));
 
@@ -98,7 +98,7 @@ void check(const std::vector<float>& scores, int k, int window = 1) {
     ranks.push_back(kvpolicy::rank_of(score, second.back()));
   }
   expected = expected_top(scores, k, second);
-  REQUIRE(same_places(expected, top_ranks<std::uint64_t>(ranks, count)));
+  REQUIRE(same_rows(expected, top_ranks<std::uint64_t>(ranks, count)));
   for (int row = 0; row < window; ++row) expected.push_back(static_cast<int>(scores.size()) + row);
   CHECK((keep<Threads>(scores, second, k, window) == expected));
 }

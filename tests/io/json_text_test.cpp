@@ -34,7 +34,7 @@ std::string repeated(std::string_view part, std::size_t count) {
 }
 
 /// Counts how often the parser asks for its position, because each answer reads all of the text before.
-struct CountedPlace {
+struct CountedIterator {
   std::size_t& asked;
   std::string operator()(std::string_view text, std::size_t offset) const {
     ++asked;
@@ -51,12 +51,13 @@ TEST_CASE("the parser asks for its position once, and only for a text that is re
   keys += "\"last\": 0}";
   for (const std::string& text : {arrays, keys}) {
     std::size_t asked = 0;
-    CHECK_FALSE(io::detail::parse_json(text, "x.json", {}, CountedPlace{asked}).empty());
+    CHECK_FALSE(io::detail::parse_json(text, "x.json", {}, CountedIterator{asked}).empty());
     CHECK(asked == 0);
     for (const std::string& broken :
          {text.substr(0, text.size() - 1), text + "x", text.substr(0, text.size() - 1) + ",\"0\": 1e999}"}) {
       asked = 0;
-      CHECK_THROWS_AS((void)io::detail::parse_json(broken, "x.json", {}, CountedPlace{asked}), FormatError);
+      CHECK_THROWS_AS((void)io::detail::parse_json(broken, "x.json", {}, CountedIterator{asked}),
+                      FormatError);
       CHECK(asked == 1);
     }
   }

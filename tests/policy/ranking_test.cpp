@@ -15,26 +15,26 @@
 #include "support/tensors.hpp"
 
 using namespace kvpolicy;
-using Places = std::vector<std::size_t>;
+using Rows = std::vector<std::size_t>;
 
 namespace {
 constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
 constexpr float inf = std::numeric_limits<float>::infinity();
 
-Places top(std::vector<float> scores, std::size_t count) { return top_rows(scores, count); }
+Rows top(std::vector<float> scores, std::size_t count) { return top_rows(scores, count); }
 }  // namespace
 
 TEST_CASE("top_rows: ties go to the lower index, NaN comes last") {
-  CHECK(top({1, 3, 2}, 2) == Places{1, 2});
-  CHECK(top({1, 1, 1, 1}, 2) == Places{0, 1});
-  CHECK(top({0, 5, 5, 5, 9}, 3) == Places{1, 2, 4});
-  CHECK(top({1, 2}, 5) == Places{0, 1});
-  CHECK(top({1, 2}, 0) == Places{});
-  CHECK(top({}, 3) == Places{});
-  CHECK(top({not_a_number, -inf, not_a_number, -3}, 2) == Places{1, 3});
-  CHECK(top({not_a_number, not_a_number, not_a_number}, 2) == Places{0, 1});
-  CHECK(top({not_a_number, 1, inf, not_a_number}, 3) == Places{0, 1, 2});
-  CHECK(top({-0.0F, 0.0F, -0.0F}, 1) == Places{0});
+  CHECK(top({1, 3, 2}, 2) == Rows{1, 2});
+  CHECK(top({1, 1, 1, 1}, 2) == Rows{0, 1});
+  CHECK(top({0, 5, 5, 5, 9}, 3) == Rows{1, 2, 4});
+  CHECK(top({1, 2}, 5) == Rows{0, 1});
+  CHECK(top({1, 2}, 0) == Rows{});
+  CHECK(top({}, 3) == Rows{});
+  CHECK(top({not_a_number, -inf, not_a_number, -3}, 2) == Rows{1, 3});
+  CHECK(top({not_a_number, not_a_number, not_a_number}, 2) == Rows{0, 1});
+  CHECK(top({not_a_number, 1, inf, not_a_number}, 3) == Rows{0, 1, 2});
+  CHECK(top({-0.0F, 0.0F, -0.0F}, 1) == Rows{0});
 }
 
 TEST_CASE("top_rows equals sorting") {
@@ -43,7 +43,7 @@ TEST_CASE("top_rows equals sorting") {
     std::vector<float> scores(test::below(random, 40));
     for (float& s : scores) s = static_cast<float>(test::below(random, 6));  // many ties
     const std::size_t count = test::below(random, 45);
-    Places order;
+    Rows order;
     for (std::size_t i = 0; i < scores.size(); ++i) order.push_back(i);
     std::ranges::stable_sort(order, [&](std::size_t a, std::size_t b) { return scores[a] > scores[b]; });
     order.resize(std::min(count, order.size()));
@@ -57,7 +57,7 @@ TEST_CASE("top_ranks: a second score decides between equal ones, then the lower 
   for (int round = 0; round < 300; ++round) {
     std::vector<float> scores(test::below(random, 40)), second(scores.size());
     std::vector<std::uint64_t> ranks;
-    Places order;
+    Rows order;
     for (std::size_t i = 0; i < scores.size(); ++i) {
       scores[i] = static_cast<float>(test::below(random, 4)) - 1.5F;
       second[i] = test::below(random, 3) == 0 ? 0.5F : test::normal(random) * 1e-4F;

@@ -92,7 +92,7 @@ class PrefixTree {
     Node* node = root_.get();
     while (node->depth_ < tokens.size()) {
       const std::span<const Token> rest = tokens.subspan(node->depth_);
-      const auto place = child_place(*node, rest.front());
+      const auto place = child_at(*node, rest.front());
       const bool is_known = place != node->children_.end() && (*place)->edge_.front() == rest.front();
       if (!is_known) {
         auto added = std::make_unique<Node>();
@@ -139,13 +139,13 @@ class PrefixTree {
   [[nodiscard]] static std::size_t common_length(std::span<const Token> a, std::span<const Token> b) {
     return static_cast<std::size_t>(std::ranges::mismatch(a, b).in1 - a.begin());
   }
-  [[nodiscard]] static typename Children::iterator child_place(Node& node, Token first) {
+  [[nodiscard]] static typename Children::iterator child_at(Node& node, Token first) {
     return std::ranges::lower_bound(node.children_, first, {},
                                     [](const auto& child) { return child->edge_.front(); });
   }
   [[nodiscard]] static const Node* find_child(const Node& node, std::span<const Token> rest) {
     if (rest.empty()) return nullptr;
-    const auto place = child_place(const_cast<Node&>(node), rest.front());
+    const auto place = child_at(const_cast<Node&>(node), rest.front());
     const bool is_known = place != node.children_.end() && (*place)->edge_.front() == rest.front();
     return is_known ? place->get() : nullptr;
   }

@@ -227,17 +227,16 @@ class IntegerValues {
     with_bits(format.encoding, [&]<std::size_t Bits>() KVPOLICY_CPU_LAMBDA {
       const std::size_t bytes = head_dim_ * Bits / 8;
       std::size_t passes = 0;
-      for_each_column(bytes, width, [&](auto, std::size_t, std::size_t, std::size_t) KVPOLICY_CPU_LAMBDA {
+      for_each_column(bytes, width, [&](auto, std::size_t, std::size_t) KVPOLICY_CPU_LAMBDA {
         passes += RowPairs<Bits>::pairs / pairs_at_once;
       });
       passes *= (count_ + query_portion - 1) / query_portion;
       PrefetchWalk ahead{next, (rows + fetch_step - 1) / fetch_step * passes};
       const auto add_columns = [&]<std::size_t Q, std::size_t Weights>(std::size_t q) KVPOLICY_CPU_LAMBDA {
         for_each_column(
-            bytes, width,
-            [&]<class D>(D d, std::size_t at, std::size_t column, std::size_t) KVPOLICY_CPU_LAMBDA {
+            bytes, width, [&]<class D>(D d, std::size_t at, std::size_t covered) KVPOLICY_CPU_LAMBDA {
               add_column<Bits, Q, Weights>(d, codes.data(), rows, at, q,
-                                           sums_ + q * room(head_dim_) + column * 8 / Bits, factors, ahead);
+                                           sums_ + q * room(head_dim_) + covered * 8 / Bits, factors, ahead);
             });
       };
       for_each_portion<query_portion>(count_, [&]<std::size_t Q>(std::size_t q) KVPOLICY_CPU_LAMBDA {
@@ -265,8 +264,8 @@ class IntegerValues {
     with_bits(format_.encoding, [&]<std::size_t Bits>() KVPOLICY_CPU_LAMBDA {
       const std::size_t bytes = head_dim_ * Bits / 8;
       for_each_column(bytes, column_bytes(format_),
-                      [&]<class D>(D, std::size_t at, std::size_t column, std::size_t taken)
-                          KVPOLICY_CPU_LAMBDA { flush_column<Bits, D>(at, column, taken, out); });
+                      [&]<class D>(D, std::size_t at, std::size_t covered)
+                          KVPOLICY_CPU_LAMBDA { flush_column<Bits>(hn::MaxLanes(D{}), at, covered, out); });
     });
   }
 
@@ -378,20 +377,21 @@ class IntegerValues {
     return true;
   }
 
-  // Calls visit(tag, first byte, bytes of all columns before, bytes of the row that those have covered):
-  // for columns of `widest` bytes as long as they fit, then for shorter ones, then for one that overlaps.
+  // Calls visit(tag, first byte, bytes of the row that earlier columns have covered): for columns of `widest` bytes
+  // as long as they fit, then for shorter ones; the last column overlaps the one before where no whole one is left.
   template <class Visit>
   static HWY_INLINE void for_each_column(std::size_t bytes, std::size_t widest, Visit visit) {
     std::size_t at = 0;
     const auto take = [&]<class D>(D d) KVPOLICY_CPU_LAMBDA {
       constexpr std::size_t width = 4 * hn::MaxLanes(D{});
       if (width > widest) return;
-      for (; at + width <= bytes; at += width) visit(d, at, at, at);
+      for (; at + width <= bytes; at += width) visit(d, at, at);
     };
-    take(ints);
-    if constexpr (lanes > 8) take(hn::CappedTag<std::int32_t, 8>{});
-    if constexpr (lanes > 4) take(hn::CappedTag<std::int32_t, 4>{});
-    if (at < bytes) visit(hn::CappedTag<std::int32_t, 4>{}, bytes - code_step, at, at);
+    if constexpr (lanes > 8) take(ints);
+    if constexpr (lanes > 4) take(hn::CappedTag<std::int32_t, 8>{});
+    for (; at < bytes; at += code_step) {
+      visit(hn::CappedTag<std::int32_t, 4>{}, std::min(at, bytes - code_step), at);
+    }
   }
 
   // Adds a column of bytes. `Weights` is 1 if all codes of a byte have the same scale, else their number.
@@ -451,15 +451,15 @@ class IntegerValues {
     }
   }
 
-  template <std::size_t Bits, class D>
-  void flush_column(std::size_t at, std::size_t column, std::size_t taken, float* out) const {
-    constexpr std::size_t width = hn::MaxLanes(D{});
+  // Adds the sums of a column of `width` vector lanes to the channels that no earlier column has covered.
+  template <std::size_t Bits>
+  HWY_NOINLINE void flush_column(std::size_t width, std::size_t at, std::size_t covered, float* out) const {
     const std::size_t bytes = head_dim_ * Bits / 8;
     for (std::size_t pair = 0; pair < RowPairs<Bits>::pairs; ++pair) {
       for (std::size_t i = 0; i < width; ++i) {
         const std::size_t channel = RowPairs<Bits>::channel(pair, i, at, bytes);
-        if (channel % bytes < taken) continue;
-        const float* sum = sums_ + column * 8 / Bits + pair * width + i;
+        if (channel % bytes < covered) continue;
+        const float* sum = sums_ + covered * 8 / Bits + pair * width + i;
         for (std::size_t q = 0; q < count_; ++q) {
           out[q * head_dim_ + channel] += sum[q * room(head_dim_)];
         }

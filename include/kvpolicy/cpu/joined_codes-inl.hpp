@@ -71,14 +71,14 @@ HWY_INLINE void join_row(const std::byte* codes, std::size_t lower_bytes, std::b
   constexpr CodeParts parts = code_parts(E);
   constexpr std::size_t stretches = parts.upper / parts.lower;  // of the upper row
   static_assert(stretches % Repeats == 0);
-  constexpr auto each_place = [](unsigned mask) {  // in every joined code of a word
+  constexpr auto in_each_code = [](unsigned mask) {  // in every joined code of a word
     constexpr unsigned places = joined_bits(E) == 4 ? 0x11111111U : 0x01010101U;
     return static_cast<std::uint32_t>(mask * places);
   };
   const hn::FixedTag<std::uint32_t, Size * Repeats / sizeof(std::uint32_t)> d;
   const hn::Repartition<std::uint8_t, decltype(d)> bytes;
-  const auto upper_mask = hn::Set(d, each_place(((1U << parts.upper) - 1U) << parts.lower));
-  const auto lower_mask = hn::Set(d, each_place((1U << parts.lower) - 1U));
+  const auto upper_mask = hn::Set(d, in_each_code(((1U << parts.upper) - 1U) << parts.lower));
+  const auto lower_mask = hn::Set(d, in_each_code((1U << parts.lower) - 1U));
   const std::size_t upper_bytes = stretches * lower_bytes;
   const auto store = [&](auto joined, std::size_t at) KVPOLICY_CPU_INLINE_LAMBDA {
     hn::StoreU(hn::BitCast(bytes, joined), bytes, reinterpret_cast<std::uint8_t*>(out + at));

@@ -11,10 +11,10 @@
 #include <utility>
 #include <vector>
 
+#include <kvpolicy/cuda/array_carver.hpp>
 #include <kvpolicy/cuda/engine.hpp>
 #include <kvpolicy/cuda/layer.hpp>
 #include <kvpolicy/cuda/options.hpp>
-#include <kvpolicy/cuda/places.hpp>
 #include <kvpolicy/cuda/row_scoring.hpp>
 #include <kvpolicy/cuda/shared_budget.hpp>
 
@@ -30,14 +30,14 @@ struct CompressionMemory {
   int* counts = nullptr;      // the same
   int* rows = nullptr;        // [kv_heads, survivors]
 
-  CompressionMemory(Places& places, std::size_t heads, std::size_t survivors)
-      : to{places.take<HeadView>(heads)},
-        kept{places.take<const int*>(heads)},
-        old_positions{places.take<const long long*>(heads)},
-        new_positions{places.take<long long*>(heads)},
-        old_counts{places.take<int>(heads + 1)},
-        counts{places.take<int>(heads + 1)},
-        rows{places.take<int>(heads * survivors)} {}
+  CompressionMemory(ArrayCarver& carver, std::size_t heads, std::size_t survivors)
+      : to{carver.take<HeadView>(heads)},
+        kept{carver.take<const int*>(heads)},
+        old_positions{carver.take<const long long*>(heads)},
+        new_positions{carver.take<long long*>(heads)},
+        old_counts{carver.take<int>(heads + 1)},
+        counts{carver.take<int>(heads + 1)},
+        rows{carver.take<int>(heads * survivors)} {}
 };
 
 /// Compresses the `wanted` heads of one layer: all memory first, so that several layers can be
@@ -79,7 +79,7 @@ class LayerCompression {
 
   /// Bytes of device memory that `run` needs until it has finished. One block serves all layers, one after another.
   [[nodiscard]] std::size_t scratch_bytes() const {
-    Places counted;
+    ArrayCarver counted;
     static_cast<void>(memory_in(counted));
     static_cast<void>(scoring_.take(counted));
     return counted.bytes();
@@ -98,9 +98,9 @@ class LayerCompression {
   /// After `prepare`, once all rows of the layer are committed. @throws DeviceError
   void run(std::byte* scratch, HeadView* views, const LayerState* state, int* out_of_range,
            cudaStream_t stream) {
-    Places places{scratch};
-    const CompressionMemory memory = memory_in(places);
-    const typename RowScoring<E>::Memory ranking = scoring_.take(places);
+    ArrayCarver carver{scratch};
+    const CompressionMemory memory = memory_in(carver);
+    const typename RowScoring<E>::Memory ranking = scoring_.take(carver);
     const std::size_t heads = to_.size();
     describe(memory, stream);
     scoring_.run(ranking, views, state, stream);
@@ -142,7 +142,9 @@ class LayerCompression {
     return layer_->heads[head].settings().adaptive_in_layer && layer_->sharing_drops();
   }
   [[nodiscard]] std::size_t longest() const { return *std::ranges::max_element(survivors_); }
-  [[nodiscard]] CompressionMemory memory_in(Places& places) const { return {places, to_.size(), longest()}; }
+  [[nodiscard]] CompressionMemory memory_in(ArrayCarver& carver) const {
+    return {carver, to_.size(), longest()};
+  }
 
   // Tells the kernels of every head what becomes of it. Heads that compete know their survivors already,
   // for the others the kernels write them.

@@ -18,6 +18,7 @@
 #include <kvpolicy/core/dtype.hpp>
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/core/model_shape.hpp>
+#include <kvpolicy/cuda/array_carver.hpp>
 #include <kvpolicy/cuda/dispatch.hpp>
 #include <kvpolicy/cuda/kernels/accept.cuh>
 #include <kvpolicy/cuda/kernels/append.cuh>
@@ -35,7 +36,6 @@
 #include <kvpolicy/cuda/kernels/votes.cuh>
 #include <kvpolicy/cuda/memory.hpp>
 #include <kvpolicy/cuda/own_kernels.hpp>
-#include <kvpolicy/cuda/places.hpp>
 #include <kvpolicy/cuda/runtime.hpp>
 #include <kvpolicy/cuda/served_rule.hpp>
 #include <kvpolicy/cuda/staging.hpp>
@@ -374,13 +374,13 @@ class Engine {
     PartialState* partial = nullptr;
     float* log_sum_exp = nullptr;
   };
-  [[nodiscard]] ObserveMemory observe_memory(Places& places, int queries) const {
+  [[nodiscard]] ObserveMemory observe_memory(ArrayCarver& carver, int queries) const {
     const auto heads = static_cast<std::size_t>(shape_.kv_heads);
     const auto columns =
         static_cast<std::size_t>(observe_columns(static_cast<int>(shape_.queries_per_kv()), queries));
-    return {places.take<std::uint32_t>(heads),
-            places.take<PartialState>(heads * static_cast<std::size_t>(observe_blocks()) * columns),
-            places.take<float>(heads * columns)};
+    return {carver.take<std::uint32_t>(heads),
+            carver.take<PartialState>(heads * static_cast<std::size_t>(observe_blocks()) * columns),
+            carver.take<float>(heads * columns)};
   }
   /// Obtains what `add_columns` needs for the calls of heads that add up attention, once for all layers
   /// and caches; its place never changes, so that graphs stay valid. @throws std::bad_alloc, DeviceError
@@ -392,8 +392,8 @@ class Engine {
     accumulation_ = std::move(memory);
   }
   [[nodiscard]] ObserveMemory accumulation_memory() const {
-    Places places{accumulation_.get()};
-    return observe_memory(places, most_observing);
+    ArrayCarver carver{accumulation_.get()};
+    return observe_memory(carver, most_observing);
   }
 
   /// The rows that survive. @throws DeviceError
@@ -499,7 +499,7 @@ class Engine {
     });
   }
   [[nodiscard]] std::size_t observe_bytes() const {
-    Places counted;
+    ArrayCarver counted;
     static_cast<void>(observe_memory(counted, most_observing));
     return counted.bytes();
   }

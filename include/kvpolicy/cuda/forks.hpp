@@ -132,8 +132,8 @@ class CacheForks {
                           .commit_rows = static_cast<int>(rows),
                           .max_rollback = static_cast<int>(last - std::min(last, old.committed))};
       const auto stride = static_cast<long long>(from.view().exact_row_stride / sizeof(E));
-      params.k = {.data = from.view().exact_place(page, in_page, true), .token_stride = stride};
-      params.v = {.data = from.view().exact_place(page, in_page, false), .token_stride = stride};
+      params.k = {.data = from.view().exact_row(page, in_page, true), .token_stride = stride};
+      params.v = {.data = from.view().exact_row(page, in_page, false), .token_stride = stride};
       params.out_of_range = to.device.out_of_range();
       to.engine->append(params, to.layers[l].most_commit_jobs(rows), stream,
                         to.layers[l].heads[head].is_slow(), to.layers[l].flushes(),

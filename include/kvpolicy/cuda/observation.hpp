@@ -10,10 +10,10 @@
 #include <cstdint>
 #include <vector>
 
+#include <kvpolicy/cuda/array_carver.hpp>
 #include <kvpolicy/cuda/engine.hpp>
 #include <kvpolicy/cuda/layer.hpp>
 #include <kvpolicy/cuda/memory.hpp>
-#include <kvpolicy/cuda/places.hpp>
 #include <kvpolicy/cuda/writes.hpp>
 
 namespace kvpolicy::cuda {
@@ -79,15 +79,15 @@ void download_observation(const Engine<E>& engine, const Layer& layer, const Hea
     float* sums;
     typename Engine<E>::ObserveMemory observe;
   };
-  const auto take = [&](Places& places) {
-    return Memory{places.take<const long long*>(heads), places.take<int>(heads + 1),
-                  places.take<float>(heads * group * pitch), engine.observe_memory(places, most)};
+  const auto take = [&](ArrayCarver& carver) {
+    return Memory{carver.take<const long long*>(heads), carver.take<int>(heads + 1),
+                  carver.take<float>(heads * group * pitch), engine.observe_memory(carver, most)};
   };
-  Places counted;
+  ArrayCarver counted;
   static_cast<void>(take(counted));
   const DeviceBuffer block = allocate(resource, counted.bytes(), stream);
-  Places places{block.get()};
-  const Memory memory = take(places);
+  ArrayCarver carver{block.get()};
+  const Memory memory = take(carver);
 
   DeviceWrites writes{stream};
   TwoCounts counts;

@@ -45,7 +45,7 @@ class Pages {
     for (const Slab& slab : slabs_) total += slab.memory.use_count() > 1 ? slab.pages * page_bytes_ : 0;
     return total;
   }
-  [[nodiscard]] std::size_t table_bytes() const { return table_places_ * sizeof(std::byte*); }
+  [[nodiscard]] std::size_t table_bytes() const { return table_entries_ * sizeof(std::byte*); }
   [[nodiscard]] std::byte* const* table() const { return reinterpret_cast<std::byte* const*>(table_.get()); }
   [[nodiscard]] std::byte* page(std::size_t index) const { return pages_[index]; }
   /// Puts a copy of a page on the stream, in which rows are contiguous. @throws DeviceError
@@ -74,17 +74,17 @@ class Pages {
     std::size_t count = 0;  ///< pages afterwards; 0: as many as now
     DeviceBuffer slab;
     PoolPages of_pool = PoolPages{};
-    DeviceBuffer table;  ///< null: the old one has places for all
-    std::size_t places = 0;
+    DeviceBuffer table;  ///< null: the old one has entries for all
+    std::size_t entries = 0;
   };
   /// For at least `count` pages. @throws std::bad_alloc
   [[nodiscard]] Growth prepare(std::size_t count, cudaStream_t stream) {
     if (count <= pages_.size()) return {};
     Growth growth;
     growth.count = count;
-    if (count > table_places_) {
-      growth.places = std::max<std::size_t>({count, 2 * table_places_, 16});
-      growth.table = allocate(table_memory_, growth.places * sizeof(std::byte*), stream);
+    if (count > table_entries_) {
+      growth.entries = std::max<std::size_t>({count, 2 * table_entries_, 16});
+      growth.table = allocate(table_memory_, growth.entries * sizeof(std::byte*), stream);
     }
     pages_.reserve(count);
     if (of_pool_.pool() != nullptr) {
@@ -111,11 +111,11 @@ class Pages {
       }
       slabs_.push_back({std::move(growth.slab), growth.count - first, growth.count - first});
     }
-    if (growth.places > 0) {
+    if (growth.entries > 0) {
       std::swap(table_, growth.table);
-      table_places_ = growth.places;
+      table_entries_ = growth.entries;
     }
-    for (std::size_t i = growth.places > 0 ? 0 : first; i < growth.count; ++i) write_entry(i, writes);
+    for (std::size_t i = growth.entries > 0 ? 0 : first; i < growth.count; ++i) write_entry(i, writes);
   }
   // ---- a sequence that waits (swapped_cache.hpp)
 
@@ -197,7 +197,7 @@ class Pages {
     }
     Growth growth = other.prepare(count, writes.stream());
     if (growth.count == 0) {  // all are shared
-      other.table_places_ = std::max<std::size_t>(count, 16);
+      other.table_entries_ = std::max<std::size_t>(count, 16);
       other.table_ = allocate(table_memory_, other.table_bytes(), writes.stream());
       for (std::size_t i = 0; i < count; ++i) other.write_entry(i, writes);
     }
@@ -244,7 +244,7 @@ class Pages {
   PoolPages of_pool_ = PoolPages{};  // there are no slabs then
   std::vector<std::byte*> pages_;
   DeviceBuffer table_;
-  std::size_t table_places_ = 0;
+  std::size_t table_entries_ = 0;
 };
 
 }  // namespace kvpolicy::cuda

@@ -9,10 +9,10 @@
 #include <set>
 #include <vector>
 
+#include <kvpolicy/cuda/array_carver.hpp>
 #include <kvpolicy/cuda/engine.hpp>
 #include <kvpolicy/cuda/layer.hpp>
 #include <kvpolicy/cuda/observation.hpp>
-#include <kvpolicy/cuda/places.hpp>
 #include <kvpolicy/cuda/writes.hpp>
 
 namespace kvpolicy::cuda {
@@ -55,11 +55,11 @@ class RowScoring {
     float* unpooled = nullptr;           ///< the same
     typename Engine<E>::ObserveMemory observe = {};
   };
-  [[nodiscard]] Memory take(Places& places) const {
-    Memory memory{.how = places.take<CompressionSettings>(how_.size()),
-                  .scores = places.take<float>(how_.size() * rows_),
-                  .unpooled = places.take<float>(how_.size() * rows_)};
-    if (queries_ > 0) memory.observe = engine_->observe_memory(places, queries_);
+  [[nodiscard]] Memory take(ArrayCarver& carver) const {
+    Memory memory{.how = carver.take<CompressionSettings>(how_.size()),
+                  .scores = carver.take<float>(how_.size() * rows_),
+                  .unpooled = carver.take<float>(how_.size() * rows_)};
+    if (queries_ > 0) memory.observe = engine_->observe_memory(carver, queries_);
     return memory;
   }
   [[nodiscard]] RowScores scores(const Memory& memory) const {

@@ -12,10 +12,10 @@
 #include <vector>
 
 #include <kvpolicy/core/error.hpp>
+#include <kvpolicy/cuda/array_carver.hpp>
 #include <kvpolicy/cuda/engine.hpp>
 #include <kvpolicy/cuda/layer.hpp>
 #include <kvpolicy/cuda/memory.hpp>
-#include <kvpolicy/cuda/places.hpp>
 #include <kvpolicy/cuda/row_scoring.hpp>
 #include <kvpolicy/cuda/writes.hpp>
 
@@ -68,16 +68,16 @@ class SharedBudget {
       int* rows;
       typename RowScoring<E>::Memory scoring;
     };
-    const auto take = [&](Places& places) {
+    const auto take = [&](ArrayCarver& carver) {
       return Memory{
-          places.take<SharedHead>(count), places.take<std::uint64_t>(candidates), places.take<int>(budget),
-          places.take<int>(count + 1),    places.take<int>(budget + kept_rows),   scoring.take(places)};
+          carver.take<SharedHead>(count), carver.take<std::uint64_t>(candidates), carver.take<int>(budget),
+          carver.take<int>(count + 1),    carver.take<int>(budget + kept_rows),   scoring.take(carver)};
     };
-    Places counted;
+    ArrayCarver counted;
     static_cast<void>(take(counted));
     memory_ = allocate(resource, counted.bytes(), stream);
-    Places places{memory_.get()};
-    const Memory memory = take(places);
+    ArrayCarver carver{memory_.get()};
+    const Memory memory = take(carver);
 
     scoring.run(memory.scoring, views, state, stream);
     DeviceWrites writes{stream};

@@ -66,7 +66,7 @@ using Json = nlohmann::json;
 
 /// An iterator that also stores how far the parser has read, because the parser itself does not report
 /// where it met a key.
-class TrackedPlace {
+class TrackedIterator {
  public:
   using iterator_category = std::input_iterator_tag;
   using value_type = char;
@@ -74,19 +74,19 @@ class TrackedPlace {
   using pointer = const char*;
   using reference = const char&;
 
-  TrackedPlace(const char* at, const char** latest) : at_{at}, latest_{latest} {}
+  TrackedIterator(const char* at, const char** latest) : at_{at}, latest_{latest} {}
   reference operator*() const { return *at_; }
-  TrackedPlace& operator++() {
+  TrackedIterator& operator++() {
     *latest_ = ++at_;
     return *this;
   }
-  TrackedPlace operator++(int) {
-    const TrackedPlace old = *this;
+  TrackedIterator operator++(int) {
+    const TrackedIterator old = *this;
     ++*this;
     return old;
   }
-  friend bool operator==(const TrackedPlace& a, const TrackedPlace& b) { return a.at_ == b.at_; }
-  friend bool operator!=(const TrackedPlace& a, const TrackedPlace& b) { return !(a == b); }
+  friend bool operator==(const TrackedIterator& a, const TrackedIterator& b) { return a.at_ == b.at_; }
+  friend bool operator!=(const TrackedIterator& a, const TrackedIterator& b) { return !(a == b); }
 
  private:
   const char* at_;
@@ -137,8 +137,8 @@ template <class PlaceIn>
     return true;
   };
   KVPOLICY_TRY {
-    Json parsed = Json::parse(TrackedPlace{text.data(), &latest},
-                              TrackedPlace{text.data() + text.size(), &latest}, watch,
+    Json parsed = Json::parse(TrackedIterator{text.data(), &latest},
+                              TrackedIterator{text.data() + text.size(), &latest}, watch,
                               /*allow_exceptions=*/KVPOLICY_EXCEPTIONS != 0);
     if (parsed.is_discarded()) fail<FormatError>(refusal("is not JSON"));
     return parsed;

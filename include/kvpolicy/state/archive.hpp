@@ -57,7 +57,7 @@ template <class T>
 inline constexpr bool is_saved_optional<std::optional<T>> = true;
 
 /// The head that is being saved or loaded, and how many committed rows its policy was given so far.
-struct SavedPlace {
+struct SavedHead {
   std::size_t layer = 0;
   std::size_t head = 0;
   std::size_t rows = 0;
@@ -99,7 +99,7 @@ class SavingArchive {
   [[nodiscard]] PageSaver* shared_pages() const { return pages_; }
 
   [[nodiscard]] std::size_t rows() const { return place_.rows; }
-  void enter(const SavedPlace& place) { place_ = place; }
+  void enter(const SavedHead& place) { place_ = place; }
 
  private:
   template <class T>
@@ -130,7 +130,7 @@ class SavingArchive {
   }
 
   Out& out_;
-  SavedPlace place_;
+  SavedHead place_;
   PageVisitor* visitor_ = nullptr;
   PageSaver* pages_ = nullptr;
 };
@@ -159,7 +159,7 @@ class LoadingArchive {
   }
 
   [[nodiscard]] std::size_t rows() const { return place_.rows; }
-  void enter(const SavedPlace& place) { place_ = place; }
+  void enter(const SavedHead& place) { place_ = place; }
 
   /// As SavingArchive::share_pages.
   void share_pages(PageLoader& pages) { pages_ = &pages; }
@@ -215,7 +215,7 @@ class LoadingArchive {
   }
 
   RecordReader& in_;
-  SavedPlace place_;
+  SavedHead place_;
   PageLoader* pages_ = nullptr;
 };
 

@@ -200,7 +200,7 @@ class EnginePageStorage {
             .pages = rows_.table().addresses(),
             .page_rows = rows_.page_rows(),
             .row_stride = layout().row_stride,
-            .first_row = row - rows_.first_place(),
+            .first_row = row - rows_.first_slot(),
             .page_offset = offset};
   }
 

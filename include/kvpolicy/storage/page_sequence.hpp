@@ -29,7 +29,7 @@ class PageSequence {
   [[nodiscard]] std::size_t begin() const noexcept { return begin_; }
   [[nodiscard]] std::size_t end() const noexcept { return end_; }
   /// The number of the first row that the first page has a place for.
-  [[nodiscard]] std::size_t first_place() const noexcept { return begin_ / page_rows_ * page_rows_; }
+  [[nodiscard]] std::size_t first_slot() const noexcept { return begin_ / page_rows_ * page_rows_; }
   /// The index in the table of the page that holds a row.
   [[nodiscard]] std::size_t page_of(std::size_t row) const noexcept {
     return row / page_rows_ - begin_ / page_rows_;

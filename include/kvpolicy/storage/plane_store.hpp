@@ -210,7 +210,7 @@ class PlaneStore {
     return {.format = format(),
             .pages = pages_.table().addresses(),
             .page_rows = pages_.page_rows(),
-            .first_row = row - pages_.first_place()};
+            .first_row = row - pages_.first_slot()};
   }
 
  private:

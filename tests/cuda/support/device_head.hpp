@@ -73,8 +73,8 @@ class DeviceHead {
     for (const auto& page : exact_.owned) {
       allow(page.get(), lay_out_rows());
       for (int row = 0; row < page_rows_; ++row) {
-        std::memset(view_.exact_place(page.get(), row, true), 0xff, row_bytes);
-        std::memset(view_.exact_place(page.get(), row, false), 0xff, row_bytes);
+        std::memset(view_.exact_row(page.get(), row, true), 0xff, row_bytes);
+        std::memset(view_.exact_row(page.get(), row, false), 0xff, row_bytes);
       }
       CHECK(std::all_of(page.get(), page.get() + lay_out_rows(),
                         [](std::byte b) { return b == std::byte{0xff}; }));
@@ -89,19 +89,19 @@ class DeviceHead {
   /// The 16-bit numbers of the exact slot of a row.
   [[nodiscard]] std::uint16_t* exact(Side side, int row) const {
     const int slot = view_.exact_slot(row);
-    return numbers(view_.exact_place(exact_.table.at(static_cast<std::size_t>(slot / page_rows_)),
-                                     slot % page_rows_, side == Side::keys));
+    return numbers(view_.exact_row(exact_.table.at(static_cast<std::size_t>(slot / page_rows_)),
+                                   slot % page_rows_, side == Side::keys));
   }
 
   // ---- quantised rows ------------------------------------------------------------------------
   [[nodiscard]] std::uint32_t code(Side side, int row, int channel) const {
-    const auto [word, bit] = code_place(side, row, channel);
+    const auto [word, bit] = code_position(side, row, channel);
     std::uint32_t bits = 0;
     std::memcpy(&bits, word, sizeof bits);
     return bits >> bit & levels();
   }
   void set_code(Side side, int row, int channel, std::uint32_t code) {
-    const auto [word, bit] = code_place(side, row, channel);
+    const auto [word, bit] = code_position(side, row, channel);
     std::uint32_t bits = 0;
     std::memcpy(&bits, word, sizeof bits);
     bits = (bits & ~(levels() << bit)) | code << bit;
@@ -109,13 +109,13 @@ class DeviceHead {
   }
   [[nodiscard]] kvpolicy::AffineGrid grid(Side side, int row, int channel) const {
     kvpolicy::AffineGrid grid;
-    const auto [scale, zero] = grid_place(side, row, channel);
+    const auto [scale, zero] = grid_position(side, row, channel);
     std::memcpy(&grid.scale.bits, scale, 2);
     std::memcpy(&grid.zero.bits, zero, 2);
     return grid;
   }
   void set_grid(Side side, int row, int channel, const kvpolicy::AffineGrid& grid) {
-    const auto [scale, zero] = grid_place(side, row, channel);
+    const auto [scale, zero] = grid_position(side, row, channel);
     std::memcpy(scale, &grid.scale.bits, 2);
     std::memcpy(zero, &grid.zero.bits, 2);
   }
@@ -209,11 +209,11 @@ class DeviceHead {
     return (1U << kvpolicy::cuda::code_bits(view_.encoding)) - 1U;
   }
 
-  struct CodePlace {
+  struct CodePosition {
     std::byte* word;
     int bit;
   };
-  [[nodiscard]] CodePlace code_place(Side side, int row, int channel) const {
+  [[nodiscard]] CodePosition code_position(Side side, int row, int channel) const {
     const int slot = view_.packed_slot(row);
     const int tile_row = slot % kvpolicy::cuda::tile_rows;
     const kvpolicy::cuda::TileOffset at = side == Side::keys
@@ -226,11 +226,11 @@ class DeviceHead {
     return {tile + bit / 32 * 4, bit % 32};
   }
 
-  struct GridPlace {
+  struct GridPosition {
     std::byte* scale;
     std::byte* zero;
   };
-  [[nodiscard]] GridPlace grid_place(Side side, int row, int channel) const {
+  [[nodiscard]] GridPosition grid_position(Side side, int row, int channel) const {
     const int slot = view_.packed_slot(row);
     std::byte* page = packed_.table.at(static_cast<std::size_t>(slot / page_rows_));
     if (side == Side::keys) {

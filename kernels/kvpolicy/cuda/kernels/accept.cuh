@@ -48,7 +48,7 @@ accept_rows_kernel(const KVPOLICY_GRID_CONSTANT AcceptRowsParams p) {
   const auto place = [&](std::byte* const* pages, int row) {
     const int slot = head.exact_slot(row);
     std::byte* const side =
-        head.exact_place(pages[slot / p.page_rows], slot % p.page_rows, vector < side_vectors);
+        head.exact_row(pages[slot / p.page_rows], slot % p.page_rows, vector < side_vectors);
     return reinterpret_cast<Words4*>(side) + vector % side_vectors;
   };
   for (int first = 0; first < p.path.count; first += rows) {

@@ -181,8 +181,8 @@ struct HeadAppend {
         const Words4 numbers = *reinterpret_cast<const Words4*>(
             (side == 0 ? params.k : params.v).row(tokens.sequence, tokens.first + own, kv_head) + channel);
         const auto write_to = [&](std::byte* to) {
-          std::byte* row_place = head.exact_place(to, slot % params.page_rows, side == 0);
-          *reinterpret_cast<Words4*>(row_place + channel * 2) = numbers;
+          std::byte* row_address = head.exact_row(to, slot % params.page_rows, side == 0);
+          *reinterpret_cast<Words4*>(row_address + channel * 2) = numbers;
         };
         write_to(page.first);
         if (page.second != nullptr) write_to(page.second);

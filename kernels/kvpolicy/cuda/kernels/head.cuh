@@ -114,7 +114,7 @@ struct HeadView {
     return exact_origin + (exact_ring > 0 ? at % exact_ring : at);
   }
   /// The key or value at a slot, in the page that has the slot.
-  KVPOLICY_HOST_DEVICE std::byte* exact_place(std::byte* page, int slot_in_page, bool key) const {
+  KVPOLICY_HOST_DEVICE std::byte* exact_row(std::byte* page, int slot_in_page, bool key) const {
     return page + slot_in_page * exact_row_stride + (key ? 0 : exact_values_offset);
   }
   /// Exact pages are the cache's own: all keys of a page lie before all its values, with no gap.

@@ -162,7 +162,7 @@ KVPOLICY_DEVICE void for_keys(const KeyRows& from, int row, int low, int high, c
     keys.load_exact(from.call + row * from.call_stride, from.call_stride, row, low, high);
   } else {
     const int slot = head.exact_slot(row);
-    keys.load_exact(head.exact_place(head.exact_pages[slot / from.page_rows], slot % from.page_rows, true),
+    keys.load_exact(head.exact_row(head.exact_pages[slot / from.page_rows], slot % from.page_rows, true),
                     head.exact_row_stride, row, low, high);
   }
   use(keys, row, std::false_type{});

@@ -22,19 +22,19 @@ KVPOLICY_HOST_DEVICE constexpr int prefill_items(const AttendParams& params) {
 }
 
 /// The sequence of a block, and which of its blocks it is; a sequence after the last one if there is no work.
-struct PrefillPlace {
+struct PrefillShare {
   int sequence = 0;
   int block = 0;
   int items_before = 0;  ///< of earlier sequences
 };
 template <int HeadDim>
-KVPOLICY_DEVICE PrefillPlace place_of_block(const AttendParams& params) {
+KVPOLICY_DEVICE PrefillShare share_of_block(const AttendParams& params) {
   if (params.ragged == nullptr) {
     const int items = params.kv_heads * prefill_tiles<HeadDim>(params.request, params.group);
     const int sequence = block_x() / (items * params.splits);
     return {sequence, block_x() % (items * params.splits), sequence * items};
   }
-  PrefillPlace place{.sequence = 0, .block = block_x(), .items_before = 0};
+  PrefillShare place{.sequence = 0, .block = block_x(), .items_before = 0};
   for (; place.sequence < params.sequences; ++place.sequence) {
     const int items =
         params.kv_heads * prefill_tiles<HeadDim>(params.request_of(place.sequence), params.group);
@@ -75,7 +75,7 @@ KVPOLICY_DEVICE bool find_item(const AttendParams& params, std::byte* scratch, P
                                QueryTile& queries, LiveTiles& live) {
   constexpr int key_rows = PrefillShape<HeadDim>::key_rows;
   int* const tiles = reinterpret_cast<int*>(scratch);  // tiles of each head, for the last queries
-  const PrefillPlace place = place_of_block<HeadDim>(params);
+  const PrefillShare place = share_of_block<HeadDim>(params);
   if (place.sequence == params.sequences) return false;
   const int block = place.block;
   const Request request = params.request_of(place.sequence);

@@ -273,7 +273,7 @@ struct RowLoader {
     } else {
       const HeadView& head = *item.head;
       const int slot = head.exact_slot(row);
-      key = head.exact_place(head.exact_pages[slot / params.page_rows], slot % params.page_rows, true);
+      key = head.exact_row(head.exact_pages[slot / params.page_rows], slot % params.page_rows, true);
     }
   }
 

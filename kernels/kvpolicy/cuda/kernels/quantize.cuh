@@ -68,7 +68,7 @@ template <int HeadDim>
 KVPOLICY_DEVICE std::uint16_t* exact_row(const HeadView& head, int page_rows, int row, bool key) {
   const int slot = head.exact_slot(row);
   return reinterpret_cast<std::uint16_t*>(
-      head.exact_place(head.exact_pages[slot / page_rows], slot % page_rows, key));
+      head.exact_row(head.exact_pages[slot / page_rows], slot % page_rows, key));
 }
 
 /// The address of a block of a head's packed rows.

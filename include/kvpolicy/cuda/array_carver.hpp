@@ -7,10 +7,10 @@
 
 namespace kvpolicy::cuda {
 
-/// Places in one block of device memory; without a block it only counts what they need.
-class Places {
+/// Cuts one block of device memory into arrays; without a block it only counts the bytes that they need.
+class ArrayCarver {
  public:
-  explicit Places(std::byte* start = nullptr) : start_{start} {}
+  explicit ArrayCarver(std::byte* start = nullptr) : start_{start} {}
 
   template <class T>
   [[nodiscard]] T* take(std::size_t count) {
