@@ -296,6 +296,8 @@ std::vector<NamedSetup> drafts(std::size_t context) {
     all.push_back({"duo-4", draft(Structure::streaming, 4)});
     all.back().setup.draft_plan = make_plan<bfloat16>(duo, model().config().shape(), model_folder);
   }
+  all.push_back({"halves-4", draft(Structure::halves, 4)});
+  all.push_back({"halves", draft(Structure::halves, {})});
   all.push_back({"ngram-4", draft(Structure::ngram, 4)});
   all.push_back({"ngram", draft(Structure::ngram, {})});
   return all;

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include <kvpolicy/cpu.hpp>
+#include <kvpolicy/plan/low_bits.hpp>
 #include <kvpolicy/speculation/acceptance_vector.hpp>
 #include <kvpolicy/triforce.hpp>
 #include <reference_model/language_model.hpp>
@@ -25,9 +26,10 @@ using Reader = reference::LlamaReader;
 using Selected = SelectedDraft<Reader, Cache, AnyDraft>;
 using Decoder = SpeculativeDecoder<Reader, Cache, AnyDraft>;
 
-constexpr std::array<NamedStructure, 7> all_structures{{
+constexpr std::array<NamedStructure, 8> all_structures{{
     {"triforce", Structure::triforce, "a small model guesses, the target over selected rows verifies"},
     {"self", Structure::self, "the target over selected rows guesses"},
+    {"halves", Structure::halves, "the target over the upper 4 of its rows' 8 bits guesses"},
     {"draft", Structure::draft, "a small model guesses, over sinks and latest rows"},
     {"streaming", Structure::streaming, "the target itself guesses, over sinks and latest rows"},
     {"ngram", Structure::ngram, "the text guesses: what followed these tokens before"},
@@ -66,9 +68,13 @@ HeadPlan<bfloat16> plan_of_draft(const reference::Llama& model, const Speculatio
       model);
 }
 
+bool is_quantized(const SpeculationSetup& setup) {
+  return setup.bits != 0 || setup.structure == Structure::halves;
+}
+
 // Whether the target's cache holds every row exactly, so that a cache of another plan can take them over.
 bool holds_every_row(const reference::Llama& model, const SpeculationSetup& setup) {
-  return setup.bits == 0 &&
+  return !is_quantized(setup) &&
          std::ranges::all_of(model.config().windows, [](std::size_t window) { return window == 0; });
 }
 
@@ -82,7 +88,7 @@ std::size_t most_guesses(const SpeculationSetup& setup) {
 // quantised cache commits rows max_rollback at a time, and no verification may cross such a commit,
 // so a larger max_rollback cuts off fewer draft tokens.
 CacheOptions cache_options(const SpeculationSetup& setup) {
-  const std::size_t least = setup.bits == 0 ? 0 : 64;
+  const std::size_t least = is_quantized(setup) ? 64 : 0;
   const std::size_t rows = std::max(most_guesses(setup) + 2, least);
   return {.max_rollback = rows, .max_append = rows};
 }
@@ -129,6 +135,9 @@ bool needs_small_model(Structure structure) {
 }
 
 HeadPlan<bfloat16> target_plan(const ModelShape& shape, const SpeculationSetup& setup) {
+  if (setup.structure == Structure::halves) {
+    return HeadPlan<bfloat16>{shape, LowBitFormat::of_halves(shape).head<bfloat16>()};
+  }
   return setup.min_max ? plan_with<MinMaxKey>(shape, setup) : plan_with<MeanKey>(shape, setup);
 }
 
@@ -153,7 +162,8 @@ struct SpeculativeText::Parts {
       case Structure::triforce:
         return corrected(add(std::make_shared<ModelDraft<Reader, Cache>>(draft_reader, *draft_cache,
                                                                          ModelDraftOptions{}, has_read)));
-      case Structure::self: return corrected(AnyDraft{std::make_shared<NoDraft>()});
+      case Structure::self:
+      case Structure::halves: return corrected(AnyDraft{std::make_shared<NoDraft>()});
       case Structure::draft:
       case Structure::streaming:
         return add(std::make_shared<ModelDraft<Reader, Cache>>(draft_reader, *draft_cache,
@@ -188,7 +198,9 @@ struct SpeculativeText::Parts {
     return *lowest;
   }
   AnyDraft corrected(AnyDraft inner) {
-    selected = std::make_shared<Selected>(reader, cache, std::move(inner), setup.middle);
+    SelectedDraftOptions options = setup.middle;
+    if (setup.structure == Structure::halves) options.read = Read::upper_half;
+    selected = std::make_shared<Selected>(reader, cache, std::move(inner), options);
     return AnyDraft{selected};
   }
 
@@ -281,7 +293,7 @@ std::vector<LevelReport> SpeculativeText::levels() const {
                        did.accepted,    did.tokens,        did.verify_seconds};
   };
   std::vector<LevelReport> levels{judging("target", parts.decoder.statistics())};
-  if (parts.selected) levels.push_back(judging("selected", parts.selected->statistics()));
+  if (parts.selected) levels.push_back(judging(proposers()[1], parts.selected->statistics()));
   if (parts.lowest) {
     const DraftWork& work = parts.lowest->work();
     const std::size_t passes = parts.setup.structure == Structure::ngram  ? work.calls
@@ -296,6 +308,7 @@ std::vector<std::string> SpeculativeText::proposers() const {
   switch (parts_->setup.structure) {
     case Structure::triforce: return {"target", "selected", "draft"};
     case Structure::self: return {"target", "selected"};
+    case Structure::halves: return {"target", "upper half"};
     case Structure::draft: return {"target", "draft"};
     case Structure::streaming: return {"target", "streaming"};
     case Structure::ngram: return {"target", "n-gram"};
@@ -316,8 +329,10 @@ std::size_t SpeculativeText::bytes_read() const {
   const Parts& parts = *parts_;
   std::size_t bytes = 0;
   for (const LevelReport& level : levels()) {
-    if (level.name == "target" || level.name == "selected") {
-      const Read read = level.name == "target" ? Read::all : Read::selected;
+    if (level.name == "target" || level.name == "selected" || level.name == "upper half") {
+      const Read read = level.name == "target"     ? Read::all
+                        : level.name == "selected" ? Read::selected
+                                                   : Read::upper_half;
       bytes += level.passes * bytes_shown(parts.cache, read);
     } else if (parts.draft_cache) {
       bytes += level.passes * bytes_shown(*parts.draft_cache, Read::all);

@@ -27,6 +27,7 @@ namespace kvpolicy::tools {
 enum class Structure : std::uint8_t {
   triforce,   ///< a small model over a streaming cache, verified by the target over selected rows
   self,       ///< the target over selected rows
+  halves,     ///< the target over every row, at the upper 4 of its 8 bits
   draft,      ///< a small model over a streaming cache
   streaming,  ///< the target over a streaming cache
   ngram,      ///< the text itself: what followed earlier occurrences of the latest tokens
@@ -54,7 +55,7 @@ struct SpeculationSetup {
   std::size_t chunk = 16;
   std::size_t budget = 1024;  ///< a multiple of chunk
   bool min_max = true;
-  std::size_t bits = 0;      ///< of the target's rows; 0 keeps bfloat16
+  std::size_t bits = 0;      ///< of the target's rows; 0 keeps bfloat16. Structure::halves has 8
   std::size_t sinks = 16;    ///< first rows that a streaming cache keeps
   std::size_t recent = 240;  ///< latest rows of a streaming cache, besides the sinks
   /// What the draft of Structure::streaming keeps instead. Nothing compresses its rows, so budgets
@@ -62,7 +63,7 @@ struct SpeculationSetup {
   std::optional<HeadPlan<bfloat16>> draft_plan = {};
   std::size_t tree_nodes = 16;
   SpeculationOptions options = {};
-  SelectedDraftOptions middle = {};  ///< the target over selected rows
+  SelectedDraftOptions middle = {};  ///< the target over selected rows, or over halves of codes
 };
 
 /// The plan of the target's cache.
@@ -70,7 +71,7 @@ struct SpeculationSetup {
 
 /// The work of one level. Reports start with the target, followed by its draft, that one's draft, ...
 struct LevelReport {
-  std::string name;          ///< "target", "selected", "draft"
+  std::string name;          ///< "target", "selected", "upper half", "draft"
   std::size_t passes = 0;    ///< of its model, or calls of a draft that is no model
   std::size_t judged = 0;    ///< draft tokens that it verified; 0 if it only proposes
   std::size_t accepted = 0;  ///< draft tokens of these that it accepted
@@ -118,7 +119,7 @@ class SpeculativeText {
   [[nodiscard]] std::vector<LevelReport> levels() const;
   /// Draft tokens that the target has verified so far.
   [[nodiscard]] std::size_t guessed() const;
-  /// Names for NewToken::level: "target", "selected", "draft".
+  /// Names for NewToken::level: "target", "selected", "upper half", "draft".
   [[nodiscard]] std::vector<std::string> proposers() const;
   [[nodiscard]] std::size_t refreshes() const;
   [[nodiscard]] std::size_t bytes() const;        ///< of the target's cache

@@ -330,6 +330,7 @@ const char* plan_help() {
   sink_recent:16,128   the first 16 rows and the latest 128
   int8 int6 int5 int4  every row in so many bits (also int3, int2), but for the first 4 and the latest 128;
                        int4:64 for 64. Below 8 bits rows are rotated, and keys share a scale along the text
+  int8:halves=yes      8 bits, of which a draft may read the upper 4 (QuantSpec)
   k8v4 k4v2            and so on: keys of 8 bits, values of 4
   kivi2 kivi4          quantised whenever the residual is full, as published (KIVI)
   hf4 hf2              groups of 64 in a row, the latest 128 exact (transformers' QuantizedCache)

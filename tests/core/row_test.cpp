@@ -46,7 +46,8 @@ struct Pages {
                                  : in_page / format.group * head_dim + channel;
     const auto* scales = reinterpret_cast<const half*>(page + layout.scales_offset);
     const auto* zeros = reinterpret_cast<const half*>(page + layout.zeros_offset);
-    const unsigned code = load_code(format.encoding, page + in_page * layout.row_bytes, channel, head_dim);
+    const std::byte* codes = page + in_page * layout.row_bytes;
+    const unsigned code = load_code(format.encoding, codes, codes + layout.lower_offset, channel, head_dim);
     // The product of a scale of 11 bits and a code of 8 bits is exact, so the sum is rounded once,
     // fused or not.
     return static_cast<float>(scales[grid]) * static_cast<float>(code) + static_cast<float>(zeros[grid]);
@@ -56,7 +57,7 @@ struct Pages {
 TEST_CASE("a quantised row is each channel's code on its grid") {
   test::Random random{11};
   for (const Encoding encoding : {Encoding::uint8, Encoding::uint6, Encoding::uint5, Encoding::uint4,
-                                  Encoding::uint3, Encoding::uint2}) {
+                                  Encoding::uint3, Encoding::uint2, Encoding::uint4x2}) {
     for (const Granularity granularity : {Granularity::per_token, Granularity::per_channel}) {
       for (const std::size_t head_dim : {64U, 80U, 128U}) {
         for (const std::size_t group : {std::size_t{16}, head_dim}) {

@@ -90,7 +90,7 @@ void check_code_pairs(Random& random) {
       const std::size_t byte = i / 2 * 4 + i % 2 * 2 + Pairs::byte(pair);
       const Encoding encoding = Bits == 8 ? Encoding::uint8 : Bits == 4 ? Encoding::uint4 : Encoding::uint2;
       const auto expected =
-          kvpolicy::load_code(encoding, row.data(), Pairs::part(pair) * width + byte, head_dim);
+          kvpolicy::load_code(encoding, row.data(), nullptr, Pairs::part(pair) * width + byte, head_dim);
       REQUIRE(codes[i] == static_cast<std::int16_t>(expected));
     }
   });
@@ -107,7 +107,7 @@ TEST_CASE("both parts of codes are joined, for every length of a row") {
   Random random{11};
   for (const auto& widths :
        {std::pair{Encoding::uint3, Encoding::uint4}, std::pair{Encoding::uint5, Encoding::uint8},
-        std::pair{Encoding::uint6, Encoding::uint8}}) {
+        std::pair{Encoding::uint6, Encoding::uint8}, std::pair{Encoding::uint4x2, Encoding::uint8}}) {
     const Encoding encoding = widths.first;  // a lambda below cannot capture a structured binding
     const Encoding wider = widths.second;
     for (std::size_t head_dim = fewest_channels(encoding); head_dim <= 1160; head_dim += 8) {
@@ -120,8 +120,9 @@ TEST_CASE("both parts of codes are joined, for every length of a row") {
       const std::byte* const* rows = joined.of(block.side, block.rows);
       for (std::size_t row = 0; row < block.rows; ++row) {
         for (std::size_t i = 0; i < head_dim; ++i) {
-          REQUIRE(kvpolicy::load_code(wider, rows[row], i, head_dim) ==
-                  kvpolicy::load_code(encoding, block.side.codes[row], i, head_dim));
+          const std::byte* codes = block.side.codes[row];
+          REQUIRE(kvpolicy::load_code(wider, rows[row], nullptr, i, head_dim) ==
+                  kvpolicy::load_code(encoding, codes, codes + block.side.lower_offset, i, head_dim));
         }
       }
       for (std::size_t i = 0; i < 7; ++i) REQUIRE(scratch[scratch.size() - 1 - i] == -7.5e8F);

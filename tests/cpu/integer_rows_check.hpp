@@ -27,14 +27,15 @@ using kvpolicy::Encoding;
 using kvpolicy::Granularity;
 using kvpolicy::RowFormat;
 
-inline constexpr Encoding encodings[] = {Encoding::uint8, Encoding::uint6, Encoding::uint5,
-                                         Encoding::uint4, Encoding::uint3, Encoding::uint2};
+inline constexpr Encoding encodings[] = {Encoding::uint8, Encoding::uint6, Encoding::uint5,  Encoding::uint4,
+                                         Encoding::uint3, Encoding::uint2, Encoding::uint4x2};
 
 // The shortest rows that are multiplied as integers, in channels, and the bytes of longer ones as the products see
 // them. Plain lists: the code under test has rules.
 inline std::size_t fewest_channels(Encoding encoding) {
   switch (encoding) {
-    case Encoding::uint8: return 16;
+    case Encoding::uint8:
+    case Encoding::uint4x2: return 16;
     case Encoding::uint6:
     case Encoding::uint4: return 32;
     default: return 64;
@@ -61,6 +62,7 @@ struct Block {
         std::size_t stride = 1)
       : plane{random, format, count * stride, head_dim}, rows{count} {
     side.format = format;
+    side.lower_offset = kvpolicy::PageLayout{format, head_dim, plane.plane().page_rows}.lower_offset;
     const kvpolicy::Plane& source = plane.plane();
     const kvpolicy::PageLayout layout{format, head_dim, source.page_rows};
     for (std::size_t i = 0; i < count; ++i) {

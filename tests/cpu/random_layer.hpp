@@ -34,7 +34,7 @@ inline std::vector<kvpolicy::RowFormat> all_formats(std::size_t head_dim) {
   std::vector<kvpolicy::RowFormat> formats;
   for (const Encoding encoding : dense_encodings) formats.push_back({.encoding = encoding});
   for (const Encoding encoding : {Encoding::uint8, Encoding::uint6, Encoding::uint5, Encoding::uint4,
-                                  Encoding::uint3, Encoding::uint2}) {
+                                  Encoding::uint3, Encoding::uint2, Encoding::uint4x2}) {
     for (std::size_t group = 1; group <= head_dim; ++group) {
       const bool telling = group <= 5 || group >= 16;
       if (head_dim % group == 0 && telling) {

@@ -418,6 +418,9 @@ TEST_CASE("a device has kernels for keys and values of the same 2, 4 or 8 bits")
   CHECK(
       contains(plan_error(one, Kivi::Config{.storage = {.value_bits = 2}}), "keys have 4 bits and values 2"));
 
+  CHECK(contains(plan_error(one, Quantized::Config{.storage = {.bits = 8, .halves = true}}),
+                 "codes are stored in halves, which are read on the host"));
+
   // Whatever lays out pages refuses as well, where a check of the plan has been forgotten.
   for (const auto& [keys, values] :
        std::vector<std::pair<Encoding, Encoding>>{{Encoding::uint3, Encoding::uint3},

@@ -119,6 +119,14 @@ TEST_CASE("named_plan: a name may say what is rotated, what shares a scale and w
   CHECK(same(io::named_plan<float>("int4:keys=token,hadamard=keys,residual=7", shape),
              all_as(R"("sinks": 4, "storage": {"type": "residual_per_token", "bits": 4, "key_group": 32,
                        "value_group": 32, "residual": 7, "key_hadamard": true})")));
+  CHECK(same(
+      io::named_plan<float>("int8:halves=yes", shape),
+      all_as(
+          R"("sinks": 4, "storage": {"type": "residual_per_channel", "bits": 8, "key_group": 64, "value_group": 64,
+                "residual": 128, "key_hadamard": true, "value_hadamard": true, "halves": true})")));
+  CHECK(same(io::named_plan<float>("int8:halves=yes,keys=token,hadamard=none", shape),
+             all_as(R"("sinks": 4, "storage": {"type": "residual_per_token", "bits": 8, "key_group": 32,
+                       "value_group": 32, "residual": 128, "halves": true})")));
   CHECK(same(io::named_plan<float>("int8:keys=channel", shape),
              all_as(R"("sinks": 4, "storage": {"type": "residual_per_channel", "bits": 8, "key_group": 64,
                        "value_group": 64, "residual": 128})")));

@@ -30,6 +30,8 @@ void randomize(Config& config, Random& random) {
     config.value_bits = pick(random, 0, 1) == 0 ? 0 : widths[pick(random, 0, 5)];
     config.key_hadamard = pick(random, 0, 3) == 0;
     config.value_hadamard = pick(random, 0, 3) == 0;
+    config.halves = (bits_of(config.key_encoding()) == 8 || bits_of(config.value_encoding()) == 8) &&
+                    pick(random, 0, 1) == 0;
     config.key_group = std::size_t{16} << pick(random, 0, 1);
     config.value_group = std::size_t{16} << pick(random, 0, 2);
     config.flush = pick(random, 0, 1) == 0 ? Flush::steady : Flush::kivi;

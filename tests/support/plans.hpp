@@ -38,6 +38,7 @@ Config storage_config(const HeadSpec& spec) {
     config.residual = spec.residual;
     config.key_hadamard = spec.key_hadamard;
     config.value_hadamard = spec.value_hadamard;
+    config.halves = spec.halves;
     config.flush = spec.kivi ? kvpolicy::Flush::kivi : kvpolicy::Flush::steady;
   }
   return config;

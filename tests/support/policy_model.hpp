@@ -41,6 +41,7 @@ struct HeadSpec {
   std::size_t key_group = 0, value_group = 0, residual = 0;
   bool per_channel = false;
   bool key_hadamard = false, value_hadamard = false;
+  bool halves = false;  // codes of 8 bits are stored in halves
   bool kivi = false;
   std::size_t flush_rows = 1;  // rows of keys, and of values, that leave the residual together
   // A compression may move quantised rows into the residual, with their dequantised values.

@@ -18,9 +18,11 @@
 
 namespace kvpolicy {
 
-/// The rows that a read shows. A ChunkRetrieval head shows all its rows or only those of its selection;
-/// every other head shows the same rows for both.
-enum class Read : std::uint8_t { all, selected };
+/// What a read shows: every row; of a ChunkRetrieval head only the rows of its selection; or every row, but of codes
+/// that are stored in halves only the upper one (QuantSpec, arXiv:2502.10424). A head without a selection, or without
+/// codes in halves, shows the same as for `all`. The latter two read less and are approximate: what is drafted
+/// over them is verified over `all`.
+enum class Read : std::uint8_t { all, selected, upper_half };
 
 /// Options of one attention call. The defaults give plain causal attention over all rows.
 struct AttendOptions {

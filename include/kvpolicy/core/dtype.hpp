@@ -27,7 +27,18 @@ struct half;
 
 /// The encoding of one number of a row in memory. Those after bfloat16 are packed codes of an affine
 /// quantisation (see storage/quantize.hpp).
-enum class Encoding : std::uint8_t { float32, float16, bfloat16, uint8, uint4, uint2, uint6, uint5, uint3 };
+enum class Encoding : std::uint8_t {
+  float32,
+  float16,
+  bfloat16,
+  uint8,
+  uint4,
+  uint2,
+  uint6,
+  uint5,
+  uint3,
+  uint4x2  ///< 8 bits whose upper 4 can be read alone
+};
 
 /// Whether the encoding is one of the packed codes.
 [[nodiscard]] constexpr bool is_quantized(Encoding encoding) noexcept { return encoding >= Encoding::uint8; }
@@ -44,6 +55,7 @@ enum class Encoding : std::uint8_t { float32, float16, bfloat16, uint8, uint4, u
     case Encoding::uint6: return 6;
     case Encoding::uint5: return 5;
     case Encoding::uint3: return 3;
+    case Encoding::uint4x2: return 8;
   }
   return 0;
 }
@@ -66,7 +78,7 @@ enum class Encoding : std::uint8_t { float32, float16, bfloat16, uint8, uint4, u
 }
 
 /// A code in two parts. Widths that do not divide a byte are stored as a row of the upper bits, as wide as a
-/// power of two, and a row of the lower ones. The other widths have no lower part.
+/// power of two, and a row of the lower ones; so are codes in halves. The other widths have no lower part.
 struct CodeParts {
   std::size_t upper;  ///< bits
   std::size_t lower;  ///< bits, or 0
@@ -78,9 +90,17 @@ struct CodeParts {
     case Encoding::uint6: return {4, 2};
     case Encoding::uint5: return {4, 1};
     case Encoding::uint3: return {2, 1};
+    case Encoding::uint4x2: return {4, 4};
     default: return {bits_of(encoding), 0};
   }
 }
+
+/// Whether the upper halves of codes are a page of rows by themselves (PageLayout).
+[[nodiscard]] constexpr bool is_in_halves(Encoding encoding) noexcept {
+  return encoding == Encoding::uint4x2;
+}
+/// The encoding as which the upper halves of codes are read.
+inline constexpr Encoding upper_half_encoding = Encoding::uint4;
 
 /// The encoding's name, for messages.
 [[nodiscard]] constexpr std::string_view name_of(Encoding encoding) noexcept {
@@ -94,6 +114,7 @@ struct CodeParts {
     case Encoding::uint6: return "uint6";
     case Encoding::uint5: return "uint5";
     case Encoding::uint3: return "uint3";
+    case Encoding::uint4x2: return "uint4x2";
   }
   return "unknown";
 }

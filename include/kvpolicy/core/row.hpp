@@ -51,22 +51,24 @@ inline void round_dense(Encoding encoding, std::span<float> row) {
   if (encoding == Encoding::bfloat16) convert(bfloat16{});
 }
 
-/// The code of one channel of a packed row; PageLayout describes the order of codes.
-[[nodiscard]] inline unsigned load_code(Encoding encoding, const std::byte* row, std::size_t channel,
-                                        std::size_t head_dim) {
+/// The code of one channel of a packed row, whose lower parts, if codes have any, begin at `lower`. PageLayout
+/// describes the order of codes.
+[[nodiscard]] inline unsigned load_code(Encoding encoding, const std::byte* row, const std::byte* lower,
+                                        std::size_t channel, std::size_t head_dim) {
   const auto part = [&](const std::byte* codes, std::size_t bits) {
     const std::size_t bytes = head_dim * bits / 8;
     const auto packed = static_cast<unsigned>(codes[channel % bytes]);
     return (packed >> (channel / bytes * bits)) & ((1U << bits) - 1U);
   };
-  const auto [upper, lower] = code_parts(encoding);
-  const unsigned code = part(row, upper);
-  return lower == 0 ? code : code << lower | part(row + head_dim * upper / 8, lower);
+  const CodeParts bits = code_parts(encoding);
+  const unsigned code = part(row, bits.upper);
+  return bits.lower == 0 ? code : code << bits.lower | part(lower, bits.lower);
 }
 
-/// Dequantises the codes of one packed row. Each scale and zero belongs to `group` neighbouring channels.
-inline void load_codes(Encoding encoding, const std::byte* codes, const half* scales, const half* zeros,
-                       std::size_t group, std::span<float> out) {
+/// Dequantises the codes of one packed row, whose lower parts, if codes have any, begin at `lower`. Each scale and zero
+/// belongs to `group` neighbouring channels.
+inline void load_codes(Encoding encoding, const std::byte* codes, const std::byte* lower, const half* scales,
+                       const half* zeros, std::size_t group, std::span<float> out) {
   // First writes the codes, in the order of load_code but without its division for each channel.
   const auto for_each_code = [&](const std::byte* packed, std::size_t bits, auto visit) {
     const std::size_t bytes = out.size() * bits / 8;
@@ -77,12 +79,11 @@ inline void load_codes(Encoding encoding, const std::byte* codes, const half* sc
       }
     }
   };
-  const auto [upper, lower] = code_parts(encoding);
-  for_each_code(codes, upper, [](float& to, float code) { to = code; });
-  if (lower > 0) {
-    const auto steps = static_cast<float>(1U << lower);
-    for_each_code(codes + out.size() * upper / 8, lower,
-                  [&](float& to, float code) { to = to * steps + code; });
+  const CodeParts bits = code_parts(encoding);
+  for_each_code(codes, bits.upper, [](float& to, float code) { to = code; });
+  if (bits.lower > 0) {
+    const auto steps = static_cast<float>(1U << bits.lower);
+    for_each_code(lower, bits.lower, [&](float& to, float code) { to = to * steps + code; });
   }
   // Then applies scale and zero.
   for (std::size_t channel = 0; channel < out.size(); ++scales, ++zeros) {
@@ -110,7 +111,8 @@ inline void load_row(const Plane& plane, std::size_t row, std::span<float> out) 
   const std::size_t first = block * layout.params_per_row;
   const auto* scales = reinterpret_cast<const half*>(place.page + layout.scales_offset) + first;
   const auto* zeros = reinterpret_cast<const half*>(place.page + layout.zeros_offset) + first;
-  load_codes(encoding, codes, scales, zeros, per_token ? plane.format.group : 1, out);
+  load_codes(encoding, codes, codes + layout.lower_offset, scales, zeros, per_token ? plane.format.group : 1,
+             out);
   if (plane.format.hadamard) rotate_hadamard(out);
 }
 

@@ -43,8 +43,13 @@ inline constexpr std::size_t max_head_dim = 4096;
 /// j + head_dim / 2 in its high nibble; byte j of a 2-bit row holds channels j + i * head_dim / 4 at bits
 /// 2i. Unpacking a vector of bytes then yields neighbouring channels. A row of 3, 5 or 6 bits is a row of the
 /// codes' upper 2, 4 or 4 bits, then one of their lower 1, 1 or 2 bits, each packed in this way (`code_parts`).
+///
+/// A page of codes in halves (uint4x2) begins as a page of 4-bit rows: the upper 4 bits of all rows, then scales and
+/// zeros with which these stand for the row by themselves. The lower 4 bits of all rows follow, then the scales
+/// and zeros of the whole codes. So upper halves are read as any 4-bit rows are, and nothing between them is read.
 struct PageLayout {
-  std::size_t row_bytes = 0;       ///< bytes of a row's codes, or of a dense row
+  std::size_t row_bytes = 0;       ///< bytes from a row's codes to the next one's, or of a dense row
+  std::size_t lower_offset = 0;    ///< bytes from a row's codes to the lower parts of them, if there are any
   std::size_t scales_offset = 0;   ///< bytes from the start of the page
   std::size_t zeros_offset = 0;    ///< bytes from the start of the page
   std::size_t params_per_row = 0;  ///< scales of a row; per channel: of a group of rows
@@ -55,11 +60,45 @@ struct PageLayout {
       : row_bytes{head_dim * bits_of(format.encoding) / 8} {
     scales_offset = zeros_offset = page_bytes = row_bytes * page_rows;
     if (!is_quantized(format.encoding)) return;
+    const CodeParts parts = code_parts(format.encoding);
+    if (parts.lower > 0) lower_offset = head_dim * parts.upper / 8;
     const bool per_token = format.granularity == Granularity::per_token;
     params_per_row = per_token ? head_dim / format.group : head_dim;
-    const std::size_t params = params_per_row * (per_token ? page_rows : page_rows / format.group);
-    zeros_offset = scales_offset + params * sizeof(half);
-    page_bytes = zeros_offset + params * sizeof(half);
+    const std::size_t param_bytes =
+        params_per_row * (per_token ? page_rows : page_rows / format.group) * sizeof(half);
+    if (kvpolicy::is_in_halves(format.encoding)) {
+      row_bytes /= 2;
+      lower_offset = row_bytes * page_rows + 2 * param_bytes;
+      scales_offset = lower_offset + row_bytes * page_rows;
+    }
+    zeros_offset = scales_offset + param_bytes;
+    page_bytes = zeros_offset + param_bytes;
+  }
+
+  /// Calls visit(offset) for each array of the page that has `row_bytes` for a row.
+  template <class Visit>
+  constexpr void for_each_row_array(Visit visit) const {
+    visit(std::size_t{0});
+    if (is_in_halves()) visit(lower_offset);
+  }
+  /// Calls visit(offset) for each array of scales or zeros.
+  template <class Visit>
+  constexpr void for_each_param_array(Visit visit) const {
+    visit(scales_offset);
+    visit(zeros_offset);
+    if (!is_in_halves()) return;
+    visit(upper_scales_offset());
+    visit(upper_zeros_offset());
+  }
+
+  /// Whether the page begins as one of its codes' upper halves.
+  [[nodiscard]] constexpr bool is_in_halves() const { return lower_offset > row_bytes; }
+  /// Where the scales of the upper halves are, and their zeros.
+  [[nodiscard]] constexpr std::size_t upper_scales_offset() const {
+    return lower_offset - 2 * (zeros_offset - scales_offset);
+  }
+  [[nodiscard]] constexpr std::size_t upper_zeros_offset() const {
+    return lower_offset - (zeros_offset - scales_offset);
   }
 };
 
@@ -98,6 +137,13 @@ struct Plane {
   /// The distance in bytes from one row of a page to the next; `row_bytes` is the size of a row.
   [[nodiscard]] std::size_t step(std::size_t row_bytes) const {
     return pages != nullptr && row_stride == 0 ? row_bytes : row_stride;
+  }
+
+  /// The plane of which only the upper half of each code is read, where codes are in halves.
+  [[nodiscard]] Plane upper_half() const {
+    Plane upper = *this;
+    if (is_in_halves(format.encoding)) upper.format.encoding = upper_half_encoding;
+    return upper;
   }
 
   /// The plane that begins `rows` rows later.

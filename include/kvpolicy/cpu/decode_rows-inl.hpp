@@ -59,9 +59,9 @@ class RowParams {
   }
 
   /// Decodes without vectors, for rows of less than one vector of bytes.
-  void decode_short_row(Encoding encoding, const std::byte* codes, float* out) const {
+  void decode_short_row(Encoding encoding, const std::byte* codes, const std::byte* lower, float* out) const {
     for (std::size_t channel = 0; channel < head_dim_; ++channel) {
-      const auto code = static_cast<float>(load_code(encoding, codes, channel, head_dim_));
+      const auto code = static_cast<float>(load_code(encoding, codes, lower, channel, head_dim_));
       out[channel] = scales_[channel] * code + zeros_[channel];
     }
   }
@@ -138,11 +138,12 @@ HWY_INLINE void unpack_lower_codes(const std::byte* codes, std::size_t head_dim,
   }
 }
 
-/// Writes scale * code + zero for a packed row: [head_dim]. Its codes, or the upper parts of them, are at least
-/// one vector of bytes long.
+/// Writes scale * code + zero for row `row` of a row tile: [head_dim]. Its codes, or the upper parts of them, are at
+/// least one vector of bytes long.
 template <Encoding E, class Params>
-HWY_INLINE void decode_packed_row(const std::byte* codes, const Params& params, std::size_t head_dim,
-                                  float* out) {
+HWY_INLINE void decode_packed_row(const RowTileSide& side, std::size_t row, const Params& params,
+                                  std::size_t head_dim, float* out) {
+  const std::byte* codes = side.codes[row];
   constexpr CodeParts parts = code_parts(E);
   if constexpr (parts.lower == 0) {
     for_each_code_vector<parts.upper>(
@@ -153,7 +154,7 @@ HWY_INLINE void decode_packed_row(const std::byte* codes, const Params& params, 
     KVPOLICY_ASSERT(head_dim <= max_head_dim);
     // The lower parts go to memory of their own: what vectors overlap is written twice and must be the same.
     alignas(64) std::array<float, max_head_dim> lower;
-    unpack_lower_codes<parts.lower>(codes + head_dim * parts.upper / 8, head_dim, lower.data());
+    unpack_lower_codes<parts.lower>(codes + side.lower_offset, head_dim, lower.data());
     const auto steps = hn::Set(floats, static_cast<float>(1U << parts.lower));
     for_each_code_vector<parts.upper>(
         codes, head_dim, [&](std::size_t channel, FloatVector upper) KVPOLICY_CPU_INLINE_LAMBDA {
@@ -182,7 +183,8 @@ void decode_packed_side(const RowTileSide& side, std::size_t rows, std::size_t h
   if (head_dim * code_parts(E).upper / 8 < lanes) {  // shorter than any real head
     for (std::size_t row = 0; row < rows; ++row) {
       row_params.use(side.format, side.scales[row], side.zeros[row]);
-      row_params.decode_short_row(E, side.codes[row], out + row * head_dim);
+      row_params.decode_short_row(E, side.codes[row], side.codes[row] + side.lower_offset,
+                                  out + row * head_dim);
     }
   } else if (side.format.granularity == Granularity::per_token && side.format.group == head_dim) {
     std::array<float, max_tile_rows> scales;
@@ -190,7 +192,7 @@ void decode_packed_side(const RowTileSide& side, std::size_t rows, std::size_t h
     gather_params(side.scales, rows, 1, scales);
     gather_params(side.zeros, rows, 1, zeros);
     for (std::size_t row = 0; row < rows; ++row) {
-      decode_packed_row<E>(side.codes[row],
+      decode_packed_row<E>(side, row,
                            WholeRowParams{hn::Set(floats, scales[row]), hn::Set(floats, zeros[row])},
                            head_dim, out + row * head_dim);
     }
@@ -203,14 +205,14 @@ void decode_packed_side(const RowTileSide& side, std::size_t rows, std::size_t h
     for (std::size_t row = 0; row < rows; ++row) {
       const std::size_t first = row * groups;
       decode_packed_row<E>(
-          side.codes[row],
+          side, row,
           GroupParams{scales.data() + first, zeros.data() + first, std::countr_zero(side.format.group)},
           head_dim, out + row * head_dim);
     }
   } else {
     for (std::size_t row = 0; row < rows; ++row) {
       row_params.use(side.format, side.scales[row], side.zeros[row]);
-      decode_packed_row<E>(side.codes[row], row_params, head_dim, out + row * head_dim);
+      decode_packed_row<E>(side, row, row_params, head_dim, out + row * head_dim);
     }
   }
 }
@@ -228,7 +230,8 @@ HWY_NOINLINE inline void decode_padded_side(const RowTileSide& side, std::size_t
       continue;
     }
     const std::size_t group = format.granularity == Granularity::per_token ? format.group : 1;
-    load_codes(format.encoding, side.codes[row], side.scales[row], side.zeros[row], group, {out, channels});
+    load_codes(format.encoding, side.codes[row], side.codes[row] + side.lower_offset, side.scales[row],
+               side.zeros[row], group, {out, channels});
   }
 }
 
@@ -244,6 +247,7 @@ inline void decode_side(const RowTileSide& side, std::size_t rows, std::size_t h
     case Encoding::uint6: return decode_packed_side<Encoding::uint6>(side, rows, head_dim, params, out);
     case Encoding::uint5: return decode_packed_side<Encoding::uint5>(side, rows, head_dim, params, out);
     case Encoding::uint3: return decode_packed_side<Encoding::uint3>(side, rows, head_dim, params, out);
+    case Encoding::uint4x2: return decode_packed_side<Encoding::uint4x2>(side, rows, head_dim, params, out);
     default:
       with_dense_encoding(side.format.encoding, [&]<Encoding E>() KVPOLICY_CPU_LAMBDA {
         for (std::size_t row = 0; row < rows; ++row) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Codes in two parts (3, 5 and 6 bits) as whole codes: rows of a row tile are copied with both parts of each code
+// Codes in two parts (3, 5 and 6 bits, and 8 in halves) as whole codes: rows of a row tile are copied with both parts of each code
 // joined, in the layout of the next wider codes that divide a byte. Integer products then read them as those.
 //
 // Relative to its byte, a lower part lies where the upper part that it belongs to does, but for one shift for each
@@ -67,7 +67,8 @@ template <std::size_t Size, std::size_t Shift, class D>
 /// Joins the codes of a row. Its lower parts are read `Size` bytes at a time; if `Repeats` is more than 1, they are
 /// as many bytes.
 template <Encoding E, std::size_t Size, std::size_t Repeats>
-HWY_INLINE void join_row(const std::byte* codes, std::size_t lower_bytes, std::byte* out) {
+HWY_INLINE void join_row(const std::byte* codes, const std::byte* lower_codes, std::size_t lower_bytes,
+                         std::byte* out) {
   constexpr CodeParts parts = code_parts(E);
   constexpr std::size_t stretches = parts.upper / parts.lower;  // of the upper row
   static_assert(stretches % Repeats == 0);
@@ -85,7 +86,7 @@ HWY_INLINE void join_row(const std::byte* codes, std::size_t lower_bytes, std::b
   };
   for (std::size_t step = 0; step < lower_bytes; step += Size) {
     const std::size_t first = std::min(step, lower_bytes - Size);  // the last step may overlap
-    const auto lower = repeat_shifted<Size, parts.lower>(d, codes + upper_bytes + first);
+    const auto lower = repeat_shifted<Size, parts.lower>(d, lower_codes + first);
     unroll<stretches / Repeats>([&](auto turn) KVPOLICY_CPU_INLINE_LAMBDA {
       const std::size_t at = turn * Repeats * lower_bytes + first;
       const auto upper = hn::BitCast(d, hn::LoadU(bytes, reinterpret_cast<const std::uint8_t*>(codes + at)));
@@ -123,6 +124,7 @@ class JoinedCodes {
       case Encoding::uint3: join<Encoding::uint3>(side, rows); break;
       case Encoding::uint5: join<Encoding::uint5>(side, rows); break;
       case Encoding::uint6: join<Encoding::uint6>(side, rows); break;
+      case Encoding::uint4x2: join<Encoding::uint4x2>(side, rows); break;
       default: return side.codes.data();
     }
     return joined_.data();
@@ -156,7 +158,7 @@ class JoinedCodes {
     const std::size_t step = head_dim_ * joined_bits(E) / 8;
     std::byte* to = rows_;
     for (std::size_t row = 0; row < rows; ++row, to += step) {
-      join_row<E, Size, Repeats>(side.codes[row], lower_bytes, to);
+      join_row<E, Size, Repeats>(side.codes[row], side.codes[row] + side.lower_offset, lower_bytes, to);
       joined_[row] = to;
     }
   }

@@ -413,22 +413,15 @@ class PairProducts {
     for (std::size_t row = 0; row < rows; ++row) {
       float* numbers = numbers_ + row % 2 * channels;
       switch (encoding) {
-        case Encoding::uint8:
-          decode_packed_row<Encoding::uint8>(side.codes[row], params, channels, numbers);
+        case Encoding::uint8: decode_packed_row<Encoding::uint8>(side, row, params, channels, numbers); break;
+        case Encoding::uint4: decode_packed_row<Encoding::uint4>(side, row, params, channels, numbers); break;
+        case Encoding::uint6: decode_packed_row<Encoding::uint6>(side, row, params, channels, numbers); break;
+        case Encoding::uint5: decode_packed_row<Encoding::uint5>(side, row, params, channels, numbers); break;
+        case Encoding::uint3: decode_packed_row<Encoding::uint3>(side, row, params, channels, numbers); break;
+        case Encoding::uint4x2:
+          decode_packed_row<Encoding::uint4x2>(side, row, params, channels, numbers);
           break;
-        case Encoding::uint4:
-          decode_packed_row<Encoding::uint4>(side.codes[row], params, channels, numbers);
-          break;
-        case Encoding::uint6:
-          decode_packed_row<Encoding::uint6>(side.codes[row], params, channels, numbers);
-          break;
-        case Encoding::uint5:
-          decode_packed_row<Encoding::uint5>(side.codes[row], params, channels, numbers);
-          break;
-        case Encoding::uint3:
-          decode_packed_row<Encoding::uint3>(side.codes[row], params, channels, numbers);
-          break;
-        default: decode_packed_row<Encoding::uint2>(side.codes[row], params, channels, numbers);
+        default: decode_packed_row<Encoding::uint2>(side, row, params, channels, numbers);
       }
       take(row);
     }

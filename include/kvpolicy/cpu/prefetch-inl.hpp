@@ -51,8 +51,14 @@ struct Prefetch {
   }
 };
 
+/// Bytes of a row that are fetched from its codes on. Lower halves lie elsewhere, one after another, and are left to the
+/// processor.
+[[nodiscard]] constexpr std::size_t fetched_bytes(Encoding encoding, std::size_t head_dim) {
+  return head_dim * bits_of(encoding) / (is_in_halves(encoding) ? 16 : 8);
+}
+
 [[nodiscard]] inline Prefetch prefetch_of(const RowTileSide& side, std::size_t rows, std::size_t head_dim) {
-  return {side.codes.data(), rows, head_dim * bits_of(side.format.encoding) / 8};
+  return {side.codes.data(), rows, fetched_bytes(side.format.encoding, head_dim)};
 }
 
 /// Fetches four rows, a few cache lines at each step of work: many at once would stall the loads after

@@ -31,7 +31,7 @@ class FetchAhead {
 
   FetchAhead() = default;
   FetchAhead(const RowTileSide& side, std::size_t rows, std::size_t head_dim)
-      : rows_{side.codes.data()}, count_{rows}, row_bytes_{head_dim * bits_of(side.format.encoding) / 8} {}
+      : rows_{side.codes.data()}, count_{rows}, row_bytes_{fetched_bytes(side.format.encoding, head_dim)} {}
 
   /// Begins a product of `blocks` register blocks of sums, each of `terms` terms.
   void start(std::size_t blocks, std::size_t terms) {

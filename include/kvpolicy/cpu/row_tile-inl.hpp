@@ -25,6 +25,7 @@ inline constexpr std::size_t max_tile_rows = 64;
 /// formats.
 struct RowTileSide {
   RowFormat format = {};
+  std::size_t lower_offset = 0;  // bytes from a row's codes to their lower parts (PageLayout)
   std::array<const std::byte*, max_tile_rows> codes;
   std::array<const half*, max_tile_rows> scales;
   std::array<const half*, max_tile_rows> zeros;
@@ -158,6 +159,8 @@ class RowTileReader {
       row_tile.segment = &segment;
       row_tile.keys.format = segment.keys.format;
       row_tile.values.format = segment.values.format;
+      row_tile.keys.lower_offset = key_layout_.lower_offset;
+      row_tile.values.lower_offset = value_layout_.lower_offset;
       oldest_ = std::numeric_limits<std::int64_t>::max();
       newest_ = std::numeric_limits<std::int64_t>::min();
     }

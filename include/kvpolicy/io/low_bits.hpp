@@ -7,6 +7,7 @@
 //     hf4, hf2                  as transformers' QuantizedCache stores rows
 //     int4:64,hadamard=none     the latest 64 rows exact, the others not rotated before they are quantised
 //     int4:keys=token,group=32  a scale for 32 channels of a key
+//     int8:halves=yes           8 bits of which drafts read the upper 4
 //
 // Tools, the C interface and plans of engines call a precision so.
 #pragma once
@@ -43,6 +44,7 @@ template <class S>
 concept NameSettings = requires(S& settings) {
   { settings.count("group", std::size_t{}) } -> std::same_as<std::size_t>;
   { settings.choice("keys", KeyScales{}) } -> std::same_as<KeyScales>;
+  { settings.choice("halves", Halves{}) } -> std::same_as<Halves>;
 };
 
 namespace detail {
@@ -74,12 +76,14 @@ template <NameSettings S>
 }
 
 /// How heads that keep every row quantise them. Takes `keys`, `key_group` where keys share scales along the text,
-/// `group`, `residual` and `hadamard`.
+/// `group`, `residual`, `hadamard` and, of int8, `halves`.
 /// @throws ConfigError as `row_format`
 template <NameSettings S>
 [[nodiscard]] LowBitFormat text_format(S& settings, std::string_view storage, const ModelShape& shape) {
   const LowBits bits = detail::known_bits(storage);
-  LowBitFormat text = LowBitFormat::of_text(bits, shape);
+  const bool halves =
+      bits.keys == 8 && bits.values == 8 && settings.choice("halves", Halves::no) == Halves::yes;
+  LowBitFormat text = halves ? LowBitFormat::of_halves(shape) : LowBitFormat::of_text(bits, shape);
   ResidualConfig& rows = text.storage;
   const KeyScales keys = settings.choice("keys", text.keys);
   if (keys != text.keys) {
@@ -92,6 +96,7 @@ template <NameSettings S>
   }
   rows.value_group = detail::at_least_1("group", settings.count("group", rows.value_group));
   if (keys == KeyScales::token) rows.key_group = rows.value_group;
+  rows.halves = halves;
   rows.residual = settings.count("residual", rows.residual);
   return text.rotated(settings.choice("hadamard", text.hadamard()));
 }

@@ -52,6 +52,11 @@ enum class Hadamard : std::uint8_t { none, keys, values, both };
   return {"none", "keys", "values", "both"};
 }
 
+/// Whether codes of 8 bits are stored in halves, in names.
+enum class Halves : std::uint8_t { no, yes };
+/// The names of the enumerators.
+[[nodiscard]] constexpr std::array<std::string_view, 2> names_of(Halves) { return {"no", "yes"}; }
+
 /// How quantised rows are stored.
 struct LowBitFormat {
   KeyScales keys = KeyScales::token;
@@ -87,6 +92,14 @@ struct LowBitFormat {
     }
     format.storage.value_hadamard = bits.values < 8;
     if (bits.values > 2) format.storage.value_group = group;
+    return format;
+  }
+  /// The format of heads that keep every row in 8 bits whose upper halves are as good as 4 bits can be: a target of 8
+  /// bits then has a draft of 4 in the same bytes (`Read::upper_half`; QuantSpec, arXiv:2502.10424).
+  [[nodiscard]] static LowBitFormat of_halves(const ModelShape& shape, std::size_t residual = 128) {
+    LowBitFormat format = of_text({4, 4}, shape, residual);
+    format.storage.bits = 8;
+    format.storage.halves = true;
     return format;
   }
   /// The settings of transformers' QuantizedCache: 64 channels of a row share a scale, and no first row is exact.

@@ -161,7 +161,7 @@ class ChunkRetrievalCache {
   void segments(const ReadRequest& request, SegmentList& out) const {
     const std::size_t first = out.size();
     storage_.show(0, storage_.end(), Segment{}, out);
-    if (request.read != Read::all && choices_.current() != nullptr) choices_.limit(out, first);
+    if (request.read == Read::selected && choices_.current() != nullptr) choices_.limit(out, first);
   }
 
   /// The chosen rows, as runs of row numbers; rows after `selected_until()` are read as well.

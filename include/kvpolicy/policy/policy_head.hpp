@@ -86,6 +86,11 @@ class PolicyHead final : public Head {
     if constexpr (may_be_slow && Traits::selects) {
       if (slow_ && request.read == Read::selected) slow_->show(shown, first);
     }
+    if (request.read != Read::upper_half) return;
+    for (std::size_t i = first; i < shown.size(); ++i) {
+      shown[i].keys = shown[i].keys.upper_half();
+      shown[i].values = shown[i].values.upper_half();
+    }
   }
   void show_uncommitted(const Segment& rows, const ReadRequest& request, SegmentList& shown) const override {
     Traits::show_uncommitted(policy_, rows, request, shown);

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The target over the rows that its cache selects, as a draft for itself. It is the middle level of
-// TriForce (arXiv:2404.11912), which verifies what a smaller draft proposes. Without a smaller
-// draft it is the paper's self-speculation.
+// The target over part of its cache, as a draft for itself. Over the rows that the cache selects it is the middle level of
+// TriForce (arXiv:2404.11912), which verifies what a smaller draft proposes; without a smaller
+// draft it is the paper's self-speculation. Over every row, but the upper half of each code, it is QuantSpec's
+// (arXiv:2502.10424).
 //
 // We differ in one point. After a refusal the published code draws from p and reports p. The token at that
 // position, accepted or drawn, is then not distributed as p, and the level above, which divides by the
@@ -27,8 +28,9 @@
 
 namespace kvpolicy {
 
-/// Options of a SelectedDraft: how many tokens of the inner draft are verified at a time.
+/// Options of a SelectedDraft: what it reads, and how many tokens of the inner draft are verified at a time.
 struct SelectedDraftOptions {
+  Read read = Read::selected;  ///< Or `upper_half`, of a cache whose codes are in halves.
   /// Draft tokens that are verified at once; in the paper it is one. With `adapt` the length is chosen from
   /// measured acceptance and times, up to `max_length`.
   std::size_t length = 1;
@@ -36,7 +38,7 @@ struct SelectedDraftOptions {
   std::size_t max_length = 4;
 };
 
-/// A Draft: the target over the rows that its cache selects, with an inner draft. Its rows come from
+/// A Draft: the target over the rows that its cache selects, or over halves of codes, with an inner draft. Its rows come from
 /// partial attention and are tentative: the verifier takes them back and reads the tokens over all rows.
 /// Not synchronised.
 template <class Model, TentativeCache Cache, Draft Inner = NoDraft, class Rule = SpeculativeSampling>
@@ -48,7 +50,11 @@ class SelectedDraft {
   /// Model and cache must outlive it. `inner` proposes the tokens that it verifies.
   /// @throws ConfigError if `inner` has another vocabulary
   SelectedDraft(Model& model, Cache& cache, Inner inner = {}, const Options& options = {})
-      : model_{&model}, cache_{&cache}, inner_{std::move(inner)}, length_{length_config(options)} {
+      : model_{&model},
+        cache_{&cache},
+        inner_{std::move(inner)},
+        read_{options.read},
+        length_{length_config(options)} {
     require(inner_.vocabulary() == 0 || inner_.vocabulary() == model.vocabulary(),
             "SelectedDraft: the draft has a vocabulary of ", inner_.vocabulary(), ", must have the target's ",
             model.vocabulary());
@@ -56,8 +62,9 @@ class SelectedDraft {
 
   [[nodiscard]] std::size_t vocabulary() const { return model_->vocabulary(); }
   /// Makes the next call select rows by the text's last token. This selection is undone together with the
-  /// rows of the draft tokens; the verifier then makes the lasting one, by the same token over all rows.
-  void refresh_selection() { refresh_due_ = true; }
+  /// rows of the draft tokens; the verifier then makes the lasting one, by the same token over all rows. Does nothing
+  /// for a draft that does not read a selection.
+  void refresh_selection() { refresh_due_ = read_ == Read::selected; }
   [[nodiscard]] const LevelStatistics& statistics() const { return statistics_; }
   [[nodiscard]] Inner& inner() { return inner_; }
   [[nodiscard]] const Inner& inner() const { return inner_; }
@@ -107,7 +114,7 @@ class SelectedDraft {
     const std::size_t seen = cache_->tokens();
     PendingCall pending{std::span{text_}.subspan(seen), guesses_};
     const auto logits =
-        model_->read(*cache_, pending.call({.read = Read::selected, .refresh_selection = refresh_due_}));
+        model_->read(*cache_, pending.call({.read = read_, .refresh_selection = refresh_due_}));
     refresh_due_ = false;
     Verification verification =
         verify<Rule>(guesses_, pending.last_rows(logits, vocabulary()), sampling, random);
@@ -134,6 +141,7 @@ class SelectedDraft {
   Model* model_;
   Cache* cache_;
   Inner inner_;
+  Read read_;
   DraftLength length_;
   DraftTokens guesses_;
   std::vector<int> text_;

@@ -69,8 +69,17 @@ class RowEncoder {
     } else {
       cover_row(scales, zeros);
     }
-    for (std::size_t i = 0; i < unit(); ++i) {
-      memory_->grids.encode(row(i), format_.encoding, {codes + i * layout_.row_bytes, layout_.row_bytes});
+    if (layout_.is_in_halves()) {
+      half* upper_scales = reinterpret_cast<half*>(page + layout_.upper_scales_offset()) + first;
+      half* upper_zeros = reinterpret_cast<half*>(page + layout_.upper_zeros_offset()) + first;
+      for (std::size_t i = 0; i < layout_.params_per_row; ++i) {
+        const AffineGrid upper = AffineGrid{scales[i], zeros[i]}.upper_half();
+        upper_scales[i] = upper.scale;
+        upper_zeros[i] = upper.zero;
+      }
+    }
+    for (std::size_t i = 0; i < unit(); ++i, codes += layout_.row_bytes) {
+      memory_->grids.encode(row(i), format_.encoding, codes, codes + layout_.lower_offset);
     }
   }
 
@@ -81,17 +90,21 @@ class RowEncoder {
     const auto place = source.address_of(from);
     const bool strided = source.step(layout_.row_bytes) != layout_.row_bytes;
     const std::size_t rows = strided ? 1 : std::min({count, place.contiguous_rows, page_rows_ - at});
-    std::memcpy(page + at * layout_.row_bytes, place.page + place.row * layout_.row_bytes,
-                rows * layout_.row_bytes);
+    const auto copy_arrays = [&](std::size_t own_offset, std::size_t other_offset, std::size_t bytes,
+                                 std::size_t shared_by) {
+      std::memcpy(page + own_offset + at / shared_by * bytes,
+                  place.page + other_offset + place.row / shared_by * bytes, rows / shared_by * bytes);
+    };
+    copy_arrays(0, 0, layout_.row_bytes, 1);
     if (layout_.params_per_row == 0) return rows;
     const std::size_t param_bytes = layout_.params_per_row * sizeof(half);
     const PageLayout other{source.format, head_dim_, source.page_rows};
-    const auto copy_params = [&](std::size_t to_offset, std::size_t from_offset) {
-      std::memcpy(page + to_offset + at / unit() * param_bytes,
-                  place.page + from_offset + place.row / unit() * param_bytes, rows / unit() * param_bytes);
-    };
-    copy_params(layout_.scales_offset, other.scales_offset);
-    copy_params(layout_.zeros_offset, other.zeros_offset);
+    copy_arrays(layout_.scales_offset, other.scales_offset, param_bytes, unit());
+    copy_arrays(layout_.zeros_offset, other.zeros_offset, param_bytes, unit());
+    if (!layout_.is_in_halves()) return rows;
+    copy_arrays(layout_.lower_offset, other.lower_offset, layout_.row_bytes, 1);
+    copy_arrays(layout_.upper_scales_offset(), other.upper_scales_offset(), param_bytes, unit());
+    copy_arrays(layout_.upper_zeros_offset(), other.upper_zeros_offset(), param_bytes, unit());
     return rows;
   }
 

@@ -190,18 +190,23 @@ class PlaneStore {
       transfer_pages(archive, rows, begin, end);
       return;
     }
-    for_each_page(begin, end, [&](std::size_t row, std::size_t count) {
-      if constexpr (Archive::loading) {
+    if constexpr (Archive::loading) {
+      for_each_page(begin, end, [&](std::size_t, std::size_t count) {
         static_cast<void>(open_page());
         pages_.add_rows(count);
-      }
-      transfer(archive, row, row % pages_.page_rows() * layout.row_bytes, count * layout.row_bytes);
+      });
+    }
+    layout.for_each_row_array([&](std::size_t offset) {
+      for_each_page(begin, end, [&](std::size_t row, std::size_t count) {
+        transfer(archive, row, offset + row % pages_.page_rows() * layout.row_bytes,
+                 count * layout.row_bytes);
+      });
     });
-    for (const std::size_t offset : {layout.scales_offset, layout.zeros_offset}) {
+    layout.for_each_param_array([&](std::size_t offset) {
       for_each_page(begin, end, [&](std::size_t row, std::size_t count) {
         transfer_params(archive, rows, offset, row, row % pages_.page_rows(), count);
       });
-    }
+    });
   }
 
   /// The rows from number `row` on.
@@ -276,10 +281,11 @@ class PlaneStore {
       if (number > 0) return;
       const std::size_t first = may_be_shared ? 0 : row % page_rows;  // in the page
       const std::size_t written = may_be_shared ? page_rows : count;
-      transfer(archive, row, first * layout.row_bytes, written * layout.row_bytes);
-      for (const std::size_t offset : {layout.scales_offset, layout.zeros_offset}) {
-        transfer_params(archive, rows, offset, row, first, written);
-      }
+      layout.for_each_row_array([&](std::size_t offset) {
+        transfer(archive, row, offset + first * layout.row_bytes, written * layout.row_bytes);
+      });
+      layout.for_each_param_array(
+          [&](std::size_t offset) { transfer_params(archive, rows, offset, row, first, written); });
       if constexpr (Archive::loading) {
         if (may_be_shared) archive.shared_pages()->add(table.pages()[pages_.page_of(row)]);
       }

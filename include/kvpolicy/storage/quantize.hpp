@@ -73,6 +73,13 @@ struct AffineGrid {
     return {detail::without_negative_zero(scale), zero};
   }
 
+  /// The grid of the upper 4 of this grid's 8 bits: each of its codes stands for the middle of the 16 that begin with
+  /// it.
+  [[nodiscard]] AffineGrid upper_half() const {
+    const float step = static_cast<float>(scale);
+    return {half{16.0F * step}, detail::without_negative_zero(half{static_cast<float>(zero) + 7.5F * step})};
+  }
+
   /// The code nearest to `value`, the even one where two are; 0 where that is no number. No caller's
   /// number gets here that is not finite, but a file's may (cache/saved_cache.hpp).
   [[nodiscard]] std::uint8_t encode(float value, Encoding encoding) const {
@@ -125,14 +132,14 @@ class GridRow {
     }
   }
 
-  /// The codes of a row's numbers, packed as rows of that many bytes are (PageLayout).
-  void encode(std::span<const float> numbers, Encoding encoding, std::span<std::byte> packed) const {
+  /// Writes the codes of a row's numbers to `codes`, and their lower parts, if they have any, to `lower` (PageLayout).
+  void encode(std::span<const float> numbers, Encoding encoding, std::byte* codes, std::byte* lower) const {
     const auto levels = static_cast<float>((1U << bits_of(encoding)) - 1U);
-    std::ranges::fill(packed, std::byte{0});
     // Writes the bits of each code from bit `dropped` on, `bits` of them.
     const auto write = [&](std::byte* to, std::size_t bits, std::size_t dropped) {
       const std::size_t bytes = numbers.size() * bits / 8;
       const auto mask = static_cast<unsigned>((1U << bits) - 1U);
+      std::fill_n(to, bytes, std::byte{0});
       for (std::size_t first = 0; first < numbers.size(); first += bytes) {
         const float* values = numbers.data() + first;
         const float* steps = steps_.data() + first;
@@ -144,9 +151,9 @@ class GridRow {
         }
       }
     };
-    const auto [upper, lower] = code_parts(encoding);
-    write(packed.data(), upper, lower);
-    if (lower > 0) write(packed.data() + numbers.size() * upper / 8, lower, 0);
+    const CodeParts parts = code_parts(encoding);
+    write(codes, parts.upper, parts.lower);
+    if (parts.lower > 0) write(lower, parts.lower, 0);
   }
 
  private:

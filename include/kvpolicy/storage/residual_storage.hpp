@@ -54,11 +54,12 @@ struct ResidualConfigOf {
   Flush flush = Flush::steady;
   bool key_hadamard = false;    ///< Keys are rotated before they are quantised (core/hadamard.hpp).
   bool value_hadamard = false;  ///< The same for values.
+  bool halves = false;          ///< Codes of 8 bits are stored in halves, for Read::upper_half.
 
   template <class Other>
   operator ResidualConfigOf<Other>() const {
-    return {bits,     key_bits, value_bits,   key_group,     value_group,
-            residual, flush,    key_hadamard, value_hadamard};
+    return {bits,     key_bits, value_bits,   key_group,      value_group,
+            residual, flush,    key_hadamard, value_hadamard, halves};
   }
   friend bool operator==(const ResidualConfigOf&, const ResidualConfigOf&) = default;
   void fields(FieldVisitor& visit) {
@@ -71,9 +72,10 @@ struct ResidualConfigOf {
     visit("flush", flush);
     visit.later("key_hadamard", key_hadamard, false);
     visit.later("value_hadamard", value_hadamard, false);
+    visit.later("halves", halves, false);
   }
-  [[nodiscard]] Encoding key_encoding() const { return code_encoding(key_bits == 0 ? bits : key_bits); }
-  [[nodiscard]] Encoding value_encoding() const { return code_encoding(value_bits == 0 ? bits : value_bits); }
+  [[nodiscard]] Encoding key_encoding() const { return encoding_for(key_bits == 0 ? bits : key_bits); }
+  [[nodiscard]] Encoding value_encoding() const { return encoding_for(value_bits == 0 ? bits : value_bits); }
   /// Adds how rows lie to a head's rule.
   void describe(HeadRule& rule, std::size_t head_dim) const {
     rule.key_encoding = key_encoding();
@@ -86,6 +88,11 @@ struct ResidualConfigOf {
     rule.value_hadamard = value_hadamard;
     rule.residual = residual;
     rule.kivi_flush = flush == Flush::kivi;
+  }
+
+ private:
+  [[nodiscard]] Encoding encoding_for(std::size_t code_bits) const {
+    return halves && code_bits == 8 ? Encoding::uint4x2 : code_encoding(code_bits);
   }
 };
 /// Settings for any such storage: `.storage = quantized` with either of the two.
@@ -124,6 +131,9 @@ class ResidualStorage {
     };
     check_own("key_bits", config.key_bits);
     check_own("value_bits", config.value_bits);
+    require(!config.halves || is_in_halves(config.key_encoding()) || is_in_halves(config.value_encoding()),
+            "ResidualStorage: halves are of codes of 8 bits; keys have ", bits_of(config.key_encoding()),
+            " bits and values ", bits_of(config.value_encoding()));
     const auto [keys, values] = groups(config, context);
     if constexpr (Keys == Granularity::per_token) {
       require(context.head_dim % keys == 0, "ResidualStorage: key_group is ", keys,
@@ -375,7 +385,8 @@ class ResidualStorage {
             .residual = residual_,
             .flush = flush_,
             .key_hadamard = keys.hadamard,
-            .value_hadamard = values.hadamard};
+            .value_hadamard = values.hadamard,
+            .halves = is_in_halves(keys.encoding) || is_in_halves(values.encoding)};
   }
 
   detail::ResidualSide keys_;
