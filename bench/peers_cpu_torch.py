@@ -14,42 +14,12 @@ heads than query heads it is called in every way a caller has, and the fastest c
 values expanded beforehand, which takes as many times the memory). Results are checked against
 float64. Nothing is appended: ours takes up a row with each step.
 """
-import argparse
-import json
-import os
-import re
 import sys
-import time
 
-HEAD_DIM = 128
-KI = 1024
-CHUNK = 512
+from peers_cpu import CHUNK, HEAD_DIM, KI, arguments, l3_bytes, least_samples, refused, run, samples_of, timed
+
 # Limit of |out - reference| / |reference|, as in our bench.
 MOST_ERROR = 6e-3
-
-
-def l3_bytes():
-    sizes = []
-    for index in range(8):
-        try:
-            with open(f"/sys/devices/system/cpu/cpu0/cache/index{index}/size",
-                      encoding="ascii") as file:
-                text = file.read().strip()
-            sizes.append(int(text.rstrip("KMG")) << {"K": 10, "M": 20, "G": 30}.get(text[-1], 0))
-        except (OSError, ValueError):
-            pass
-    return max(sizes, default=128 << 20)
-
-
-def cpu_name():
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            for line in file:
-                if line.startswith("model name"):
-                    return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return "unknown processor"
 
 
 def cases(quick):
@@ -92,20 +62,7 @@ def error_of(torch, out, q, k, v):
     return worst
 
 
-def samples_of(calls, seconds, least):
-    """Ascending seconds of single calls, which take the layers in turn."""
-    for call in calls[:2]:
-        call()
-    times, begin, number = [], time.perf_counter(), 0
-    while len(times) < least or time.perf_counter() - begin < seconds:
-        start = time.perf_counter()
-        calls[number % len(calls)]()
-        times.append(time.perf_counter() - start)
-        number += 1
-    return sorted(times)
-
-
-def measure(torch, case, threads, args, cold_bytes):
+def measure(torch, args, cold_bytes, case, threads):
     name, kind, q_heads, kv_heads, queries, rows = case
     dtype = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}[kind]
     bytes_read = 2.0 * kv_heads * rows * HEAD_DIM * dtype.itemsize
@@ -130,27 +87,12 @@ def measure(torch, case, threads, args, cold_bytes):
                 if not entry["error"] <= MOST_ERROR:
                     raise RuntimeError(f"wrong result, off by {entry['error']:.3g}")
             except (RuntimeError, TypeError) as why:  # an older version may not have enable_gqa
-                entry["refused"] = str(why).splitlines()[0]
-                results.append(entry)
-                print(f"  {name:28} {entry['how']:7} refused: {entry['refused'][:70]}", flush=True)
+                results.append(refused(entry, why))
                 continue
             for count in threads:
                 torch.set_num_threads(count)
-                least = 5 if queries > 1 else 10 if args.quick else 30
-                times = samples_of([way[how] for way in made], args.seconds, least)
-                at = lambda share: times[round(share * (len(times) - 1))] * 1e3
-                own = dict(entry, name=f"{name}/threads:{count}", ms=at(0.5), ms_best=at(0),
-                           ms_p10=at(0.1), ms_p90=at(0.9), samples=len(times))
-                if queries == 1:
-                    own.update(bytes=bytes_read, GB_per_s=bytes_read / at(0.5) * 1e-6)
-                else:
-                    seen = queries * (rows - (queries - 1) / 2)
-                    own["GFLOP_per_s"] = 4 * seen * q_heads * HEAD_DIM / at(0.5) * 1e-6
-                results.append(own)
-                rate = (f"{own['GB_per_s']:.1f} GB/s" if queries == 1
-                        else f"{own['GFLOP_per_s']:.0f} GFLOP/s")
-                print(f"  {own['name']:38} {own['how']:7} {own['ms']:10.3f} ms "
-                      f"({own['ms_p10']:.3f} to {own['ms_p90']:.3f}), {rate}", flush=True)
+                times = samples_of([way[how] for way in made], args.seconds, least_samples(queries, args.quick))
+                results.append(timed(entry, name, count, times, q_heads, queries, rows, bytes_read))
 
     tensors = [(numbers(q_heads, queries), numbers(kv_heads, rows), numbers(kv_heads, rows))
                for _ in range(layers)]
@@ -164,44 +106,16 @@ def measure(torch, case, threads, args, cold_bytes):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", default="peers_cpu.json",
-                        help="where the times go (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=1.0,
-                        help="of samples for each case (default: %(default)s)")
-    parser.add_argument("--filter", default=".",
-                        help="only cases that this regular expression finds")
-    parser.add_argument("--quick", action="store_true", help="the cases of our bench's --quick")
-    args = parser.parse_args()
+    args = arguments(__doc__)
     try:
         import torch
     except ImportError:
-        sys.exit("peers_cpu_torch.py: there is no PyTorch here (pip install torch, or name the "
-                 "Python that has it)")
-    if args.quick:
-        args.seconds = min(args.seconds, 0.25)
-    most = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    counts = [most] if args.quick or most == 1 else [1, most]
+        sys.exit("peers_cpu_torch.py: there is no PyTorch here (pip install torch, or name the Python that has it)")
     torch.manual_seed(1)
-    context = {"cpu": cpu_name(), "cores": str(most), "torch": torch.__version__,
-               "target": torch.backends.cpu.get_cpu_capability(),
-               "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "quick": "yes" if args.quick else "no"}
-    found = []
-    for case in cases(args.quick):
-        threads = [count for count in counts
-                   if re.search(args.filter, f"{case[0]}/threads:{count}")]
-        if not threads:
-            continue
-        with torch.inference_mode():
-            found += measure(torch, case, threads, args, 4 * l3_bytes())
-        # Written after each case, so that results are kept if time runs out.
-        with open(args.out, "w", encoding="utf-8") as file:
-            json.dump({"context": context, "benchmarks": found}, file, indent=1)
-            file.write("\n")
-    if not found:
-        sys.exit(f"peers_cpu_torch.py: no case fits '{args.filter}'")
-    print(f"written to {args.out}")
+    cold = 4 * l3_bytes()
+    with torch.inference_mode():
+        run(args, cases(args.quick), lambda case, threads: measure(torch, args, cold, case, threads),
+            {"torch": torch.__version__, "target": torch.backends.cpu.get_cpu_capability()})
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ CPU_RUNS = [("Intel, one run", "cpu_intel_xeon_processor_2core.json"),
             ("AMD, two runs side by side", "cpu_amd_epyc_2core.json")]
 INTEL = CPU_RUNS[0][1]
 INTEL_TORCH = "cpu_intel_xeon_processor_2core_torch.json"
+INTEL_GGML = "cpu_intel_xeon_processor_2core_ggml.json"
 
 
 def cuda_goals(*paths):
@@ -55,19 +56,29 @@ def cpu_goals(*paths):
     return table(titles, rows, left=len(titles))
 
 
-def cpu_torch(ours, theirs):
-    """PyTorch's time over ours."""
+def cpu_peer(ours, theirs, name):
+    """Another library's time over ours."""
     (_, own), (_, peers) = load(ours), load(theirs)
     rows = rows_of(peers, own, "")
-    shown = {name: (f"{number(peer['ms'])} ms", f"{number(mine['ms'])} ms") for name, peer, mine, _ in rows}
+    shown = {case: (f"{number(peer['ms'])} ms", f"{number(mine['ms'])} ms") for case, peer, mine, _ in rows}
+    hows = {"/".join(case.split("/")[:2]): peer.get("how", "") for case, peer, _, _ in rows}
     lines = [line.split("|") for line in by_kind(rows)[2:]]
     made = []
     for _, kind, count, mean, least, most, _ in lines:
-        case = f"{kind.strip()}/32x8/{'64Ki' if 'decode' in kind else '16Ki'}/threads:2"
-        made.append([f"`{kind.strip()}`", count.strip(), mean.strip(), f"{least.strip()} to {most.strip()}",
-                     *shown.get(case, ("", ""))])
-    return table(["kind", "cases", "PyTorch's time over ours, geometric mean", "over all cases",
-                  "PyTorch, one case", "ours, the same"], made)
+        kind = kind.strip()
+        case = f"{kind}/32x8/{'64Ki' if 'decode' in kind else '16Ki'}/threads:2"
+        beside = f" beside {hows[kind]}" if name == "ggml" else ""
+        made.append([f"`{kind}`{beside}", count.strip(), mean.strip(), f"{least.strip()} to {most.strip()}", *shown.get(case, ("", ""))])
+    return table(["kind", "cases", f"{name}'s time over ours, geometric mean", "over all cases", f"{name}, one case", "ours, the same"],
+                 made)
+
+
+def cpu_torch(ours, theirs):
+    return cpu_peer(ours, theirs, "PyTorch")
+
+
+def cpu_ggml(ours, theirs):
+    return cpu_peer(ours, theirs, "ggml")
 
 
 def cpu_speed(ours, theirs):
@@ -136,5 +147,6 @@ CPU_FILES = [file for _, file in CPU_RUNS]
 TABLES = {"cpu_speed": ([INTEL, INTEL_TORCH], cpu_speed), "cuda_goals": (["attention_*.json"], cuda_goals),
           "cpu_machines": (CPU_FILES, cpu_machines),
           "cpu_goals": (CPU_FILES, cpu_goals), "cpu_torch": ([INTEL, INTEL_TORCH], cpu_torch),
+          "cpu_ggml": ([INTEL, INTEL_GGML], cpu_ggml),
           "model": ([f"model_smollm2_{who}.json" for who in ("ours", "transformers", "llama2c")], model),
           "batch": (["batch_amd_epyc_2core.json"], batch)}

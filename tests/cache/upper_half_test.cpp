@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include <doctest.h>
+#include <doctest/doctest.h>
 
 #include <kvpolicy/kvpolicy.hpp>
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include <doctest.h>
+#include <doctest/doctest.h>
 
 #include <kvpolicy/core/row.hpp>
 #include <kvpolicy/storage/plane_store.hpp>

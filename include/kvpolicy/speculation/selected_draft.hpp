@@ -30,12 +30,12 @@ namespace kvpolicy {
 
 /// Options of a SelectedDraft: what it reads, and how many tokens of the inner draft are verified at a time.
 struct SelectedDraftOptions {
-  Read read = Read::selected;  ///< Or `upper_half`, of a cache whose codes are in halves.
   /// Draft tokens that are verified at once; in the paper it is one. With `adapt` the length is chosen from
   /// measured acceptance and times, up to `max_length`.
   std::size_t length = 1;
   bool adapt = true;
   std::size_t max_length = 4;
+  Read read = Read::selected;  ///< Or `upper_half`, of a cache whose codes are in halves.
 };
 
 /// A Draft: the target over the rows that its cache selects, or over halves of codes, with an inner draft. Its rows come from
