@@ -42,6 +42,7 @@ struct Arguments {
   std::string name;
   std::string plan = "full";
   std::string weights = "as-stored";
+  std::string activations = "float32";
   std::size_t memory = 1024;       // MiB
   std::size_t swap_memory = 4096;  // MiB
   std::string swap_folder;
@@ -113,9 +114,8 @@ std::string tag_of(const Arguments& arguments, const TextModel& model) {
 void run(Arguments& arguments) {
   StopBySignal signals;  // before any thread begins
   set_threads(arguments.threads);
-  const reference::LoadOptions load = arguments.weights == "int8"
-                                          ? reference::LoadOptions{reference::WeightFormat::int8}
-                                          : reference::LoadOptions{};
+  reference::LoadOptions load{.round_activations = arguments.activations == "bfloat16"};
+  if (arguments.weights == "int8") load.weights = reference::WeightFormat::int8;
   const auto model = TextModel::load(arguments.model, load);
   serve::LlamaServed served{model};
   if (arguments.name.empty())
@@ -202,6 +202,12 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--weights", arguments.weights, "Format of the weights in memory")
       ->check(CLI::IsMember({"as-stored", "int8"}))
+      ->type_name("FORMAT")
+      ->capture_default_str();
+  app.add_option(
+         "--activations", arguments.activations,
+         "bfloat16: rounded where the processor multiplies that faster (AMX); prompts are read sooner")
+      ->check(CLI::IsMember({"float32", "bfloat16"}))
       ->type_name("FORMAT")
       ->capture_default_str();
   app.add_option("--host", arguments.server.host,

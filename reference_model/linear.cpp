@@ -46,12 +46,21 @@ Number* scratch(std::size_t count) {
   return memory.resize(count);
 }
 
-/// x in two terms: x = high + low with an error of at most 2^-16 of each number. After the last row there are
-/// zeros up to a multiple of row_step.
+/// x in two terms: x = high + low with an error of at most 2^-16 of each number; or rounded, in one. After the last
+/// row there are zeros up to a multiple of row_step.
 struct SplitRows {
-  SplitRows(const float* x, std::size_t rows, std::size_t width_, bool threads) : width{width_} {
+  SplitRows(const float* x, std::size_t rows, std::size_t width_, bool in_one_term, bool threads)
+      : width{width_} {
     const std::size_t padded = (rows + row_step - 1) / row_step * row_step;
-    bfloat16* out = scratch<bfloat16, 0>(2 * padded * width);
+    bfloat16* out = scratch<bfloat16, 0>((in_one_term ? 1 : 2) * padded * width);
+    high = out;
+    std::fill(out + rows * width, out + padded * width, bfloat16{});
+    if (in_one_term) {
+      for_each_block(rows, row_step, threads, [&](std::size_t first, std::size_t count) {
+        for (std::size_t i = first * width; i < (first + count) * width; ++i) out[i] = bfloat16{x[i]};
+      });
+      return;
+    }
     bfloat16* rest = out + padded * width;
     for_each_block(rows, row_step, threads, [&](std::size_t first, std::size_t count) {
       for (std::size_t i = first * width; i < (first + count) * width; ++i) {
@@ -61,21 +70,19 @@ struct SplitRows {
         rest[i] = bfloat16{is_finite(rounded) ? x[i] - rounded : 0.0F};
       }
     });
-    std::fill(out + rows * width, out + padded * width, bfloat16{});
     std::fill(rest + rows * width, rest + padded * width, bfloat16{});
-    high = out;
     low = rest;
   }
 
   /// y [count, outputs] = the rows [first, first + count) times a weight.
   void multiply(std::size_t first, std::size_t count, const PackedWeight& weight, float* y) const {
     weight.multiply(high + first * width, count, false, y);
-    weight.multiply(low + first * width, count, true, y);
+    if (low != nullptr) weight.multiply(low + first * width, count, true, y);
   }
 
   std::size_t width;
-  const bfloat16* high;
-  const bfloat16* low;
+  const bfloat16* high = nullptr;
+  const bfloat16* low = nullptr;  // null: x was rounded
 };
 
 /// Codes of int8 are whole numbers up to 127, whose floats have nothing in the lower half to round.
@@ -165,6 +172,7 @@ void forward_products(std::span<const Forward> products, const float* x, std::si
   const std::size_t slice = few ? few_rows_slice : many_rows_slice;
   std::size_t weights = 0;
   bool narrow = false;
+  bool rounded = true;
   struct Slice {
     const Forward* product;
     std::size_t first;
@@ -174,13 +182,14 @@ void forward_products(std::span<const Forward> products, const float* x, std::si
     const WeightMatrix& weight = product.layer->weight;
     weights += weight.size();
     narrow = narrow || is_narrow(weight);
+    rounded = rounded && product.layer->round_activations;
     for (std::size_t at = 0; at < weight.rows(); at += slice) slices.push_back({&product, at});
   }
   const bool threads =
       few ? weights >= min_shared_weights : one_thread_per_product && weights * rows >= min_shared_products;
   std::optional<SplitRows> split;
   if (!few && narrow && multiplies_bfloat16()) {
-    split.emplace(x, rows, products.front().layer->inputs(), threads);
+    split.emplace(x, rows, products.front().layer->inputs(), rounded, threads);
   }
   for_each_block(slices.size(), 1, threads, [&](std::size_t i, std::size_t) {
     const auto& [layer, y, add] = *slices[i].product;

@@ -2,7 +2,8 @@
 //
 // A linear layer, y = x Wᵀ + b, of float activations and weights in any format. Weights are never rounded
 // further and activations stay float, so the format of the weights is the only loss. Where bfloat16 is
-// multiplied by AMX, activations are split into two bfloat16 terms, which keeps 16 bits of each number.
+// multiplied by AMX, activations are split into two bfloat16 terms, which keeps 16 bits of each number, unless
+// `round_activations` asks for one.
 #pragma once
 
 #include <cstddef>
@@ -17,6 +18,8 @@ namespace kvpolicy::reference {
 struct Linear {
   WeightMatrix weight;      // [outputs, inputs], as checkpoints store it
   std::vector<float> bias;  // [outputs], or empty
+  /// Where AMX multiplies bfloat16, activations are rounded to it, as others run such checkpoints: half the products.
+  bool round_activations = false;
 
   Linear() = default;
   explicit Linear(WeightMatrix weight_, std::vector<float> bias_ = {})

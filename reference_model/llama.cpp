@@ -78,14 +78,12 @@ void check_norm(const std::vector<float>& norm, const char* name, std::size_t wi
 /// The sum of of_matrix and of_vector over all weights.
 template <class OfMatrix, class OfVector>
 std::size_t sum_over(const LlamaWeights& weights, OfMatrix of_matrix, OfVector of_vector) noexcept {
-  const auto of = [&](const Linear& layer) { return of_matrix(layer.weight) + of_vector(layer.bias); };
-  std::size_t sum = of(weights.embedding) + of(weights.head) + of_vector(weights.norm);
+  std::size_t sum = of_vector(weights.norm);
+  for_each_linear(weights,
+                  [&](const Linear& layer) { sum += of_matrix(layer.weight) + of_vector(layer.bias); });
   for (const LlamaLayer& layer : weights.layers) {
     for (const auto* norm : {&layer.attention_norm, &layer.q_norm, &layer.k_norm, &layer.mlp_norm}) {
       sum += of_vector(*norm);
-    }
-    for (const Linear* part : {&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down}) {
-      sum += of(*part);
     }
   }
   return sum;

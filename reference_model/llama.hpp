@@ -35,6 +35,17 @@ struct LlamaWeights {
   Linear head;              // empty where embeddings are tied
 };
 
+/// Calls visit(layer) for every Linear of a model's weights: embedding, head, and seven in each layer.
+template <class Weights, class Visit>
+void for_each_linear(Weights& weights, Visit visit) {
+  visit(weights.embedding);
+  visit(weights.head);
+  for (auto& layer : weights.layers) {
+    for (auto* part : {&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down})
+      visit(*part);
+  }
+}
+
 /// One layer's attention: q [tokens, q_heads, head_dim], k and v [tokens, kv_heads, head_dim],
 /// rotated to their text positions; the result is written to out, shaped like q. Called once per
 /// layer in ascending order; forward() passes on what it throws.
@@ -48,12 +59,13 @@ void normalise_heads(const LlamaConfig& config, const LlamaLayer& layer, std::si
 
 using kvpolicy::LogitsOf;
 
-/// How a checkpoint's weights are kept in memory.
+/// How a checkpoint's weights are kept in memory, and multiplied.
 struct LoadOptions {
   /// The format of all matrices; none: each as it is stored, in the mapped file, without a copy. Another
   /// format is a copy in memory; the blocks of a quantised GGUF file are decoded to bfloat16 if none is
   /// given. Norms and biases are always float.
-  std::optional<WeightFormat> weights;
+  std::optional<WeightFormat> weights = {};
+  bool round_activations = false;  ///< as in Linear
 };
 
 class Llama {

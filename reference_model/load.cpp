@@ -151,6 +151,7 @@ Llama Llama::load(const std::string& path, const LoadOptions& options) {
     config.tied_embeddings = weights.head.weight == weights.embedding.weight;
     if (config.tied_embeddings) weights.head = Linear{};
   }
+  for_each_linear(weights, [&](Linear& layer) { layer.round_activations = options.round_activations; });
   return Llama{std::move(config), std::move(weights)};
 }
 

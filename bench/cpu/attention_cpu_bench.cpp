@@ -343,6 +343,10 @@ class Cases {
       for (const std::string precision : {"int8", "int4", "int3", "int2"}) {
         of_policy("default_" + precision, uniform(heads, named(precision, heads)), attend);
       }
+      for (const std::string precision : {"int8", "int4"}) {
+        of_policy("default_" + precision + "_float", uniform(heads, named(precision, heads)),
+                  run_prefill<float, bfloat16>);
+      }
     }
     of_policy("duo", duo(heads), attend);
     of_policy("retrieval", uniform(heads, MinMaxChunks::Config{.chunk = 16, .budget = budget()}), attend);

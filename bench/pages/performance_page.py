@@ -102,6 +102,10 @@ def model(*paths):
     for title, path in zip(("kvpolicy", "transformers"), paths):
         context, entries = read(path)
         cases = fastest(entries)
+        for case in (name for name in cases if "rounded" in name):
+            entry = cases[case]
+            rows.append([f"{title}, activations rounded, too", case.rpartition("/")[2], f"{number(entry['weights_mb'])} MB",
+                         f"{number(entry['ms'])} ms ({number(entry['min_ms'])} to {number(entry['p90_ms'])})", "", ""])
         for case in (name for name in cases if "prefill" in name):
             prefill, decode = cases[case], cases[case.replace("prefill", "decode")]
             many = cases.get(case.replace("prefill", "decode_8_texts"))

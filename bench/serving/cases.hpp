@@ -230,7 +230,8 @@ inline void prefix(Report& report, const Settings& settings, Subject& subject, c
   const PlanPtr plan = subject.plan(plan_name);
   const std::size_t count = settings.smoke ? 4 : settings.quick ? 8 : 32;
   const std::size_t tail = settings.smoke ? 20 : 96;
-  const std::size_t answer = settings.smoke ? 12 : 96;
+  // Long enough for the first ones to be still writing when the last one begins.
+  const std::size_t answer = settings.smoke ? 12 : 384;
   const std::size_t context = subject.served().context();
   std::size_t shared = settings.smoke ? 300 : settings.quick ? 2048 : 8192;
   if (context > 0) shared = std::min(shared, context - tail - answer);

@@ -327,14 +327,14 @@ TEST_CASE("a call is computed in bfloat16 only if its numbers allow it") {
   const RowFormat grouped{Encoding::uint4, Granularity::per_token, 32};
   CHECK(products_of.operator()<TilesExactly, bfloat16, bfloat16>(codes, codes) == keys + values);
   const RowFormat channels{Encoding::uint3, Granularity::per_channel, 16};
-  // Keys with several scales are split into two terms, unless queries are.
+  // Keys with several scales are split into two terms. Of two terms on both sides, three products count.
   CHECK(products_of.operator()<TilesExactly, bfloat16, bfloat16>(grouped, codes) == 2 * keys + values);
   CHECK(products_of.operator()<TilesExactly, bfloat16, bfloat16>(channels, codes) == 2 * keys + values);
-  CHECK(products_of.operator()<TilesExactly, float, bfloat16>(channels, codes) == values);
+  CHECK(products_of.operator()<TilesExactly, float, bfloat16>(channels, codes) == 3 * keys + values);
   CHECK(products_of.operator()<TilesAlways, float, float>(channels, codes) == 2 * keys + values);
-  // Values with several scales are rounded, so only where weights are.
+  // Values with several scales are rounded where weights are, and split where those are.
   CHECK(products_of.operator()<TilesExactly, bfloat16, bfloat16>(codes, grouped) == keys + values);
-  CHECK(products_of.operator()<TilesExactly, bfloat16, float>(codes, grouped) == keys);
+  CHECK(products_of.operator()<TilesExactly, bfloat16, float>(codes, grouped) == keys + 3 * values);
   CHECK(products_of.operator()<TilesAlways, float, float>(codes, grouped) == keys + values);
   using TilesNever = Forced<MatrixUnit::tiles, Bfloat16Products::never>;
   CHECK(products_of.operator()<TilesNever, bfloat16, bfloat16>(bfloat16_rows, bfloat16_rows) == 0);

@@ -30,9 +30,9 @@ Linear random_layer(std::size_t inputs, std::size_t outputs, WeightFormat format
                 biased ? normal_floats(outputs, 4) : std::vector<float>{}};
 }
 
-/// Whether y is `start` + x Wᵀ + b. Activations may lose all but 16 bits, and float sums round.
+/// Whether y is `start` + x Wᵀ + b. Activations may lose all but 16 bits, or `kept`, and float sums round.
 bool is_product(const Linear& layer, const std::vector<float>& x, std::size_t rows,
-                const std::vector<float>& start, const std::vector<float>& y) {
+                const std::vector<float>& start, const std::vector<float>& y, double kept = 0x1p-16) {
   const std::vector<float> weight = layer.weight.to_floats();
   const std::size_t inputs = layer.inputs();
   for (std::size_t row = 0; row < rows; ++row) {
@@ -47,7 +47,7 @@ bool is_product(const Linear& layer, const std::vector<float>& x, std::size_t ro
         sum += term;
         size += std::fabs(term);
       }
-      const double bound = size * (0x1p-16 + static_cast<double>(inputs + 4) * 0x1p-24) + 1e-37;
+      const double bound = size * (kept + static_cast<double>(inputs + 4) * 0x1p-24) + 1e-37;
       if (!(std::fabs(static_cast<double>(y[at]) - sum) <= bound)) return false;
     }
   }
@@ -81,6 +81,32 @@ TEST_CASE("forward products of every format and size") {
         layer.add_to(x.data(), rows, y.data());
         CHECK(is_product(layer, x, rows, start, y));
       }
+    }
+  }
+}
+
+TEST_CASE(
+    "activations are rounded to bfloat16 where that is asked for and multiplied faster, and nowhere else") {
+  for (const WeightFormat format : weight_formats) {
+    for (const std::size_t rows : {1, 9, 67, 257}) {
+      CAPTURE(name_of(format));
+      CAPTURE(rows);
+      Linear layer = random_layer(131, 257, format, rows % 2 == 1);
+      const std::vector<float> x = normal_floats(rows * 131, 12);
+      std::vector<float> exact(rows * 257);
+      layer.apply(x.data(), rows, exact.data());
+      layer.round_activations = true;
+      std::vector<float> y(rows * 257, NAN);
+      layer.apply(x.data(), rows, y.data());
+      CHECK(is_product(layer, x, rows, {}, y, 0x1p-8));
+      const bool narrow = format == WeightFormat::bfloat16 || format == WeightFormat::int8;
+      const bool rounds = narrow && multiplies_bfloat16() && !(has_row_product() && rows <= most_few_rows);
+      CHECK(rounds == (y != exact));
+      // Where nothing is left to round off, nothing changes.
+      std::vector<float> few_bits = x;
+      for (float& number : few_bits) number = static_cast<float>(bfloat16{number});
+      layer.apply(few_bits.data(), rows, y.data());
+      CHECK(is_product(layer, few_bits, rows, {}, y));
     }
   }
 }

@@ -4,7 +4,7 @@
 // along the dimension that is summed. Rows stored in bfloat16 are used as they are. Of quantised rows with
 // one scale each, the codes are used, which bfloat16 represents exactly: scales and zeros are applied after
 // the product with the keys and before the product with the values. Other quantised rows are decoded to float
-// first: keys are then split into two terms, and values are rounded. Numbers that are not finite are left to
+// first: keys are then split into two terms, and values as weights are. Numbers that are not finite are left to
 // the products in float, because here they would meet padding of zeros.
 #pragma once
 
@@ -16,6 +16,7 @@
 #include <cstring>
 #include <optional>
 
+#include <kvpolicy/cpu/bfloat16_pairs-inl.hpp>
 #include <kvpolicy/cpu/decode_rows-inl.hpp>
 #include <kvpolicy/cpu/matrix_unit.hpp>
 #include <kvpolicy/cpu/product-inl.hpp>
@@ -27,58 +28,6 @@ namespace kvpolicy::cpu {
 namespace HWY_NAMESPACE {
 KVPOLICY_CPU_BEGIN_TARGET
 
-using Words = hn::RebindToUnsigned<Floats>;
-using WordVector = hn::Vec<Words>;
-inline constexpr Words words;
-
-/// Rounds to the nearest bfloat16, ties away from zero, and returns it as a float's bits. Ties to even would take
-/// twice as many instructions. NaN may become anything: a caller sees it in the rest, which is NaN, or, if it is a
-/// softmax weight, in the sum of the weights.
-[[nodiscard]] HWY_INLINE WordVector round_to_bfloat16(FloatVector x) {
-  return hn::And(hn::Add(hn::BitCast(words, x), hn::Set(words, 0x8000U)), hn::Set(words, 0xffff0000U));
-}
-
-/// Neighbours along a product's summed dimension as pairs of bfloat16, and the rest that rounding left, for
-/// a second term.
-struct PairVector {
-  WordVector pairs;
-  FloatVector rest_low, rest_high;
-};
-[[nodiscard]] HWY_INLINE PairVector pair_up(FloatVector low, FloatVector high) {
-  const auto low_bits = round_to_bfloat16(low);
-  const auto high_bits = round_to_bfloat16(high);
-  return {hn::Or(hn::ShiftRight<16>(low_bits), high_bits), hn::Sub(low, hn::BitCast(floats, low_bits)),
-          hn::Sub(high, hn::BitCast(floats, high_bits))};
-}
-
-/// Stores four vectors as columns of rows that are `stride` words apart.
-HWY_INLINE void store_as_columns(const WordVector* columns, std::uint32_t* to, std::size_t stride) {
-  HWY_ALIGN std::uint32_t numbers[4][lanes];
-#if HWY_TARGET == HWY_SCALAR
-  for (std::size_t i = 0; i < 4; ++i) hn::Store(columns[i], words, numbers[i]);
-  for (std::size_t m = 0; m < lanes; ++m) {
-    for (std::size_t i = 0; i < 4; ++i) to[m * stride + i] = numbers[i][m];
-  }
-#else
-  // In each group of 16 bytes, lane i becomes part of vector i; then the groups are scattered.
-  const hn::Repartition<std::uint64_t, Words> doubles;
-  const auto as_doubles = [&](WordVector v) KVPOLICY_CPU_LAMBDA { return hn::BitCast(doubles, v); };
-  const auto a = as_doubles(hn::InterleaveLower(words, columns[0], columns[1]));
-  const auto b = as_doubles(hn::InterleaveLower(words, columns[2], columns[3]));
-  const auto c = as_doubles(hn::InterleaveUpper(words, columns[0], columns[1]));
-  const auto d = as_doubles(hn::InterleaveUpper(words, columns[2], columns[3]));
-  hn::Store(hn::BitCast(words, hn::InterleaveLower(doubles, a, b)), words, numbers[0]);
-  hn::Store(hn::BitCast(words, hn::InterleaveUpper(doubles, a, b)), words, numbers[1]);
-  hn::Store(hn::BitCast(words, hn::InterleaveLower(doubles, c, d)), words, numbers[2]);
-  hn::Store(hn::BitCast(words, hn::InterleaveUpper(doubles, c, d)), words, numbers[3]);
-  for (std::size_t block = 0; block < lanes; block += 4) {
-    for (std::size_t i = 0; i < 4; ++i) {
-      std::memcpy(to + (block + i) * stride, numbers[i] + block, 4 * sizeof(std::uint32_t));
-    }
-  }
-#endif
-}
-
 /// The products of one tile. `Tiles` are the tile registers or a replacement.
 template <class Tiles>
 class PairProducts {
@@ -86,7 +35,7 @@ class PairProducts {
   /// Words of scratch memory for `width` queries; `width` is a multiple of 16.
   [[nodiscard]] static std::size_t scratch_words(std::size_t width, const HeadWidth& head) {
     return most_terms * (paneled(width) + max_tile_rows) * channel_pairs(head.keys) +
-           row_pairs * head.values + most_terms * row_pairs * width;
+           most_terms * row_pairs * (head.values + width);
   }
 
   /// Floats of scratch memory for `width` queries.
@@ -107,7 +56,7 @@ class PairProducts {
     queries_ = scratch;
     keys_ = queries_ + most_terms * query_term();
     values_ = keys_ + most_terms * key_term();
-    weights_ = values_ + row_pairs * head.values;
+    weights_ = values_ + most_terms * value_term();
     // Channels that pad the last tile's pairs are never written again.
     std::fill_n(keys_, most_terms * key_term(), 0U);
     if (plan.unit == MatrixUnit::tiles) tiles_.emplace();
@@ -174,9 +123,8 @@ class PairProducts {
 
   /// The same for keys that were decoded to float, [rows, width of keys].
   bool compute_logits(const float* keys, std::size_t rows, float scale, float* logits, FetchAhead& ahead) {
-    // Two terms of both sides would be four products.
-    if (!has_queries_ || !tiles_ || query_terms_ > 1 || !split_rows(keys, rows)) return false;
-    multiply_keys(1, most_terms, {logits, width_, false, scale}, rows, ahead);
+    if (!has_queries_ || !tiles_ || !split_rows(keys, rows)) return false;
+    multiply_keys(query_terms_, most_terms, {logits, width_, false, scale}, rows, ahead);
     return true;
   }
 
@@ -200,18 +148,18 @@ class PairProducts {
       pair_weights(weights, rows, [](std::size_t) KVPOLICY_CPU_LAMBDA { return hn::Set(floats, 1.0F); });
     }
     scale_values(factors, quantized ? shifts_ : nullptr, out, queries);
-    multiply_values(rows, out, queries, ahead);
+    multiply_values(1, rows, out, queries, ahead);
     return true;
   }
 
-  /// The same for values that were decoded to float, [rows, width of values]. They are rounded, so only where
-  /// weights are.
+  /// The same for values that were decoded to float, [rows, width of values]. They are split into as many terms as
+  /// weights are: rounded where those are.
   bool add_values(const float* values, std::size_t rows, const float* weights, const float* factors,
                   float* out, std::size_t queries, FetchAhead& ahead) {
-    if (!plan_.is_narrow() || plan_.weight_terms > 1 || !round_rows(values, rows)) return false;
+    if (!plan_.is_narrow() || !pair_decoded_rows(values, rows)) return false;
     pair_weights(weights, rows, [](std::size_t) KVPOLICY_CPU_LAMBDA { return hn::Set(floats, 1.0F); });
     scale_values(factors, nullptr, out, queries);
-    multiply_values(rows, out, queries, ahead);
+    multiply_values(plan_.weight_terms, rows, out, queries, ahead);
     return true;
   }
 
@@ -230,6 +178,7 @@ class PairProducts {
     return (rows + 2 * x86::tile_size - 1) / (2 * x86::tile_size) * x86::tile_size;
   }
   [[nodiscard]] std::size_t key_term() const { return max_tile_rows * channel_pairs(head_.keys); }
+  [[nodiscard]] std::size_t value_term() const { return row_pairs * head_.values; }
   [[nodiscard]] std::size_t query_term() const { return paneled(width_) * channel_pairs(head_.keys); }
 
   // The even and the odd ones of 2 * lanes channels of query m, with zeros after the last channel and query.
@@ -254,7 +203,7 @@ class PairProducts {
     const std::size_t unit = tiles_ ? x86::tile_size : x86::BFloat16Vectors::rows;
     const std::size_t block = tiles_ ? 2 * unit : unit;
     const std::size_t panels = (width + columns - 1) / columns;
-    ahead.start((rows + block - 1) / block * panels, matrices.terms * matrices.pairs);
+    ahead.start((rows + block - 1) / block * panels, matrices.terms.count * matrices.pairs);
     for (std::size_t x = 0; x < width; x += columns) {
       const std::size_t count = std::min(columns, width - x);
       if (tiles_) {
@@ -267,33 +216,31 @@ class PairProducts {
     }
   }
 
-  // The product of keys_ with the queries. One of the two has one term.
+  // The product of keys_ with the queries.
   void multiply_keys(std::size_t query_terms, std::size_t key_terms, const x86::ProductTarget& target,
                      std::size_t rows, FetchAhead& ahead) {
     const x86::PairMatrices matrices{.a = keys_,
                                      .a_row = channel_pairs(head_.keys),
                                      .a_step = 1,
-                                     .a_term = key_terms > 1 ? key_term() : 0,
                                      .b = queries_,
                                      .b_row = columns,
-                                     .b_term = query_terms > 1 ? query_term() : 0,
                                      .pairs = channel_pairs(head_.keys),
-                                     .terms = std::max(query_terms, key_terms)};
+                                     .terms = {key_terms, key_term(), query_terms, query_term()}};
     multiply(matrices, columns * channel_pairs(head_.keys), target, rows, width_, ahead);
   }
 
   // Adds the product of weights_ with values_ to `out`.
-  void multiply_values(std::size_t rows, float* out, std::size_t queries, FetchAhead& ahead) {
+  void multiply_values(std::size_t value_terms, std::size_t rows, float* out, std::size_t queries,
+                       FetchAhead& ahead) {
     const bool tiles = plan_.unit == MatrixUnit::tiles;
-    const x86::PairMatrices matrices{.a = weights_,
-                                     .a_row = tiles ? row_pairs : 1,
-                                     .a_step = tiles ? 1 : width_,
-                                     .a_term = row_pairs * width_,
-                                     .b = values_,
-                                     .b_row = head_.values,
-                                     .b_term = 0,
-                                     .pairs = padded_pairs(rows),
-                                     .terms = plan_.weight_terms};
+    const x86::PairMatrices matrices{
+        .a = weights_,
+        .a_row = tiles ? row_pairs : 1,
+        .a_step = tiles ? 1 : width_,
+        .b = values_,
+        .b_row = head_.values,
+        .pairs = padded_pairs(rows),
+        .terms = {plan_.weight_terms, row_pairs * width_, value_terms, value_term()}};
     multiply(matrices, columns, {out, head_.values, true, 1.0F}, queries, head_.values, ahead);
   }
 
@@ -330,13 +277,16 @@ class PairProducts {
     return hn::AllTrue(floats, hn::Eq(zeros, zero_vector()));
   }
 
-  // Stores decoded values, rounded, in pairs of rows, up to whole tiles; returns false if a number is not finite.
-  bool round_rows(const float* values, std::size_t rows) {
+  // Stores decoded values in pairs of rows, up to whole tiles, in as many terms as weights have; returns false if a
+  // number is not finite.
+  bool pair_decoded_rows(const float* values, std::size_t rows) {
+    const std::size_t terms = plan_.weight_terms;
     auto zeros = zero_vector();
     for (std::size_t pair = 0; pair < padded_pairs(rows); ++pair) {
       std::uint32_t* to = values_ + pair * head_.values;
       if (2 * pair >= rows) {
-        std::fill_n(to, head_.values, 0U);
+        for (std::size_t term = 0; term < terms; ++term)
+          std::fill_n(to + term * value_term(), head_.values, 0U);
         continue;
       }
       // As in pair_rows.
@@ -346,6 +296,8 @@ class PairProducts {
         const PairVector both = pair_up(hn::LoadU(floats, low + channel), hn::LoadU(floats, high + channel));
         hn::StoreU(both.pairs, words, to + channel);
         zeros = hn::MulAdd(hn::Add(both.rest_low, both.rest_high), zero_vector(), zeros);
+        if (terms == 1) continue;
+        hn::StoreU(pair_up(both.rest_low, both.rest_high).pairs, words, to + value_term() + channel);
       }
     }
     return hn::AllTrue(floats, hn::Eq(zeros, zero_vector()));
@@ -518,7 +470,7 @@ class PairProducts {
   bool has_queries_ = false;
   std::uint32_t* queries_ = nullptr;         // [terms] of panels of [channel pairs, columns]
   std::uint32_t* keys_ = nullptr;            // [terms] of [max_tile_rows, channel pairs]
-  std::uint32_t* values_ = nullptr;          // [row_pairs, width of values]
+  std::uint32_t* values_ = nullptr;          // [terms] of [row_pairs, width of values]
   std::uint32_t* weights_ = nullptr;         // [terms] of [row_pairs, width] or [width, row_pairs]
   float* query_sums_;                        // [width]
   float* shifts_;                            // [width]

@@ -79,9 +79,9 @@ struct BFloat16Vectors {
         sums[i][n] = onto ? _mm512_loadu_ps(c + i * c_row + n * 16) : _mm512_setzero_ps();
       });
     });
-    for (std::size_t term = 0; term < matrices.terms; ++term) {
-      const std::uint32_t* a = matrices.a + term * matrices.a_term;
-      const std::uint32_t* b = matrices.b + term * matrices.b_term;
+    for (std::size_t term = 0; term < matrices.terms.count; ++term) {
+      const std::uint32_t* a = matrices.a + matrices.terms.terms[term].a;
+      const std::uint32_t* b = matrices.b + matrices.terms.terms[term].b;
       for (std::size_t pair = 0; pair < matrices.pairs;) {
         meanwhile();
         const std::size_t end = std::min(pair + Meanwhile::stretch, matrices.pairs);

@@ -4,23 +4,40 @@
 // one word, the earlier one in its low half.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 
 namespace kvpolicy::cpu::x86 {
 
-/// The factors of a product: a [rows, pairs] and b [pairs, columns], strides counted in pairs. A product
-/// may have several terms, each with its own a or b, which are added.
+/// One product of several that are added: where its factors begin, in pairs after `a` and `b`.
+struct ProductTerm {
+  std::size_t a = 0;
+  std::size_t b = 0;
+};
+/// The products of a sum of terms with another one.
+struct ProductTerms {
+  std::array<ProductTerm, 3> terms = {};
+  std::size_t count = 0;
+
+  /// Of up to two terms on each side, which are `a_step` and `b_step` pairs apart. The product of both second terms
+  /// is left out: a second term is below 2^-8 of its first one, so that product is below 2^-16 of theirs.
+  ProductTerms(std::size_t a_terms, std::size_t a_step, std::size_t b_terms, std::size_t b_step) {
+    for (std::size_t a = 0; a < a_terms; ++a) {
+      for (std::size_t b = 0; b < b_terms && a + b < 2; ++b) terms[count++] = {a * a_step, b * b_step};
+    }
+  }
+};
+
+/// The factors of a product: a [rows, pairs] and b [pairs, columns], strides counted in pairs.
 struct PairMatrices {
   const std::uint32_t* a;
   std::size_t a_row;
   std::size_t a_step;  ///< from one pair to the next
-  std::size_t a_term;
   const std::uint32_t* b;
   std::size_t b_row;
-  std::size_t b_term;
   std::size_t pairs;
-  std::size_t terms;
+  ProductTerms terms;
 };
 
 /// The target of a product: c = scale * (a b) or, with `onto`, c += a b.

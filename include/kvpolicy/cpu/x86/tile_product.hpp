@@ -40,11 +40,12 @@ void tile_block(Tiles& tiles, const PairMatrices& matrices, const ProductTarget&
     if constexpr (M > 1) tiles.template zero<2>();
     if constexpr (M > 1 && N > 1) tiles.template zero<3>();
   }
-  for (std::size_t term = 0; term < matrices.terms; ++term) {
+  for (std::size_t term = 0; term < matrices.terms.count; ++term) {
+    const ProductTerm& own = matrices.terms.terms[term];
     for (std::size_t pair = 0; pair < matrices.pairs; pair += tile_size) {
       for (std::size_t i = 0; i < tile_size; i += Meanwhile::stretch) meanwhile();
-      const std::uint32_t* a = matrices.a + term * matrices.a_term + pair;
-      const std::uint32_t* b = matrices.b + term * matrices.b_term + pair * matrices.b_row;
+      const std::uint32_t* a = matrices.a + own.a + pair;
+      const std::uint32_t* b = matrices.b + own.b + pair * matrices.b_row;
       tiles.template load<4>(a, a_stride);
       tiles.template load<6>(b, b_stride);
       tiles.template add_product<0, 4, 6>();
