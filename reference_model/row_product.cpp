@@ -10,6 +10,15 @@
 
 namespace kvpolicy::reference {
 
+// Not in the header: who includes that may be compiled without Highway where this file has it.
+bool has_row_product() noexcept {
+#ifdef KVPOLICY_WITH_HIGHWAY
+  return true;
+#else
+  return false;
+#endif
+}
+
 #ifdef KVPOLICY_WITH_HIGHWAY
 namespace {
 

@@ -15,13 +15,7 @@ namespace kvpolicy::reference {
 inline constexpr std::size_t most_few_rows = 8;
 
 /// Whether the build has this product. It needs Highway (kvpolicy::cpu).
-[[nodiscard]] constexpr bool has_row_product() noexcept {
-#ifdef KVPOLICY_WITH_HIGHWAY
-  return true;
-#else
-  return false;
-#endif
-}
+[[nodiscard]] bool has_row_product() noexcept;
 
 /// Computes y [rows, count] = x [rows, columns] Wᵀ + keep * y for the rows [first, first + count) of W, on the
 /// calling thread. Rows of y are `stride` numbers apart. Each number is the same, bit for bit, for any

@@ -155,6 +155,9 @@ TEST_CASE("every format of keys and of values, in both kernels") {
 
 TEST_CASE("observe equals ScalarEngine") {
   Random random{11};
+  // Tiles multiply keys of several scales in two terms, which keep 16 bits of each number.
+  const bool tiles = kvpolicy::cpu::matrix_unit() == kvpolicy::cpu::MatrixUnit::tiles;
+  const double tolerance_of_sums = tiles ? 1e-4 : 2e-5;
   for (int round = 0; round < 80; ++round) {
     CAPTURE(round);
     const std::size_t group = test::one_of(random, groups);
@@ -180,7 +183,7 @@ TEST_CASE("observe equals ScalarEngine") {
     kvpolicy::cpu::Engine<kvpolicy::cpu::SerialFor> engine;
     observe(engine, sums);
     for (std::size_t head = 0; head < kv_heads; ++head) {
-      REQUIRE(test::largest_difference(sums[head], expected[head]) <= 2e-5);
+      REQUIRE(test::largest_difference(sums[head], expected[head]) <= tolerance_of_sums);
     }
   }
 }
