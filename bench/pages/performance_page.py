@@ -8,12 +8,13 @@ from results_cpu import fastest, load, load_repetitions, number, read
 from .markdown import table
 
 # (what a column is called, its file), as `./scripts/bench --out` writes them.
-CPU_RUNS = [("Intel, one run", "cpu_intel_xeon_processor_2core.json"),
+CPU_RUNS = [("Intel with AMX, one run", "cpu_intel_xeon_processor_2core_tiles.json"),
+            ("Intel, one run", "cpu_intel_xeon_processor_2core.json"),
             ("Intel, five runs more", "cpu_intel_xeon_processor_2core_repeated.json"),
             ("AMD, two runs side by side", "cpu_amd_epyc_2core.json")]
 INTEL = CPU_RUNS[0][1]
-INTEL_TORCH = "cpu_intel_xeon_processor_2core_torch.json"
-INTEL_GGML = "cpu_intel_xeon_processor_2core_ggml.json"
+INTEL_TORCH = "cpu_intel_xeon_processor_2core_tiles_torch.json"
+INTEL_GGML = "cpu_intel_xeon_processor_2core_tiles_ggml.json"
 
 
 def cuda_goals(*paths):
