@@ -68,9 +68,15 @@ HeadPlan<bfloat16> plan_of_draft(const reference::Llama& model, const Speculatio
       model);
 }
 
-bool is_quantized(const SpeculationSetup& setup) {
-  return setup.bits != 0 || setup.structure == Structure::halves;
+bool has_halves(const SpeculationSetup& setup) {
+  return setup.halves || setup.structure == Structure::halves;
 }
+// What goes on from this text by another structure keeps its rows.
+SpeculationSetup with_halves(SpeculationSetup setup) {
+  setup.halves = has_halves(setup);
+  return setup;
+}
+bool is_quantized(const SpeculationSetup& setup) { return setup.bits != 0 || has_halves(setup); }
 
 // Whether the target's cache holds every row exactly, so that a cache of another plan can take them over.
 bool holds_every_row(const reference::Llama& model, const SpeculationSetup& setup) {
@@ -135,7 +141,7 @@ bool needs_small_model(Structure structure) {
 }
 
 HeadPlan<bfloat16> target_plan(const ModelShape& shape, const SpeculationSetup& setup) {
-  if (setup.structure == Structure::halves) {
+  if (has_halves(setup)) {
     return HeadPlan<bfloat16>{shape, LowBitFormat::of_halves(shape).head<bfloat16>()};
   }
   return setup.min_max ? plan_with<MinMaxKey>(shape, setup) : plan_with<MeanKey>(shape, setup);
@@ -150,7 +156,7 @@ struct SpeculativeText::Parts {
         Cache own, std::optional<Cache> drafts, std::span<const int> has_read)
       : model{&target},
         small_model{small},
-        setup{chosen},
+        setup{with_halves(chosen)},
         reader{target},
         draft_reader{needs_small_model(chosen.structure) ? *small : target},
         cache{std::move(own)},

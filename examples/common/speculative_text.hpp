@@ -55,7 +55,8 @@ struct SpeculationSetup {
   std::size_t chunk = 16;
   std::size_t budget = 1024;  ///< a multiple of chunk
   bool min_max = true;
-  std::size_t bits = 0;      ///< of the target's rows; 0 keeps bfloat16. Structure::halves has 8
+  std::size_t bits = 0;      ///< of the target's rows; 0 keeps bfloat16
+  bool halves = false;       ///< the target's rows have 8 bits in halves; Structure::halves sets it
   std::size_t sinks = 16;    ///< first rows that a streaming cache keeps
   std::size_t recent = 240;  ///< latest rows of a streaming cache, besides the sinks
   /// What the draft of Structure::streaming keeps instead. Nothing compresses its rows, so budgets

@@ -20,7 +20,7 @@ struct ProductTerms {
   std::array<ProductTerm, 3> terms = {};
   std::size_t count = 0;
 
-  /// Of up to two terms on each side, which are `a_step` and `b_step` pairs apart. The product of both second terms
+  /// Each side has one or two terms, which are `a_step` and `b_step` pairs apart. The product of both second terms
   /// is left out: a second term is below 2^-8 of its first one, so that product is below 2^-16 of theirs.
   ProductTerms(std::size_t a_terms, std::size_t a_step, std::size_t b_terms, std::size_t b_step) {
     for (std::size_t a = 0; a < a_terms; ++a) {
