@@ -185,8 +185,8 @@ TEST_CASE("a turn ends after its stop text, wherever steps end") {
 }
 
 TEST_CASE("options that do not work are refused by name") {
-  CHECK_THROWS_WITH_AS(static_cast<void>(structure_named("tri")), doctest::Contains("triforce, self, draft"),
-                       ConfigError);
+  CHECK_THROWS_WITH_AS(static_cast<void>(structure_named("tri")),
+                       doctest::Contains("triforce, self, halves, draft"), ConfigError);
   for (const NamedStructure& s : structures()) CHECK(structure_named(s.name) == s.structure);
   CHECK_THROWS_WITH_AS((SpeculativeText{model(), nullptr, setup_of(Structure::triforce)}),
                        doctest::Contains("triforce needs a small model"), ConfigError);
