@@ -25,6 +25,7 @@
 #include "common/device.hpp"
 #include "common/files.hpp"
 #include "common/json_line.hpp"
+#include "common/load_arguments.hpp"
 #include "common/plan_name.hpp"
 #include "common/progress.hpp"
 #include "common/run_tool.hpp"
@@ -48,8 +49,7 @@ struct Arguments {
   PlanArguments plan;
   std::string device = "cpu";
   std::string dtype = "bfloat16";
-  std::string weights = "as-stored";
-  std::string activations = "float32";
+  LoadArguments load;
   PromptArguments prompt;
   bool chat = false;
   std::string system;
@@ -243,7 +243,8 @@ void print_json(const Arguments& arguments, const Generated& result) {
                             {"settings", result.plan.settings},
                             {"device", arguments.device},
                             {"dtype", arguments.dtype},
-                            {"weights", arguments.weights},
+                            {"weights", arguments.load.weights},
+                            {"activations", arguments.load.activations},
                             {"weight_bytes", result.weight_bytes},
                             {"threads", threads()},
                             {"temperature", arguments.sampler.temperature},
@@ -278,13 +279,6 @@ void print_costs(const Arguments& arguments, const Generated& result) {
   if (result.compress_ms > 0) {
     fmt::print(stderr, "  compress  {} ms, once after the prompt\n", fixed(result.compress_ms, 0));
   }
-}
-
-reference::LoadOptions load_options(const Arguments& arguments) {
-  reference::LoadOptions options{.round_activations = arguments.activations == "bfloat16"};
-  if (arguments.weights == "int8") options.weights = reference::WeightFormat::int8;
-  if (arguments.weights == "float32") options.weights = reference::WeightFormat::float32;
-  return options;
 }
 
 void print_result(const Arguments& arguments, const Generated& result) {
@@ -329,7 +323,7 @@ void run(const Arguments& arguments) {
   require(arguments.device == "cpu" || arguments.dtype == "bfloat16",
           "a GPU keeps rows in bfloat16; --dtype ", arguments.dtype, " is for --device cpu");
   set_threads(arguments.threads);
-  const auto model = TextModel::load(arguments.model, load_options(arguments));
+  const auto model = TextModel::load(arguments.model, arguments.load.options());
   const Device device = open_device(arguments.device, model.llama());
   Session session{arguments, model, device};
   if (!arguments.chat) {
@@ -364,16 +358,7 @@ int main(int argc, char** argv) {
       ->check(CLI::IsMember({"bfloat16", "float32"}))
       ->type_name("TYPE")
       ->capture_default_str();
-  app.add_option("--weights", arguments.weights, "Format of the weights in memory")
-      ->check(CLI::IsMember({"as-stored", "float32", "int8"}))
-      ->type_name("FORMAT")
-      ->capture_default_str();
-  app.add_option(
-         "--activations", arguments.activations,
-         "bfloat16: rounded where the processor multiplies that faster (AMX); prompts are read sooner")
-      ->check(CLI::IsMember({"float32", "bfloat16"}))
-      ->type_name("FORMAT")
-      ->capture_default_str();
+  add_load_options(app, arguments.load);
   app.add_option("--max-new", arguments.most_new,
                  "New tokens at most; default: 64, with --chat 512 for each answer")
       ->type_name("N")

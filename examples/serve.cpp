@@ -23,6 +23,7 @@
 
 #include "common/device.hpp"
 #include "common/files.hpp"
+#include "common/load_arguments.hpp"
 #include "common/run_tool.hpp"
 #include "common/text_model.hpp"
 #include "serve/api.hpp"
@@ -41,8 +42,7 @@ struct Arguments {
   std::string model;
   std::string name;
   std::string plan = "full";
-  std::string weights = "as-stored";
-  std::string activations = "float32";
+  LoadArguments load;
   std::size_t memory = 1024;       // MiB
   std::size_t swap_memory = 4096;  // MiB
   std::string swap_folder;
@@ -107,16 +107,14 @@ class StopBySignal {
 
 // What must be the same for saved prefixes to make sense.
 std::string tag_of(const Arguments& arguments, const TextModel& model) {
-  return fmt::format("{} {} parameters, {} weights", arguments.name, model.llama().parameters(),
-                     arguments.weights);
+  return fmt::format("{} {} parameters, {} weights, {} activations", arguments.name,
+                     model.llama().parameters(), arguments.load.weights, arguments.load.activations);
 }
 
 void run(Arguments& arguments) {
   StopBySignal signals;  // before any thread begins
   set_threads(arguments.threads);
-  reference::LoadOptions load{.round_activations = arguments.activations == "bfloat16"};
-  if (arguments.weights == "int8") load.weights = reference::WeightFormat::int8;
-  const auto model = TextModel::load(arguments.model, load);
+  const auto model = TextModel::load(arguments.model, arguments.load.options());
   serve::LlamaServed served{model};
   if (arguments.name.empty())
     arguments.name = std::filesystem::path{arguments.model}.lexically_normal().filename().string();
@@ -200,16 +198,7 @@ int main(int argc, char** argv) {
       ->type_name("N")
       ->check(whole_number(0, 10'000'000))
       ->capture_default_str();
-  app.add_option("--weights", arguments.weights, "Format of the weights in memory")
-      ->check(CLI::IsMember({"as-stored", "int8"}))
-      ->type_name("FORMAT")
-      ->capture_default_str();
-  app.add_option(
-         "--activations", arguments.activations,
-         "bfloat16: rounded where the processor multiplies that faster (AMX); prompts are read sooner")
-      ->check(CLI::IsMember({"float32", "bfloat16"}))
-      ->type_name("FORMAT")
-      ->capture_default_str();
+  add_load_options(app, arguments.load);
   app.add_option("--host", arguments.server.host,
                  "Address to listen on; the default is seen by this machine alone")
       ->type_name("ADDRESS")

@@ -248,12 +248,12 @@ inline void prefix(Report& report, const Settings& settings, Subject& subject, c
   options.patience = 1e9;
   options.max_running = count;
   const auto with_budget = [&] {
-    // As much as eight texts take that keep every row and share nothing, whatever the plan.
+    // As much as six texts take that keep every row and share nothing, whatever the plan.
     const serve::Plan full = subject.plan_named("full");
     serve::SchedulerOptions own = options;
     own.memory = std::size_t{1} << 40;
     const serve::Scheduler any{subject.served(), own};
-    return 8 * any.peak_bytes(full, shared + tail, answer);
+    return 6 * any.peak_bytes(full, shared + tail, answer);
   };
   options.memory = with_budget();
 

@@ -78,6 +78,10 @@ SpeculationSetup with_halves(SpeculationSetup setup) {
 }
 bool is_quantized(const SpeculationSetup& setup) { return setup.bits != 0 || has_halves(setup); }
 
+Read middle_read(const SpeculationSetup& setup) {
+  return setup.structure == Structure::halves ? Read::upper_half : Read::selected;
+}
+
 // Whether the target's cache holds every row exactly, so that a cache of another plan can take them over.
 bool holds_every_row(const reference::Llama& model, const SpeculationSetup& setup) {
   return !is_quantized(setup) &&
@@ -205,7 +209,7 @@ struct SpeculativeText::Parts {
   }
   AnyDraft corrected(AnyDraft inner) {
     SelectedDraftOptions options = setup.middle;
-    if (setup.structure == Structure::halves) options.read = Read::upper_half;
+    options.read = middle_read(setup);
     selected = std::make_shared<Selected>(reader, cache, std::move(inner), options);
     return AnyDraft{selected};
   }
@@ -294,12 +298,14 @@ std::span<const int> SpeculativeText::text() const { return parts_->decoder.text
 
 std::vector<LevelReport> SpeculativeText::levels() const {
   const Parts& parts = *parts_;
-  const auto judging = [](std::string name, const LevelStatistics& did) {
-    return LevelReport{std::move(name), did.verifications, did.positions,
-                       did.accepted,    did.tokens,        did.verify_seconds};
+  const auto judging = [](std::string name, Read read, const LevelStatistics& did) {
+    return LevelReport{std::move(name), did.verifications,  did.positions, did.accepted,
+                       did.tokens,      did.verify_seconds, read};
   };
-  std::vector<LevelReport> levels{judging("target", parts.decoder.statistics())};
-  if (parts.selected) levels.push_back(judging(proposers()[1], parts.selected->statistics()));
+  std::vector<LevelReport> levels{judging("target", Read::all, parts.decoder.statistics())};
+  if (parts.selected) {
+    levels.push_back(judging(proposers()[1], middle_read(parts.setup), parts.selected->statistics()));
+  }
   if (parts.lowest) {
     const DraftWork& work = parts.lowest->work();
     const std::size_t passes = parts.setup.structure == Structure::ngram  ? work.calls
@@ -335,11 +341,8 @@ std::size_t SpeculativeText::bytes_read() const {
   const Parts& parts = *parts_;
   std::size_t bytes = 0;
   for (const LevelReport& level : levels()) {
-    if (level.name == "target" || level.name == "selected" || level.name == "upper half") {
-      const Read read = level.name == "target"     ? Read::all
-                        : level.name == "selected" ? Read::selected
-                                                   : Read::upper_half;
-      bytes += level.passes * bytes_shown(parts.cache, read);
+    if (level.read) {
+      bytes += level.passes * bytes_shown(parts.cache, *level.read);
     } else if (parts.draft_cache) {
       bytes += level.passes * bytes_shown(*parts.draft_cache, Read::all);
     }

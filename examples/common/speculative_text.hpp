@@ -72,12 +72,13 @@ struct SpeculationSetup {
 
 /// The work of one level. Reports start with the target, followed by its draft, that one's draft, ...
 struct LevelReport {
-  std::string name;          ///< "target", "selected", "upper half", "draft"
-  std::size_t passes = 0;    ///< of its model, or calls of a draft that is no model
-  std::size_t judged = 0;    ///< draft tokens that it verified; 0 if it only proposes
-  std::size_t accepted = 0;  ///< draft tokens of these that it accepted
-  std::size_t tokens = 0;    ///< tokens that it handed to the level above
-  double seconds = 0.0;      ///< without the levels below
+  std::string name;               ///< "target", "selected", "upper half", "draft"
+  std::size_t passes = 0;         ///< of its model, or calls of a draft that is no model
+  std::size_t judged = 0;         ///< draft tokens that it verified; 0 if it only proposes
+  std::size_t accepted = 0;       ///< draft tokens of these that it accepted
+  std::size_t tokens = 0;         ///< tokens that it handed to the level above
+  double seconds = 0.0;           ///< without the levels below
+  std::optional<Read> read = {};  ///< what it reads of the target's cache; none for a draft of its own
 
   /// NaN if it verified nothing.
   [[nodiscard]] double acceptance() const;

@@ -139,7 +139,7 @@ void print_report(const reference::Tokenizer& tokenizer, const SpeculativeText& 
   if (text.draft_bytes() > 0) {
     memory += fmt::format(" and the draft's {:MB}", Bytes{text.draft_bytes()});
   }
-  if (text.levels().size() > 1 && text.levels()[1].name == "selected") {
+  if (text.levels().size() > 1 && text.levels()[1].read == Read::selected) {
     memory += fmt::format("; {} new selections since the prompt", result.refreshes);
   }
   print_line("KV cache", memory);

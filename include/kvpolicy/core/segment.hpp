@@ -4,6 +4,7 @@
 // knows the other, so a new policy needs no new kernel and a new kernel serves every policy.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -75,20 +76,23 @@ struct PageLayout {
     page_bytes = zeros_offset + param_bytes;
   }
 
-  /// Calls visit(offset) for each array of the page that has `row_bytes` for a row.
-  template <class Visit>
-  constexpr void for_each_row_array(Visit visit) const {
-    visit(std::size_t{0});
-    if (is_in_halves()) visit(lower_offset);
+  /// Where some arrays of a page begin.
+  struct Arrays {
+    std::array<std::size_t, 4> offsets = {};
+    std::size_t count = 0;
+    [[nodiscard]] constexpr const std::size_t* begin() const { return offsets.data(); }
+    [[nodiscard]] constexpr const std::size_t* end() const { return offsets.data() + count; }
+  };
+  /// The arrays with `row_bytes` for each row: codes, or their halves.
+  [[nodiscard]] constexpr Arrays row_arrays() const {
+    if (is_in_halves()) return {{0, lower_offset}, 2};
+    return {{0}, 1};
   }
-  /// Calls visit(offset) for each array of scales or zeros.
-  template <class Visit>
-  constexpr void for_each_param_array(Visit visit) const {
-    visit(scales_offset);
-    visit(zeros_offset);
-    if (!is_in_halves()) return;
-    visit(upper_scales_offset());
-    visit(upper_zeros_offset());
+  /// The arrays of scales and zeros; none of dense rows.
+  [[nodiscard]] constexpr Arrays param_arrays() const {
+    if (params_per_row == 0) return {};
+    if (!is_in_halves()) return {{scales_offset, zeros_offset}, 2};
+    return {{scales_offset, zeros_offset, upper_scales_offset(), upper_zeros_offset()}, 4};
   }
 
   /// Whether the page begins as one of its codes' upper halves.

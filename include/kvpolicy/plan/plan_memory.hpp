@@ -155,7 +155,8 @@ class PlanMemory {
     std::vector<std::size_t> most, more;
     for (const Kind& kind : kinds_) {
       most.push_back(held(kind));
-      more.push_back(kind.settings->roles().compresses
+      more.push_back(only_grows(kind) ? 0
+                     : kind.settings->roles().compresses
                          ? BudgetMemory<E>{*kind.settings, kind.context, tokens, prompt}.during_call()
                          : std::min(most.back(), kind.settings->max_bytes(kind.context, tokens)));
     }
@@ -215,6 +216,13 @@ class PlanMemory {
     if (same != kinds_.end()) return;
     kinds_.push_back({&settings, options_.context(layer.head_dim, layer.value_dim)});
     settings.validate(kinds_.back().context);
+  }
+
+  // Whether nothing of the head is ever free again: it holds most at the text's end.
+  [[nodiscard]] static bool only_grows(const Kind& kind) {
+    if (!kind.settings->has_rule() || kind.context.slow_tier != 0) return false;
+    const HeadRule rule = kind.settings->rule(kind.context.head_dim);
+    return rule.keeps_every_row() && !rule.is_quantized();
   }
 
   // The tail and the kept queries, whose sizes do not grow.

@@ -90,21 +90,16 @@ class RowEncoder {
     const auto place = source.address_of(from);
     const bool strided = source.step(layout_.row_bytes) != layout_.row_bytes;
     const std::size_t rows = strided ? 1 : std::min({count, place.contiguous_rows, page_rows_ - at});
-    const auto copy_arrays = [&](std::size_t own_offset, std::size_t other_offset, std::size_t bytes,
-                                 std::size_t shared_by) {
-      std::memcpy(page + own_offset + at / shared_by * bytes,
-                  place.page + other_offset + place.row / shared_by * bytes, rows / shared_by * bytes);
-    };
-    copy_arrays(0, 0, layout_.row_bytes, 1);
-    if (layout_.params_per_row == 0) return rows;
-    const std::size_t param_bytes = layout_.params_per_row * sizeof(half);
     const PageLayout other{source.format, head_dim_, source.page_rows};
-    copy_arrays(layout_.scales_offset, other.scales_offset, param_bytes, unit());
-    copy_arrays(layout_.zeros_offset, other.zeros_offset, param_bytes, unit());
-    if (!layout_.is_in_halves()) return rows;
-    copy_arrays(layout_.lower_offset, other.lower_offset, layout_.row_bytes, 1);
-    copy_arrays(layout_.upper_scales_offset(), other.upper_scales_offset(), param_bytes, unit());
-    copy_arrays(layout_.upper_zeros_offset(), other.upper_zeros_offset(), param_bytes, unit());
+    const auto copy_arrays = [&](const PageLayout::Arrays& own, const PageLayout::Arrays& theirs,
+                                 std::size_t bytes, std::size_t shared_by) {
+      for (std::size_t i = 0; i < own.count; ++i) {
+        std::memcpy(page + own.offsets[i] + at / shared_by * bytes,
+                    place.page + theirs.offsets[i] + place.row / shared_by * bytes, rows / shared_by * bytes);
+      }
+    };
+    copy_arrays(layout_.row_arrays(), other.row_arrays(), layout_.row_bytes, 1);
+    copy_arrays(layout_.param_arrays(), other.param_arrays(), layout_.params_per_row * sizeof(half), unit());
     return rows;
   }
 

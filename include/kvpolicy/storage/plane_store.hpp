@@ -196,17 +196,17 @@ class PlaneStore {
         pages_.add_rows(count);
       });
     }
-    layout.for_each_row_array([&](std::size_t offset) {
+    for (const std::size_t offset : layout.row_arrays()) {
       for_each_page(begin, end, [&](std::size_t row, std::size_t count) {
         transfer(archive, row, offset + row % pages_.page_rows() * layout.row_bytes,
                  count * layout.row_bytes);
       });
-    });
-    layout.for_each_param_array([&](std::size_t offset) {
+    }
+    for (const std::size_t offset : layout.param_arrays()) {
       for_each_page(begin, end, [&](std::size_t row, std::size_t count) {
         transfer_params(archive, rows, offset, row, row % pages_.page_rows(), count);
       });
-    });
+    }
   }
 
   /// The rows from number `row` on.
@@ -246,7 +246,6 @@ class PlaneStore {
   void transfer_params(Archive& archive, const detail::RowEncoder& rows, std::size_t offset, std::size_t row,
                        std::size_t first, std::size_t count) {
     const std::size_t param_bytes = rows.layout().params_per_row * sizeof(half);
-    if (param_bytes == 0) return;
     transfer(archive, row, offset + first / rows.unit() * param_bytes, count / rows.unit() * param_bytes);
   }
 
@@ -281,11 +280,12 @@ class PlaneStore {
       if (number > 0) return;
       const std::size_t first = may_be_shared ? 0 : row % page_rows;  // in the page
       const std::size_t written = may_be_shared ? page_rows : count;
-      layout.for_each_row_array([&](std::size_t offset) {
+      for (const std::size_t offset : layout.row_arrays()) {
         transfer(archive, row, offset + first * layout.row_bytes, written * layout.row_bytes);
-      });
-      layout.for_each_param_array(
-          [&](std::size_t offset) { transfer_params(archive, rows, offset, row, first, written); });
+      }
+      for (const std::size_t offset : layout.param_arrays()) {
+        transfer_params(archive, rows, offset, row, first, written);
+      }
       if constexpr (Archive::loading) {
         if (may_be_shared) archive.shared_pages()->add(table.pages()[pages_.page_of(row)]);
       }
