@@ -150,6 +150,7 @@ class Session {
   void clear() {
     cache_.reset();
     last_.clear();
+    in_cache_.clear();
   }
 
   /// Reads a prompt after all that was read and written before, and goes on.
@@ -194,6 +195,8 @@ class Session {
     result.prefill_ms = prefill.milliseconds();
     if (plan_.needs.compress) {
       const Stopwatch compress;
+      in_cache_.insert(in_cache_.end(), tokens.begin(), tokens.end());
+      if (plan_.needs.scoring) cache_->score_rows(in_cache_, model_->repeat_request());
       cache_->compress();
       result.compress_ms = compress.milliseconds();
     }
@@ -223,6 +226,8 @@ class Session {
     const std::size_t steps = cache_->tokens() - read_before;
     if (steps > 0) result.decode_ms = decode.milliseconds() / static_cast<double>(steps);
     if (steps < result.tokens.size()) last_ = {result.tokens.back()};
+    in_cache_.insert(in_cache_.end(), result.tokens.begin(),
+                     result.tokens.begin() + static_cast<std::ptrdiff_t>(steps));
     printer.piece(text.finish());
     printer.whole(text.text());
     result.text = text.text();
@@ -234,7 +239,8 @@ class Session {
   reference::Sampler sampler_;
   MadePlan plan_;
   std::unique_ptr<Sequence> cache_;
-  std::vector<int> last_;  // the latest new token, if the cache has not read it
+  std::vector<int> last_;      // the latest new token, if the cache has not read it
+  std::vector<int> in_cache_;  // all tokens that it has read
 };
 
 void print_json(const Arguments& arguments, const Generated& result) {

@@ -13,6 +13,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include <CLI/CLI.hpp>
 
@@ -65,10 +66,12 @@ template <>
 HeadPlan<float> make_plan<float>(const PlanArguments&, const ModelShape&, const std::filesystem::path&,
                                  io::OrderedJson*);
 
-/// The calls that a tool must make so that a plan takes effect: `compress()` after the prompt, or
-/// reads with `Read::selected` while it decodes.
+/// The calls that a tool must make so that a plan takes effect: `compress()` after the prompt, and before that a
+/// scoring pass over it; or reads with `Read::selected` while it decodes.
 struct PlanNeeds {
   bool compress = false;
+  bool scoring = false;
+  bool in_model = false;  ///< all layers must be compressed at once
   bool selected_reads = false;
 };
 
@@ -78,9 +81,24 @@ template <Element E>
   plan.for_each_head([&](std::size_t, std::size_t, const HeadSettings<E>& settings) {
     const HeadRoles roles = settings.roles();
     needs.compress = needs.compress || roles.compresses;
+    needs.scoring = needs.scoring || roles.waits_for_scoring;
+    needs.in_model = needs.in_model || settings.is_adaptive_in_model();
     needs.selected_reads = needs.selected_reads || roles.selects;
   });
   return needs;
+}
+
+/// Refuses, for a tool that compresses layer by layer or without reading the prompt again, a plan that needs more.
+/// @throws ConfigError
+inline void require_plain_compression(const PlanNeeds& needs, std::string_view tool) {
+  require(!needs.scoring, tool,
+          ": the plan scores its rows by reading the prompt a second time (kvzip), which generate, compare "
+          "and evaluate "
+          "do; for one that needs no question either: keydiff");
+  require(!needs.in_model, tool,
+          ": the heads of all layers compete for their budgets (compete=model), which generate, compare and "
+          "evaluate "
+          "serve; here: compete=layer");
 }
 
 }  // namespace kvpolicy::tools

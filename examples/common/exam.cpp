@@ -34,8 +34,8 @@ namespace {
 using TokensDone = std::function<void(std::size_t)>;
 
 // Sums of the measurements of one text, stored in the fields of a result.
-ExamResult examine_text(const MakeSequence& make, const ExamPlan& plan, const EncodedText& text,
-                        const TokensDone& advance) {
+ExamResult examine_text(const TextModel& model, const MakeSequence& make, const ExamPlan& plan,
+                        const EncodedText& text, const TokensDone& advance) {
   ExamResult result;
   const auto prefilled = make(plan.plan);
   if (plan.fastgen) prefilled->choose_after_prompt(*plan.fastgen);
@@ -50,6 +50,7 @@ ExamResult examine_text(const MakeSequence& make, const ExamPlan& plan, const En
   result.peak_bytes = static_cast<double>(prefilled->bytes());
   if (plan.compresses && plan.compress == Compress::after_text) {
     const Stopwatch compress;
+    if (plan.scores) prefilled->score_rows(text.body, model.repeat_request());
     prefilled->compress();
     result.compress_ms = compress.milliseconds();
   }
@@ -170,7 +171,7 @@ ExamResult examine(const TextModel& model, const ExamPlan& plan, std::span<const
   };
   const auto examine_one = [&](const EncodedText& text) {
     return plan.speculation ? examine_by_guesses(model, plan, text, advance)
-                            : examine_text(made, plan, text, advance);
+                            : examine_text(model, made, plan, text, advance);
   };
   std::vector<ExamResult> parts(texts.size());
   reference::for_each_block(texts.size(), 1, share == Threads::texts,

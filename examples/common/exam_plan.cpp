@@ -9,9 +9,12 @@
 #include <fmt/format.h>
 
 #include <kvpolicy/format.hpp>
+#include <kvpolicy/policy/expected_attention_scorer.hpp>
 #include <kvpolicy/policy/h2o_scorer.hpp>
 #include <kvpolicy/policy/head_budget_cache.hpp>
+#include <kvpolicy/policy/key_diff_scorer.hpp>
 #include <kvpolicy/policy/key_norm_scorer.hpp>
+#include <kvpolicy/policy/kvzip_scorer.hpp>
 #include <kvpolicy/policy/tova_scorer.hpp>
 
 #include "../tool_plan.hpp"
@@ -25,6 +28,9 @@ namespace {
 std::string ranked_rows(const HeadRule& rule) {
   if (rule.scorer == TovaScorer::name) return "the rows that the latest one looks at most";
   if (rule.scorer == KeyNormScorer::name) return "the rows with the shortest keys";
+  if (rule.scorer == KeyDiffScorer::name) return "the rows whose keys differ most from the others";
+  if (rule.scorer == ExpectedAttentionScorer::name) return "the rows that queries to come may look at most";
+  if (rule.scorer == KvZipScorer::name) return "the rows that repeating the text takes";
   if (rule.scorer == H2oScorer::name) {
     return fmt::format("the latest {} rows and those that got most attention", rule.kept_rows);
   }
@@ -36,7 +42,9 @@ std::string describe_head(const HeadSettings<bfloat16>& settings, std::size_t he
   const HeadRule rule = settings.rule(head_dim);
   if (!rule.compresses) return describe(settings);
   std::string text = ranked_rows(rule);
-  if (rule.adaptive_in_layer) text += " among all heads of the layer";
+  if (rule.adaptive_in_layer) {
+    text += rule.adaptive_in_model ? " among all heads of the model" : " among all heads of the layer";
+  }
   if (rule.is_quantized()) text += fmt::format(" in {}", describe_precision(settings.rule(0)));
   return text;
 }
@@ -95,7 +103,8 @@ ExamPlan make_exam_plan(const std::string& name, const ModelShape& shape, const 
           .settings = std::move(settings),
           .reading = reading,
           .compresses = needs.compress,
-          .compress = compress};
+          .scores = needs.scoring,
+          .compress = needs.scoring ? Compress::after_text : compress};
 }
 
 std::string describe(const HeadPlan<bfloat16>& plan) {

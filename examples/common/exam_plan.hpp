@@ -30,6 +30,7 @@ struct ExamPlan {
   io::OrderedJson settings = {};  ///< that the plan was made with (tool_plan.hpp)
   Reading reading = {};           ///< how tokens of the answer are read
   bool compresses = false;
+  bool scores = false;  ///< rows are scored by repeating the text (KVzip), and dropped right after it
   Compress compress = Compress::after_question;
   /// Set if answers are decoded speculatively; `plan` is then that of the target's cache.
   std::optional<SpeculationSetup> speculation = {};

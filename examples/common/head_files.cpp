@@ -40,7 +40,7 @@ fs::path require_head_file(const fs::path& model, const fs::path& name) {
       gates ? "duo" : "headkv", " --model ", model.string(), " --out ", found.string(),
       "` makes it. Plans that need nothing of the kind: full, int8, int4, "
       "int2, kivi4, kivi2, sink_recent, streaming_llm, chunk, quest, snapkv, adakv, pyramid, h2o, "
-      "tova, keynorm");
+      "tova, keynorm, keydiff, kvzip, expected");
   return found;
 }
 

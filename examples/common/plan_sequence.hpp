@@ -71,6 +71,10 @@ class PlanSequence final : public Sequence {
     cache_.compress();
   }
 
+  void score_rows(std::span<const int> text, const reference::RepeatRequest& ask) override {
+    reference::score_by_repeating(*model_, cache_, text, ask);
+  }
+
   void choose_after_prompt(const FastGenConfig& config) override {
     if constexpr (std::same_as<E, bfloat16>) {
       fastgen_ = config;

@@ -15,6 +15,10 @@ void Sequence::choose_after_prompt(const FastGenConfig&) {
   throw ConfigError{"Sequence: only one of bfloat16 on the CPU chooses its plan after the prompt"};
 }
 
+void Sequence::score_rows(std::span<const int>, const reference::RepeatRequest&) {
+  throw ConfigError{"Sequence::score_rows: only a sequence on the CPU scores its rows by repeating the text"};
+}
+
 std::unique_ptr<Sequence> Sequence::fork_as(HeadPlan<bfloat16>) const {
   throw ConfigError{"Sequence::fork_as: only a sequence of bfloat16 on the CPU goes under another plan"};
 }

@@ -15,6 +15,7 @@
 #include <kvpolicy/fastgen.hpp>
 #include <kvpolicy/plan/head_plan.hpp>
 #include <reference_model/llama.hpp>
+#include <reference_model/scoring_pass.hpp>
 
 namespace kvpolicy::tools {
 
@@ -52,6 +53,11 @@ class Sequence {
   virtual std::vector<float> score(std::span<const int> tokens) = 0;
 
   virtual void compress() = 0;
+
+  /// Lets heads whose scorer waits for it know what the model needs to repeat `text`, which is all that the sequence has
+  /// read: what their next `compress` goes by.
+  /// @throws ConfigError for sequences that are not on the CPU; as reference::score_by_repeating
+  virtual void score_rows(std::span<const int> text, const reference::RepeatRequest& ask);
 
   /// Makes the next `compress` choose a plan first, by FastGen, from how the latest queries attend.
   /// Until then every head must keep all rows, and the sequence must keep `window` queries. Earlier

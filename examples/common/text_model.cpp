@@ -54,6 +54,13 @@ std::string_view end_of(std::string_view text) {
 
 }  // namespace
 
+reference::RepeatRequest TextModel::repeat_request() const {
+  require_reads_texts();
+  return reference::repeat_request([&](std::string_view words) {
+    return tokenizer_.encode(words, {.add_special = false, .parse_special = false});
+  });
+}
+
 TextModel TextModel::load(const std::string& folder, const reference::LoadOptions& options) {
   require_model_folder(folder);
   auto llama = reference::Llama::load(folder, options);

@@ -46,6 +46,9 @@ class TextModel {
   /// that leaves the tokens of `before` as they are; otherwise the text is encoded by itself.
   [[nodiscard]] std::vector<int> encode_after(std::string_view before, std::string_view text) const;
 
+  /// The words with which KVzip asks a model to repeat its context. @throws as encode
+  [[nodiscard]] reference::RepeatRequest repeat_request() const;
+
   /// How many tokens of `tokens`, those of `text`, end at or before the byte `at`.
   [[nodiscard]] std::size_t tokens_before(std::span<const int> tokens, std::string_view text,
                                           std::size_t at) const;

@@ -2,6 +2,7 @@
 #include "../tool_plan.hpp"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <concepts>
 #include <cstdint>
@@ -18,6 +19,9 @@
 #include <kvpolicy/io/named_plan.hpp>
 #include <kvpolicy/io/plan_json.hpp>
 #include <kvpolicy/kivi.hpp>
+#include <kvpolicy/policy/expected_attention_scorer.hpp>
+#include <kvpolicy/policy/key_diff_scorer.hpp>
+#include <kvpolicy/policy/kvzip_scorer.hpp>
 #include <kvpolicy/pyramidkv.hpp>
 #include <kvpolicy/streaming_llm.hpp>
 #include <reference_model/config.hpp>
@@ -36,6 +40,12 @@ namespace fs = std::filesystem;
 
 // The bits of kivi4 and kivi2; 0 for any other text.
 std::size_t kivi_bits(std::string_view name) { return name == "kivi4" ? 4 : name == "kivi2" ? 2 : 0; }
+
+// Whose rows compete for the heads' budgets.
+enum class Competitors : std::uint8_t { head, layer, model };
+[[nodiscard]] constexpr std::array<std::string_view, 3> names_of(Competitors) {
+  return {"head", "layer", "model"};
+}
 
 class Maker {
  public:
@@ -71,10 +81,13 @@ class Maker {
           source_or(fs::path{"headkv"} / "retrieval_heads.json", "head scores, as headkv@FILE does"));
     }
     if (spec_.name == "snapkv") return budgets<SnapKvScorer>();
-    if (spec_.name == "adakv") return budgets<SnapKvScorer>(/*share=*/true);
+    if (spec_.name == "adakv") return budgets<SnapKvScorer>(Competitors::layer);
     if (spec_.name == "tova") return budgets<TovaScorer>();
     if (spec_.name == "h2o") return budgets<H2oScorer>();
     if (spec_.name == "keynorm") return budgets<KeyNormScorer>();
+    if (spec_.name == "keydiff") return budgets<KeyDiffScorer>();
+    if (spec_.name == "kvzip") return budgets<KvZipScorer>(Competitors::model);
+    if (spec_.name == "expected") return budgets<ExpectedAttentionScorer>();
     if (spec_.name == "pyramid") return pyramid();
     if (spec_.name == "streaming_llm") return streaming_llm();
     if (spec_.name == "search") return search();
@@ -209,21 +222,38 @@ class Maker {
                     [&] { return quantized_headkv_plan<bfloat16>(shape_, loaded, config, quantized); });
   }
 
-  // The capacity is the same for every head.
+  // The capacity is the same for every head. `usual`: whose rows compete for it if the name does not say.
   template <class Scorer>
-  [[nodiscard]] Plan budgets(bool share = false) {
+  [[nodiscard]] Plan budgets(Competitors usual = Competitors::head) {
     constexpr bool votes = std::same_as<Scorer, SnapKvScorer>;
-    votes ? spec_.place({"capacity", "window"}) : spec_.place({"capacity"});
+    constexpr bool expects = std::same_as<Scorer, ExpectedAttentionScorer>;
+    votes || expects ? spec_.place({"capacity", "window"}) : spec_.place({"capacity"});
     const std::size_t capacity = spec_.count("capacity", arguments_.headkv.capacity);
+    constexpr bool competes = !std::same_as<Scorer, TovaScorer> && !std::same_as<Scorer, H2oScorer>;
+    const Competitors competitors = competes ? spec_.choice("compete", usual) : usual;
     const auto make = [&]<class Storage>(std::type_identity<Storage>, const auto& storage) {
       typename HeadBudgetCache<Storage, Scorer>::Config config;
       config.storage = storage;
-      config.adaptive_in_layer = share;
-      if (share) config.safeguard = spec_.number("safeguard", config.safeguard);
+      config.adaptive_in_layer = competitors == Competitors::layer;
+      config.adaptive_in_model = competitors == Competitors::model;
+      // Ada-KV keeps a share of each head's rows safe; KVzip's threshold knows no head.
+      if (competitors == Competitors::model) config.safeguard = 0;
+      if (competitors != Competitors::head) config.safeguard = spec_.number("safeguard", config.safeguard);
       if constexpr (votes) {
         config.scorer = arguments_.headkv.scorer();
         config.scorer.observation_window = spec_.count("window", config.scorer.observation_window);
         config.scorer = scorer(config.scorer);
+        config.scorer.votes = spec_.choice("votes", config.scorer.votes);
+      }
+      if constexpr (expects) {
+        require(!weights_.empty(),
+                "must know how the model rotates its keys; give the model, or keydiff as the plan");
+        config.scorer.rotary = reference::load_llama_config(weights_.string()).rotary;
+        config.scorer.observation_window = spec_.count("window", config.scorer.observation_window);
+        config.scorer.future = spec_.count("future", config.scorer.future);
+      }
+      if constexpr (votes || expects || std::same_as<Scorer, KvZipScorer>) {
+        config.weigh_values = spec_.flag("weigh_values", expects);
       }
       if constexpr (std::same_as<Scorer, H2oScorer>) config.scorer.recent = capacity / 2;
       if constexpr (std::same_as<Scorer, H2oScorer> || std::same_as<Scorer, TovaScorer>) {
@@ -315,9 +345,9 @@ class Maker {
 
 void require_plan_source(const std::string& plan) {
   const PlanName spec{plan};
-  constexpr std::string_view names[]{"full",    "sink_recent", "chunk",         "quest", "duo",
-                                     "headkv",  "snapkv",      "adakv",         "tova",  "h2o",
-                                     "keynorm", "pyramid",     "streaming_llm", "search"};
+  constexpr std::string_view names[]{
+      "full", "sink_recent", "chunk",   "quest", "duo",      "headkv",  "snapkv",        "adakv", "tova",
+      "h2o",  "keynorm",     "keydiff", "kvzip", "expected", "pyramid", "streaming_llm", "search"};
   const bool named = std::ranges::count(names, spec.name) > 0 || io::low_bits_named(spec.name) ||
                      io::hugging_face_bits(spec.name) != 0 || kivi_bits(spec.name) != 0;
   std::error_code ignored;
@@ -345,6 +375,11 @@ const char* plan_help() {
   h2o:128              128 rows of every head: half by all attention so far, half the latest (H2O)
   tova:128             128 rows of every head, by the latest token's attention only (TOVA)
   keynorm:128          128 rows of every head, those with the shortest keys
+  keydiff:128          128 rows of every head, those whose keys differ most from the others (KeyDiff)
+  expected:128         128 rows of every head, those that queries to come can be expected to look at, times the length
+                       of their values (Expected Attention)
+  kvzip:128            128 rows per head on average, over the whole model those that the model needs to repeat the
+                       text; the text is read a second time for that (KVzip). Good for any question
   pyramid:128          128 rows per head on average, most in the lower layers (PyramidKV)
   streaming_llm:4,1020 as sink_recent, with keys rotated as if no rows were missing (StreamingLLM)
   search:0.125,4096    an eighth of a full cache's bytes at 4,096 tokens, distributed over heads and all
@@ -358,6 +393,11 @@ What a name leaves open is as published, or as listed here; other settings are w
   headkv, snapkv, adakv, pyramid   window=8 pooling=max|average kernel=7, as in headkv:128,kernel=29,beta=2
   headkv, pyramid                  beta=1.005 (pyramid: 20), headkv also score_power=1; adakv: safeguard=0.2
                                    keep_short_prompts=true: a prompt shorter than the capacity keeps all rows
+  expected                         window=64 latest queries that stand for those to come, future=512 positions
+  snapkv, adakv                    votes=mean|largest (the worst case in place of the mean)
+  snapkv, adakv, expected, kvzip   weigh_values=true|false: scores times the length of the value
+  snapkv, adakv, keynorm,          compete=head|layer|model: whose rows compete for the budgets, as in
+  keydiff, expected, kvzip         keydiff:128,compete=model; safeguard=0 the share of its own that a head keeps
   sink_recent, streaming_llm, duo  sinks=N recent=N mask=exact|chunk; duo also rule=exact_count|threshold
   what is quantised                group=N channels that share a scale, residual=N, hadamard=none|keys|values|both
                                    (what is rotated first); kivi has flush=kivi|steady instead

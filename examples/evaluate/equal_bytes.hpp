@@ -31,7 +31,8 @@ struct ByteBudget {
 ///
 ///   streaming_llm, sink_recent      "sink_recent:16,1008"   sinks, and the latest rows
 ///   headkv, snapkv, pyramid, adakv,
-///   h2o, tova, keynorm              "h2o:1024"              rows per head, on average
+///   h2o, tova, keynorm, keydiff,
+///   kvzip, expected                 "h2o:1024"              rows per head, on average
 ///   duo                             "duo:0.8125"            the fewest heads stream that may
 ///   search                          "search:0.25,4096"      what plan search finds for the bytes
 ///

@@ -7,6 +7,7 @@
 
 #include <kvpolicy/policy/h2o_scorer.hpp>
 #include <kvpolicy/policy/head_budget_cache.hpp>
+#include <kvpolicy/policy/kvzip_scorer.hpp>
 
 namespace kvpolicy::tools {
 
@@ -33,15 +34,18 @@ bool accumulates(const HeadPlan<bfloat16>& plan) {
 
 }  // namespace
 
-PromptForks::PromptForks(const reference::Llama& model, std::vector<int> prompt, Prefill prefill)
+PromptForks::PromptForks(const reference::Llama& model, std::vector<int> prompt, Prefill prefill,
+                         reference::RepeatRequest ask)
     : model_{&model},
       prompt_{std::move(prompt)},
       shared_{prompt_.size() - std::min(prompt_.size(), read_by_forks)},
-      prefill_{prefill} {}
+      prefill_{prefill},
+      ask_{std::move(ask)} {}
 
 std::unique_ptr<Sequence> PromptForks::in_full() { return to_the_end(full().fork()); }
 
 std::unique_ptr<Sequence> PromptForks::under(const ExamPlan& plan) {
+  if (plan.scores) return scored().fork_as(plan.plan);
   const bool shares = prefill_ == Prefill::shared && reads_prompt_in_full(plan.plan);
   auto own = to_the_end(shares ? (accumulates(plan.plan) ? added_up() : full()).fork_as(plan.plan)
                                : read(plan.plan));
@@ -62,6 +66,18 @@ const Sequence& PromptForks::added_up() {
     added_up_ = read(HeadPlan<bfloat16>{model_->config().shape(), Adding::Config{.budget = every_row}});
   }
   return *added_up_;
+}
+
+// This one keeps every row too, and knows what repeating the prompt takes of each.
+const Sequence& PromptForks::scored() {
+  constexpr std::size_t every_row = std::size_t{1} << 40;
+  using Scored = HeadBudgetCache<DenseStorage<bfloat16>, KvZipScorer>;
+  if (!scored_) {
+    scored_ =
+        to_the_end(read(HeadPlan<bfloat16>{model_->config().shape(), Scored::Config{.budget = every_row}}));
+    if (!prompt_.empty()) scored_->score_rows(prompt_, ask_);
+  }
+  return *scored_;
 }
 
 // Reads the part of the prompt that forks share.

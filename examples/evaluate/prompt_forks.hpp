@@ -11,6 +11,7 @@
 #include <vector>
 
 #include <reference_model/llama.hpp>
+#include <reference_model/scoring_pass.hpp>
 
 #include "../common/exam_plan.hpp"
 #include "../common/sequence.hpp"
@@ -33,8 +34,10 @@ inline constexpr std::size_t read_by_forks = 64;
 
 class PromptForks {
  public:
-  /// Reads nothing yet. The model must outlive this object and all forks.
-  PromptForks(const reference::Llama& model, std::vector<int> prompt, Prefill prefill);
+  /// Reads nothing yet. The model must outlive this object and all forks. `ask` are the words with which plans that
+  /// score rows by repeating the prompt ask for that.
+  PromptForks(const reference::Llama& model, std::vector<int> prompt, Prefill prefill,
+              reference::RepeatRequest ask = {});
 
   /// A new sequence that has read the prompt. Not thread-safe.
   /// @throws ConfigError, ShapeError if the plan does not fit the model
@@ -48,6 +51,7 @@ class PromptForks {
   [[nodiscard]] std::unique_ptr<Sequence> to_the_end(std::unique_ptr<Sequence> sequence) const;
   [[nodiscard]] const Sequence& full();
   [[nodiscard]] const Sequence& added_up();
+  [[nodiscard]] const Sequence& scored();
 
   const reference::Llama* model_;
   std::vector<int> prompt_;
@@ -55,6 +59,8 @@ class PromptForks {
   Prefill prefill_;
   std::unique_ptr<Sequence> full_;      // is read when it is first needed
   std::unique_ptr<Sequence> added_up_;  // likewise
+  std::unique_ptr<Sequence> scored_;    // the whole prompt; likewise
+  reference::RepeatRequest ask_;
 };
 
 }  // namespace kvpolicy::tools

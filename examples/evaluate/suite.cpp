@@ -224,7 +224,9 @@ std::vector<Outcome> perform(const TextModel& model, const Task& task, std::span
                              const SuiteConfig& config, bool compare_with_full, const Advance& advance) {
   std::vector<int> prompt = task.body;
   if (!task.follows.empty()) prompt.pop_back();
-  PromptForks forks{model.llama(), std::move(prompt), config.prefill};
+  const bool scores = std::ranges::any_of(plans, [](const ExamPlan* plan) { return plan->scores; });
+  PromptForks forks{model.llama(), std::move(prompt), config.prefill,
+                    scores ? model.repeat_request() : reference::RepeatRequest{}};
   std::vector<AskedQuestion> questions;
   for (const Question& question : task.text.questions) {
     questions.emplace_back(model, task.text.body, question);

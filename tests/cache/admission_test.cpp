@@ -82,7 +82,7 @@ void check_growth(std::uint64_t seed, const HeadPlan<float>& plan) {
     do {
       const std::size_t stop = text.cache.tokens() < prompt ? prompt : text.promise.tokens;
       const std::size_t count = std::min(stop - text.cache.tokens(), 1 + test::below(random, 90));
-      test::feed(text.cache, random, {count});
+      test::feed(text.cache, random, {count}, {.scores_rows = true});
       REQUIRE(memory.peak_bytes() <= before + growth);
       if (text.cache.tokens() != prompt || text.compressed) continue;
       if (!to_end && test::below(random, 2) == 0) {

@@ -33,7 +33,8 @@ void check_peak(std::uint64_t seed, const HeadPlan<E>& plan, CacheOptions option
   const auto read_to = [&](std::size_t end) {
     while (cache.tokens() < end) {
       const std::size_t most = test::below(random, 3) == 0 ? 120 : test::below(random, 2) == 0 ? 1 : 20;
-      test::feed(cache, random, {std::min(end - cache.tokens(), 1 + test::below(random, most))});
+      test::feed(cache, random, {std::min(end - cache.tokens(), 1 + test::below(random, most))},
+                 {.scores_rows = true});
       REQUIRE(memory.peak_bytes() + slow.peak_bytes() <= bound);
     }
   };
@@ -116,6 +117,22 @@ TEST_CASE(
     check_peak(seed, plan, options, seed % 2 == 0);
     options.slow_memory = std::pmr::get_default_resource();
     check_peak(seed, plan, options, false);
+  }
+  // Rows of few bits need room for their residual more than once, and no more, however long the text is.
+  using Codes = QuantizedResidualCache<float, Granularity::per_channel>;
+  for (std::uint64_t seed = 0; seed < 60; ++seed) {
+    test::Random random{seed};
+    Codes::Config config{.sinks = test::below(random, 3) * 20};
+    config.storage = {.bits = seed % 2 == 0 ? 4U : 8U,
+                      .key_group = std::size_t{16} << seed % 3,
+                      .value_group = 32,
+                      .residual = 64 * (1 + test::below(random, 2)),
+                      .flush = seed % 5 == 0 ? Flush::kivi : Flush::steady,
+                      .halves = seed % 4 == 1};
+    const HeadPlan<float> plan{ModelShape{1, 2, 2, 64}, config};
+    check_peak(seed, plan, {.page_rows = 64}, false);
+    const std::size_t slack = plan.peak_memory(100'000) - plan.memory(100'000).total();
+    CHECK(slack < 2 * 2 * 64 * sizeof(float) * (2 * config.storage.residual + 64 + 5 * 64));
   }
   const HeadPlan<bfloat16> plan{ModelShape{30, 9, 3, 64}};
   CHECK_THROWS_AS(static_cast<void>(plan.peak_memory(10, {}, 11)), CapacityError);

@@ -78,7 +78,7 @@ std::vector<float> read_text(Cache& cache, const Text& text, std::size_t from, s
       fill(q, 1);
       fill(k, 2);
       fill(v, 3);
-      kvpolicy::AttendOptions options;
+      kvpolicy::AttendOptions options{.scores_rows = true};
       if (text.state(end) % 2 == 0) options.read = kvpolicy::Read::selected;
       cache.step(layer, std::as_const(q).view(), std::as_const(k).view(), std::as_const(v).view(), out.view(),
                  options);

@@ -189,8 +189,12 @@ TEST_CASE("observe equals ScalarEngine") {
     std::vector<std::vector<float>> sums(kv_heads);
     std::vector<std::vector<float>> expected(kv_heads);
     std::vector<std::span<float>> views(kv_heads);
-    kvpolicy::LayerObservation work{kvpolicy::ConstTensor{call.queries.view()}, call.first_position,
-                                    call.segments, views, call.options};
+    kvpolicy::LayerObservation work{kvpolicy::ConstTensor{call.queries.view()},
+                                    call.first_position,
+                                    call.segments,
+                                    views,
+                                    call.options,
+                                    round % 2 == 0 ? kvpolicy::Votes::mean : kvpolicy::Votes::largest};
     const auto observe = [&](auto& engine, auto& into) {
       for (std::size_t head = 0; head < kv_heads; ++head) {
         // There are more entries than rows, and they are not zero.

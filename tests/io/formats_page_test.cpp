@@ -100,6 +100,9 @@ TEST_CASE("docs/formats.md: the tables of keys are complete, and the defaults ar
   check(std::type_identity<HeadBudgetCache<DenseStorage<float>, TovaScorer>>{});
   check(std::type_identity<HeadBudgetCache<DenseStorage<float>, H2oScorer>>{});
   check(std::type_identity<HeadBudgetCache<DenseStorage<float>, KeyNormScorer>>{});
+  check(std::type_identity<HeadBudgetCache<DenseStorage<float>, KeyDiffScorer>>{});
+  check(std::type_identity<HeadBudgetCache<DenseStorage<float>, KvZipScorer>>{});
+  check(std::type_identity<HeadBudgetCache<DenseStorage<float>, ExpectedAttentionScorer>>{});
   check(std::type_identity<ChunkRetrievalCache<DenseStorage<float>>>{});
   check(std::type_identity<ChunkRetrievalCache<DenseStorage<float>, MinMaxKey>>{});
   std::string members = "{";
@@ -109,7 +112,8 @@ TEST_CASE("docs/formats.md: the tables of keys are complete, and the defaults ar
   CHECK(rotary.size() == 6);
   for (const auto& [key, value] : rotary.items()) says("`" + key + "`");
   for (const char* words :
-       {"`compress_from` 0", "`after_first_compress` false", "`adaptive_in_layer` false", "`safeguard` 0.2"})
+       {"`compress_from` 0", "`after_first_compress` false", "`adaptive_in_layer` false", "`safeguard` 0.2",
+        "`adaptive_in_model` false", "`weigh_values` false", "`votes` \"mean\" or \"largest\""})
     says(words);
 }
 

@@ -64,6 +64,19 @@ TEST_CASE("every setting of a head with a budget is read back, for every scorer"
       .budget = 7, .compress_from = 77, .compress_every = 2};
   const HeadBudgetCache<PerTokenStorage<float>>::Config shared{
       .adaptive_in_layer = true, .safeguard = 0.1, .scorer = {.observation_window = 3}};
+  const HeadBudgetCache<Dense, KvZipScorer>::Config kvzip{
+      .budget = 8, .adaptive_in_model = true, .safeguard = 0, .scorer = {.recent = 9}};
+  const HeadBudgetCache<Dense, KeyDiffScorer>::Config key_diff{.budget = 8, .scorer = {.recent = 2}};
+  const HeadBudgetCache<Dense>::Config worst_case{.scorer = {.votes = Votes::largest}};
+  for (const HeadSettings<float>& own :
+       {HeadSettings<float>{kvzip}, HeadSettings<float>{key_diff}, HeadSettings<float>{worst_case}}) {
+    const HeadPlan<float> alone{shape, own};
+    CHECK(io::parse_plan(io::format_plan(alone)) == alone);
+  }
+  CHECK(io::format_plan(HeadPlan<float>{shape, kvzip}).find(R"("adaptive_in_model":true)") !=
+        std::string::npos);
+  CHECK(io::format_plan(HeadPlan<float>{shape, worst_case}).find(R"("votes":"largest")") !=
+        std::string::npos);
   HeadPlan<float> plan{shape, h2o};
   plan.set(0, 1, key_norm);
   plan.set(1, 0, tova);

@@ -51,7 +51,8 @@ class Feeder {
     const TensorView<const half> q{rows_.data(), tokens, own.q_heads, own.head_dim};
     const TensorView<const half> kv{rows_.data(), tokens, own.kv_heads, own.head_dim};
     const TensorView<half> out{out_.data(), tokens, own.q_heads, own.head_dim};
-    for (std::size_t layer = 0; layer < own.layers; ++layer) cache.step(layer, q, kv, kv, out);
+    for (std::size_t layer = 0; layer < own.layers; ++layer)
+      cache.step(layer, q, kv, kv, out, {.scores_rows = true});
   }
 
  private:

@@ -59,6 +59,9 @@ void randomize(Config& config, Random& random) {
                        .kernel = 2 * pick(random, 0, 4) + 1};
     } else if constexpr (requires { config.scorer.recent; }) {
       config.scorer.recent = pick(random, 0, 30);
+      if constexpr (requires { config.scorer.votes = Votes::largest; }) {
+        if (pick(random, 0, 2) == 0) config.scorer.votes = Votes::largest;
+      }
     }
   }
   if constexpr (requires { config.refresh_every; }) {

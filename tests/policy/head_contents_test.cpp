@@ -65,7 +65,8 @@ TEST_CASE("a head's contents are everything it holds, for every policy") {
     kvpolicy::KvCache<half> cache{plan, options};
     for (std::size_t i = 0; i < 6; ++i) {
       const kvpolicy::AttendOptions how{.read = i % 2 == 0 ? kvpolicy::Read::all : kvpolicy::Read::selected,
-                                        .refresh_selection = i % 3 == 1};
+                                        .refresh_selection = i % 3 == 1,
+                                        .scores_rows = true};
       test::feed(cache, random, {1 + test::below(random, 70), 1}, how);
       if (i == 3) cache.compress();
       for (std::size_t l = 0; l < shape.layers; ++l) {

@@ -58,7 +58,12 @@ static_assert(has_roles<SinkRecentCache<Dense>>(false, false, false, false));
 static_assert(has_roles<ChunkRetrievalCache<Dense>>(true, false, false, false));
 static_assert(has_roles<HeadBudgetCache<Dense>>(false, true, false, true));
 static_assert(has_roles<HeadBudgetCache<Dense, KeyNormScorer>>(false, true, false, true));
+static_assert(has_roles<HeadBudgetCache<Dense, KeyDiffScorer>>(false, true, false, true));
+static_assert(has_roles<HeadBudgetCache<Dense, ExpectedAttentionScorer>>(false, true, false, true));
 static_assert(has_roles<HeadBudgetCache<Dense, H2oScorer>>(false, true, true, true));
+static_assert(has_roles<HeadBudgetCache<Dense, KvZipScorer>>(false, true, true, true));
+static_assert(policy_traits<HeadBudgetCache<Dense, KvZipScorer>>::waits_for_scoring &&
+              !policy_traits<HeadBudgetCache<Dense, H2oScorer>>::waits_for_scoring);
 
 static_assert(policy_traits<FullCache<Dense>>::may_be_slow &&
               policy_traits<FullCache<Residual>>::may_be_slow &&

@@ -62,7 +62,8 @@ class Twins {
   }
 
   /// Feeds the same tokens through all layers of both caches.
-  void run(Random& random, std::size_t tokens, bool apart, const kvpolicy::AttendOptions& options) {
+  void run(Random& random, std::size_t tokens, bool apart, kvpolicy::AttendOptions options) {
+    options.scores_rows = true;
     for (std::size_t l = 0; l < shape_.layers; ++l) {
       Chunk<float> one{random, shape_, tokens};
       Chunk<float> other = one;

@@ -31,6 +31,7 @@ kvpolicy::HeadPlan<E> random_saved_plan(const kvpolicy::ModelShape& shape, kvpol
         if constexpr (kvpolicy::CompressingPolicy<P>) {
           if (!settings.template is<P>()) return;
           auto config = settings.template get<P>();
+          if (kvpolicy::policy_traits<P>::waits_for_scoring) return;
           config.compress_every = 1 + random() % 60;
           config.after_first_compress = random() % 2 == 0;
           plan.set(layer, head, config);

@@ -11,23 +11,26 @@
 namespace test {
 
 template <kvpolicy::Element E>
-using ShippedPlan =
-    kvpolicy::HeadPlan<kvpolicy::FullCache<kvpolicy::DenseStorage<E>>,
-                       kvpolicy::QuantizedResidualCache<E, kvpolicy::Granularity::per_token>,
-                       kvpolicy::QuantizedResidualCache<E, kvpolicy::Granularity::per_channel>,
-                       kvpolicy::SinkRecentCache<kvpolicy::DenseStorage<E>>,
-                       kvpolicy::SinkRecentCache<kvpolicy::PerTokenStorage<E>>,
-                       kvpolicy::HeadBudgetCache<kvpolicy::DenseStorage<E>>,
-                       kvpolicy::HeadBudgetCache<kvpolicy::PerTokenStorage<E>>,
-                       kvpolicy::HeadBudgetCache<kvpolicy::DenseStorage<E>, kvpolicy::TovaScorer>,
-                       kvpolicy::HeadBudgetCache<kvpolicy::DenseStorage<E>, kvpolicy::H2oScorer>,
-                       kvpolicy::HeadBudgetCache<kvpolicy::DenseStorage<E>, kvpolicy::KeyNormScorer>,
-                       kvpolicy::ChunkRetrievalCache<kvpolicy::DenseStorage<E>>,
-                       kvpolicy::ChunkRetrievalCache<kvpolicy::PerTokenStorage<E>>,
-                       kvpolicy::ChunkRetrievalCache<kvpolicy::PerChannelStorage<E>>,
-                       kvpolicy::ChunkRetrievalCache<kvpolicy::DenseStorage<E>, kvpolicy::MinMaxKey>,
-                       kvpolicy::ChunkRetrievalCache<kvpolicy::PerTokenStorage<E>, kvpolicy::MinMaxKey>,
-                       kvpolicy::ChunkRetrievalCache<kvpolicy::PerChannelStorage<E>, kvpolicy::MinMaxKey>>;
+using ShippedPlan = kvpolicy::HeadPlan<
+    kvpolicy::FullCache<kvpolicy::DenseStorage<E>>,
+    kvpolicy::QuantizedResidualCache<E, kvpolicy::Granularity::per_token>,
+    kvpolicy::QuantizedResidualCache<E, kvpolicy::Granularity::per_channel>,
+    kvpolicy::SinkRecentCache<kvpolicy::DenseStorage<E>>,
+    kvpolicy::SinkRecentCache<kvpolicy::PerTokenStorage<E>>,
+    kvpolicy::HeadBudgetCache<kvpolicy::DenseStorage<E>>,
+    kvpolicy::HeadBudgetCache<kvpolicy::PerTokenStorage<E>>,
+    kvpolicy::HeadBudgetCache<kvpolicy::DenseStorage<E>, kvpolicy::TovaScorer>,
+    kvpolicy::HeadBudgetCache<kvpolicy::DenseStorage<E>, kvpolicy::H2oScorer>,
+    kvpolicy::HeadBudgetCache<kvpolicy::DenseStorage<E>, kvpolicy::KeyNormScorer>,
+    kvpolicy::HeadBudgetCache<kvpolicy::DenseStorage<E>, kvpolicy::KeyDiffScorer>,
+    kvpolicy::HeadBudgetCache<kvpolicy::DenseStorage<E>, kvpolicy::KvZipScorer>,
+    kvpolicy::HeadBudgetCache<kvpolicy::DenseStorage<E>, kvpolicy::ExpectedAttentionScorer>,
+    kvpolicy::ChunkRetrievalCache<kvpolicy::DenseStorage<E>>,
+    kvpolicy::ChunkRetrievalCache<kvpolicy::PerTokenStorage<E>>,
+    kvpolicy::ChunkRetrievalCache<kvpolicy::PerChannelStorage<E>>,
+    kvpolicy::ChunkRetrievalCache<kvpolicy::DenseStorage<E>, kvpolicy::MinMaxKey>,
+    kvpolicy::ChunkRetrievalCache<kvpolicy::PerTokenStorage<E>, kvpolicy::MinMaxKey>,
+    kvpolicy::ChunkRetrievalCache<kvpolicy::PerChannelStorage<E>, kvpolicy::MinMaxKey>>;
 
 /// Calls visit.template operator()<P>() for each policy P.
 template <kvpolicy::Element E, class Visit>

@@ -58,3 +58,32 @@ TEST_CASE("plans that keep a prompt whole continue from a shared prompt as from 
   }
   CHECK_FALSE(reads_prompt_in_full(plan_named("sink_recent:4,40", model.config().shape())));
 }
+
+TEST_CASE("plans that score rows by repeating the prompt share what that found") {
+  const reference::Llama model = random_byte_model();
+  std::vector<int> prompt(200);
+  for (std::size_t i = 0; i < prompt.size(); ++i) prompt[i] = static_cast<int>((i * i + 3 * i) % 251);
+  const reference::RepeatRequest ask{{1, 2, 3}, {4, 5}, 64, 4};
+  PromptForks forks{model, prompt, Prefill::shared, ask};
+  std::vector<std::size_t> rows;
+  for (const char* name : {"kvzip:20", "kvzip:60", "kvzip:60,compete=head", "kvzip:300"}) {
+    CAPTURE(name);
+    const ExamPlan exam = make_exam_plan(name, model.config().shape(), "");
+    CHECK(exam.scores);
+    CHECK(exam.compress == Compress::after_text);
+    const auto own = forks.under(exam);
+    CHECK(own->tokens() == prompt.size());
+    own->compress();
+    // The same by a sequence that reads the prompt itself.
+    const auto alone = make_sequence(model, exam.plan);
+    static_cast<void>(alone->prefill(prompt, 512));
+    alone->score_rows(prompt, ask);
+    alone->compress();
+    CHECK(own->head_bytes() == alone->head_bytes());
+    std::size_t total = 0;
+    for (const std::size_t bytes : own->head_bytes()) total += bytes;
+    rows.push_back(total / (2 * model.config().head_dim * sizeof(bfloat16)));
+  }
+  const std::size_t heads = model.config().shape().kv_head_count();
+  CHECK(rows == std::vector<std::size_t>{20 * heads, 60 * heads, 60 * heads, 200 * heads});
+}

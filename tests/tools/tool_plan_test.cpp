@@ -57,6 +57,14 @@ TEST_CASE("--plan: a number of rows per head, ranked by the scorer that the name
              HeadBudgetCache<Dense, H2oScorer>::Config{
                  .budget = 33, .compress_every = 1, .after_first_compress = true, .scorer = {.recent = 32}}));
   CHECK(same("keynorm:64", HeadBudgetCache<Dense, KeyNormScorer>::Config{.budget = 64}));
+  CHECK(same("keydiff:64", HeadBudgetCache<Dense, KeyDiffScorer>::Config{.budget = 64}));
+  CHECK(same("keydiff:64,compete=layer",
+             HeadBudgetCache<Dense, KeyDiffScorer>::Config{.budget = 64, .adaptive_in_layer = true}));
+  CHECK(same("kvzip:64", HeadBudgetCache<Dense, KvZipScorer>::Config{
+                             .budget = 64, .adaptive_in_model = true, .safeguard = 0}));
+  CHECK(same("kvzip:64,compete=head", HeadBudgetCache<Dense, KvZipScorer>::Config{.budget = 64}));
+  CHECK(same("snapkv:64,compete=model",
+             HeadBudgetCache<Dense>::Config{.budget = 56, .adaptive_in_model = true, .safeguard = 0}));
   const auto quantized = plan_named("adakv+int4:64");
   using Codes = HeadBudgetCache<PerTokenStorage<float>>;
   CHECK(quantized.at(1, 1).get<Codes>().storage.bits == 4);

@@ -201,12 +201,49 @@ class KvCache {
     calls_.compress(layers_);
   }
   /// The same for one layer, for engines that prefill layer by layer.
+  /// @throws as above; ConfigError if heads of the layer compete with those of other layers (`adaptive_in_model`)
   void compress(std::size_t layer) {
     Layer& own = own_layer(layer);
+    for (const HeadPtr& head : own.heads) {
+      require(
+          !head->is_adaptive_in_model(), name, "::compress: heads of layer ", layer,
+          " share their budgets with heads of other layers (adaptive_in_model); compress all layers at once");
+    }
     own.tree.refuse("compress");
     own.check_queries("compress");
     calls_.commit({&own, 1});
     calls_.compress({&own, 1});
+  }
+
+  /// Takes over what a scoring pass over a fork has found: heads that add up attention know of their rows what the same
+  /// heads of `scored` do. `scored` was forked from this cache and has read more since (policy/kvzip_scorer.hpp); the cache
+  /// itself has changed neither.
+  /// @throws ConfigError if `scored` has another plan; ShapeError if it holds fewer tokens, or dropped rows since;
+  /// RollbackError if a tree is pending
+  void take_scores(const KvCache& scored) {
+    refuse_tree("take_scores");
+    scored.refuse_tree("take_scores");
+    require(scored.plan_ == plan_, name, "::take_scores: the scores are of a cache under another plan");
+    for (std::size_t l = 0; l < layers_.size(); ++l) {
+      const Layer& own = layers_[l];
+      const Layer& other = scored.layers_[l];
+      for (std::size_t head = 0; head < own.heads.size() && own.roles.accumulates; ++head) {
+        const bool grew_only =
+            other.committed >= own.committed && other.heads[head]->rows() >= own.heads[head]->rows() &&
+            other.heads[head]->rows() - own.heads[head]->rows() == other.committed - own.committed;
+        require<ShapeError>(grew_only, name, "::take_scores: KV head ", head, " of layer ", own.number,
+                            " holds ", own.heads[head]->rows(), " rows of ", own.committed,
+                            " tokens, in the scored cache ", other.heads[head]->rows(), " of ",
+                            other.committed, "; it must be a fork that has only read more since");
+      }
+    }
+    for (std::size_t l = 0; l < layers_.size(); ++l) {
+      Layer& own = layers_[l];
+      for (std::size_t head = 0; head < own.heads.size(); ++head) {
+        if (own.heads[head]->roles().accumulates)
+          own.heads[head]->inherit(scored.layers_[l].heads[head]->accumulated());
+      }
+    }
   }
 
   /// Tokens that every layer has seen, nodes of a pending tree included; `tokens(layer)` differs only

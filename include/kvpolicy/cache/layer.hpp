@@ -44,7 +44,8 @@ struct CacheLayer : TextProgress<std::size_t> {
   void add(HeadPtr head) {
     const HeadRoles& own = head->roles();
     roles = {roles.selects || own.selects, roles.compresses || own.compresses,
-             roles.accumulates || own.accumulates, roles.shares || own.shares};
+             roles.accumulates || own.accumulates, roles.shares || own.shares,
+             roles.waits_for_scoring || own.waits_for_scoring};
     heads.push_back(std::move(head));
   }
 
@@ -128,7 +129,7 @@ struct CacheLayer : TextProgress<std::size_t> {
   /// The sums of a call whose rows are committed, as `observe_call` made them.
   void accumulate(std::span<const std::vector<float>> sums, std::size_t group) noexcept {
     for (std::size_t head = 0; head < heads.size(); ++head) {
-      heads[head]->accumulate(sums[head], group);
+      if (!sums[head].empty()) heads[head]->accumulate(sums[head], group);
     }
   }
 

@@ -432,7 +432,7 @@ std::size_t LayerCalls<E, Engine>::observe(const Layer& layer, std::size_t known
     heads[head] = shown[head];
     views[head] = sums[head];
   }
-  return observe_latest(layer, engine_, known, heads, views);
+  return observe_latest(layer, engine_, known, Votes::mean, heads, views);
 }
 
 }  // namespace kvpolicy::detail

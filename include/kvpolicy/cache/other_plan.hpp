@@ -85,8 +85,11 @@ void take_layer(CacheLayer<E>& to, const CacheLayer<E>& from, const StorageConte
       Head& head = *to.heads[i];
       commit_all(head, rows, from.committed);
       if (head.roles().accumulates) {
-        check_accumulated("KvCache", layer, i, true, old.roles().accumulates);
-        head.inherit(old.accumulated());
+        const bool known = old.roles().accumulates && old.votes() == head.votes() &&
+                           old.roles().waits_for_scoring == head.roles().waits_for_scoring;
+        // A scoring pass may come later.
+        check_accumulated("KvCache", layer, i, !head.roles().waits_for_scoring, known);
+        if (known) head.inherit(old.accumulated());
       }
     }
     from.for_each_uncommitted(i, [&](const Segment& rows) { to.heads[i]->check(rows); });

@@ -29,13 +29,19 @@ inline void check_rollback(std::string_view cache, std::size_t layer, std::size_
 template <class... T>
 void check_sharing(std::string_view cache, const HeadPlan<T...>& plan, std::size_t layer) {
   const HeadSettings<typename HeadPlan<T...>::element_type>* first = nullptr;
-  for (std::size_t head = 0; head < plan.shape().layer(layer).kv_heads; ++head) {
-    const auto& own = plan.at(layer, head);
-    if (!own.is_adaptive_in_layer()) continue;
-    if (first == nullptr) first = &own;
-    require(own.may_share(*first), cache, ": KV head ", head, " of layer ", layer,
-            " shares the layer's budget with heads that have another policy or other settings; ",
-            "they must agree in all but the budget");
+  const HeadSettings<typename HeadPlan<T...>::element_type>* in_model = nullptr;
+  // Heads that share over the model have to agree with those of the layers before, too.
+  for (std::size_t l = 0; l <= layer; ++l) {
+    for (std::size_t head = 0; head < plan.shape().layer(l).kv_heads; ++head) {
+      const auto& own = plan.at(l, head);
+      if (!own.is_adaptive_in_layer() || (l < layer && !own.is_adaptive_in_model())) continue;
+      auto& other = own.is_adaptive_in_model() ? in_model : first;
+      if (other == nullptr) other = &own;
+      require(own.may_share(*other), cache, ": KV head ", head, " of layer ", layer, " shares the ",
+              own.is_adaptive_in_model() ? "model" : "layer",
+              "'s budget with heads that have another policy or other settings; ",
+              "they must agree in all but the budget");
+    }
   }
 }
 

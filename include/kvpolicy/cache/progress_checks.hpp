@@ -87,6 +87,17 @@ void check_queries(std::string_view cache, std::string_view call, const Queries&
                       "; rows that are only appended bring none");
 }
 
+/// Refuses to compress a head of which `unscored` of its `rows` rows have no score that its scorer needs.
+/// @throws ShapeError
+inline void check_scored(std::string_view cache, std::size_t layer, std::size_t head, std::size_t unscored,
+                         std::size_t rows) {
+  require<ShapeError>(
+      unscored == 0, cache, "::compress: ", unscored, " of ", rows, " rows of KV head ", head, " of layer ",
+      layer,
+      " were in no scoring pass, which its scorer needs; fork the cache, feed the fork the text once more "
+      "with AttendOptions::scores_rows, and take_scores of it (policy/kvzip_scorer.hpp)");
+}
+
 /// Refuses to observe a layer in a state in which its latest queries do not belong to its latest rows.
 /// Returns how many of the latest `count` queries are known.
 /// @throws RollbackError if a tree is pending, ShapeError if rows came without their queries

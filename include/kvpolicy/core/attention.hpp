@@ -12,6 +12,7 @@
 #include <optional>
 #include <span>
 
+#include <kvpolicy/core/ranking.hpp>
 #include <kvpolicy/core/segment.hpp>
 #include <kvpolicy/core/tensor_view.hpp>
 #include <kvpolicy/core/token_tree.hpp>
@@ -38,6 +39,9 @@ struct AttendOptions {
   /// that token undoes the selection. In a call with a tree it must be set, to a node that all paths
   /// contain.
   std::optional<std::size_t> selection_query = {};
+  /// The call belongs to a scoring pass: heads whose scorer waits for one (policy/kvzip_scorer.hpp) note how much
+  /// attention its queries pay to their rows. Other heads do not heed it.
+  bool scores_rows = false;
   /// If set, the call's tokens are the last nodes of this tree of draft tokens, and the latest
   /// calls appended its earlier nodes. If null, the tokens continue the text one after another. The
   /// tree is read only during the call.
@@ -74,7 +78,7 @@ struct LayerAttention {
 };
 
 /// Asks how much attention each row gets: its attention probability, summed over the queries (the column
-/// sums of the attention matrix). No segment may contain nodes of a tree. Values are not read, so their
+/// sums of the attention matrix), or the largest of them. No segment may contain nodes of a tree. Values are not read, so their
 /// planes may be empty.
 struct LayerObservation {
   ConstTensor queries;  ///< [tokens, q_heads, head_dim]
@@ -82,6 +86,7 @@ struct LayerObservation {
   std::span<const std::span<const Segment>> heads;  ///< [kv_heads]; an empty list is skipped
   std::span<const std::span<float>> sums;           ///< [kv_heads] of [group, rows of the head]
   AttendOptions options;
+  Votes votes = Votes::mean;  ///< `mean`: probabilities are summed; `largest`: `sums` get the largest
 
   [[nodiscard]] std::size_t queries_per_kv() const { return queries.heads / heads.size(); }
   [[nodiscard]] float scale() const {

@@ -52,6 +52,7 @@ struct HeadRule {
   std::size_t compress_every = 0;      ///< rows until the head compresses again by itself; 0: never
   bool after_first_compress = false;   ///< `compress_every` starts with the first requested compression
   bool adaptive_in_layer = false;      ///< the heads of a layer share their budgets (Ada-KV)
+  bool adaptive_in_model = false;      ///< and so do all layers' heads; `adaptive_in_layer` is true then
   double safeguard = 0.0;              ///< share of its budget that such a head keeps in any case
   std::string_view scorer = {};        ///< name of the scorer
   Ranking ranking = Ranking::none;     ///< what the scorer looks at

@@ -5,7 +5,9 @@
 // kernel of its own, unless it ranks rows by a function of their keys (policy/row_scorer.hpp).
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <string_view>
 
 namespace kvpolicy {
 
@@ -16,6 +18,15 @@ enum class Ranking : std::uint8_t {
   accumulated,  ///< the attention of all queries since the row came
   keys,         ///< a function of the row's key, which the scorer's name says
 };
+
+/// What the attention that several queries and query heads pay a row comes to.
+enum class Votes : std::uint8_t {
+  mean,    ///< a row that most of them look at stays
+  largest  ///< the worst case (DefensiveKV, arXiv:2510.13334): so does a row that one of them looks at
+};
+
+/// The names of the enumerators in files.
+[[nodiscard]] constexpr std::array<std::string_view, 2> names_of(Votes) { return {"mean", "largest"}; }
 
 /// The settings of a scorer that a function of a key needs besides the key.
 struct KeyNumbers {

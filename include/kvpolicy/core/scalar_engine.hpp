@@ -4,6 +4,7 @@
 // library and takes no shortcuts. Faster engines are compared with it.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <span>
@@ -88,7 +89,8 @@ class ScalarEngine {
         const float total = state.log_sum_exp();
         for (std::size_t i = 0; i < rows; ++i) {
           if (logits[i] > -std::numeric_limits<float>::infinity()) {
-            sums[i] += std::exp(logits[i] - total);
+            const float probability = std::exp(logits[i] - total);
+            sums[i] = work.votes == Votes::mean ? sums[i] + probability : std::max(sums[i], probability);
           }
         }
       }

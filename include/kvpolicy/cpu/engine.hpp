@@ -258,7 +258,8 @@ void Engine<Parallel, Tuning>::observe(const LayerObservation& work) {
       const QueryTile tile{
           work.queries, work.first_position, group, head, first, std::min(Tuning::tile_queries, rows - first),
           work.scale(), work.options.softcap};
-      worker.observe(work.heads[head], tile, products, work.options.attention_sink_bias, work.sums[head]);
+      worker.observe(work.heads[head], tile, products, work.options.attention_sink_bias, work.votes,
+                     work.sums[head]);
     }
   });
 }

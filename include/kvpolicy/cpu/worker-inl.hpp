@@ -81,9 +81,9 @@ class Worker {
   void attend(std::span<const Segment> segments, const QueryTile& tile, std::size_t from, std::size_t to,
               const ProductPlan& products, const Partial& partial);
 
-  /// Adds to sums [group, rows] the probabilities that the tile's queries give each row.
+  /// Adds to sums [group, rows] the probabilities that the tile's queries give each row, or keeps the largest.
   void observe(std::span<const Segment> segments, const QueryTile& tile, const ProductPlan& products,
-               std::span<const float> attention_sink_bias, std::span<float> sums);
+               std::span<const float> attention_sink_bias, Votes votes, std::span<float> sums);
 
   /// out[i] = query . row i, for the rows whose cumulated cost begins in [from, to).
   void score(const Segment& rows, const QueryTile& tile, std::span<const float> query, std::size_t from,
@@ -173,7 +173,7 @@ void Worker<Tuning>::attend(std::span<const Segment> segments, const QueryTile& 
 template <class Tuning>
 void Worker<Tuning>::observe(std::span<const Segment> segments, const QueryTile& tile,
                              const ProductPlan& products, std::span<const float> attention_sink_bias,
-                             std::span<float> sums) {
+                             Votes votes, std::span<float> sums) {
   const std::size_t cost = seen_cost(segments, tile);
   const std::size_t rows = sums.size() / tile.group;
   const Partial partial = own_partial(tile);
@@ -197,8 +197,9 @@ void Worker<Tuning>::observe(std::span<const Segment> segments, const QueryTile&
     const float* probabilities = pass.compute_probabilities(row_tile, next, log_sum_exp);
     for (std::size_t row = 0; row < row_tile.rows; ++row) {
       for (std::size_t m = 0; m < tile.rows; ++m) {
-        sums[(tile.first + m) % tile.group * rows + row_tile.ordinals[row]] +=
-            probabilities[row * pass.width() + m];
+        float& sum = sums[(tile.first + m) % tile.group * rows + row_tile.ordinals[row]];
+        const float probability = probabilities[row * pass.width() + m];
+        sum = votes == Votes::mean ? sum + probability : std::max(sum, probability);
       }
     }
   });

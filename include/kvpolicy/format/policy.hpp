@@ -64,7 +64,11 @@ struct PolicyText {
       text += ", ranked by ";
       text += rule.scorer.empty() ? "a scorer without a name" : rule.scorer;
     }
-    if (rule.adaptive_in_layer) text += ", shared by the heads of the layer";
+    if (rule.adaptive_in_model) {
+      text += ", shared by all heads of the model";
+    } else if (rule.adaptive_in_layer) {
+      text += ", shared by the heads of the layer";
+    }
     if (rule.compress_from > 0) {
       text += fmt::format(", all of a text of fewer than {}", with_commas(rule.compress_from));
     }

@@ -155,23 +155,27 @@ class PlanMemory {
     std::vector<std::size_t> most, more;
     for (const Kind& kind : kinds_) {
       most.push_back(held(kind));
-      more.push_back(only_grows(kind) ? 0
-                     : kind.settings->roles().compresses
-                         ? BudgetMemory<E>{*kind.settings, kind.context, tokens, prompt}.during_call()
-                         : std::min(most.back(), kind.settings->max_bytes(kind.context, tokens)));
+      const std::size_t in_a_call =
+          kind.settings->roles().compresses
+              ? BudgetMemory<E>{*kind.settings, kind.context, tokens, prompt}.during_call()
+              : std::min(most.back(), kind.settings->max_bytes(kind.context, tokens));
+      more.push_back(std::min(in_a_call, free_after_call(kind).value_or(in_a_call)));
     }
     std::size_t total = fixed().total();
     std::size_t largest = 0;
+    std::size_t in_model = 0;  // heads that share over the model are compressed together
     std::size_t head = 0;
     for (std::size_t l = 0; l < shape_.layers; ++l) {
       std::size_t layer = 0;
       for (const std::size_t end = head + shape_.layer(l).kv_heads; head < end; ++head) {
-        total = saturating_sum(total, most[of_head_[head]]);
-        layer = saturating_sum(layer, more[of_head_[head]]);
+        const std::size_t kind = of_head_[head];
+        total = saturating_sum(total, most[kind]);
+        layer = saturating_sum(layer, more[kind]);
+        if (kinds_[kind].settings->is_adaptive_in_model()) in_model = saturating_sum(in_model, more[kind]);
       }
       largest = std::max(largest, layer);
     }
-    return saturating_sum(total, largest);
+    return saturating_sum(total, std::max(largest, in_model));
   }
 
   [[nodiscard]] std::optional<std::size_t> max_context(std::size_t bytes) const {
@@ -218,11 +222,16 @@ class PlanMemory {
     settings.validate(kinds_.back().context);
   }
 
-  // Whether nothing of the head is ever free again: it holds most at the text's end.
-  [[nodiscard]] static bool only_grows(const Kind& kind) {
-    if (!kind.settings->has_rule() || kind.context.slow_tier != 0) return false;
+  // What the head holds in a call and not after it, if it keeps every row in fast memory: nothing where rows stay exact;
+  // else the rows that leave the residual, which is not filled beyond the next group however many rows come.
+  [[nodiscard]] static std::optional<std::size_t> free_after_call(const Kind& kind) {
+    if (!kind.settings->has_rule() || kind.context.slow_tier != 0) return std::nullopt;
     const HeadRule rule = kind.settings->rule(kind.context.head_dim);
-    return rule.keeps_every_row() && !rule.is_quantized();
+    if (!rule.keeps_every_row()) return std::nullopt;
+    if (!rule.is_quantized()) return 0;
+    const std::size_t unit = rule.kivi_flush ? rule.residual : rule.key_per_channel ? rule.key_group : 1;
+    return DenseStorage<E>::bytes_of_rows({}, kind.context, 0,
+                                          rule.residual + unit + 2 * kind.context.page_rows);
   }
 
   // The tail and the kept queries, whose sizes do not grow.

@@ -6,32 +6,38 @@
 
 #include <kvpolicy/plan/policy_registry.hpp>
 #include <kvpolicy/policy/chunk_retrieval_cache.hpp>
+#include <kvpolicy/policy/expected_attention_scorer.hpp>
 #include <kvpolicy/policy/full_cache.hpp>
 #include <kvpolicy/policy/h2o_scorer.hpp>
 #include <kvpolicy/policy/head_budget_cache.hpp>
+#include <kvpolicy/policy/key_diff_scorer.hpp>
 #include <kvpolicy/policy/key_norm_scorer.hpp>
+#include <kvpolicy/policy/kvzip_scorer.hpp>
 #include <kvpolicy/policy/quantized_residual_cache.hpp>
 #include <kvpolicy/policy/sink_recent_cache.hpp>
 #include <kvpolicy/policy/tova_scorer.hpp>
 
 /// The shipped policies over rows of type `E` as one list: DO(E, policy) for each. Scorers other than
 /// SnapKV's are only combined with dense rows.
-#define KVPOLICY_FOR_SHIPPED_POLICIES(DO, E)                 \
-  DO(E, FullCache<DenseStorage<E>>)                          \
-  DO(E, QuantizedResidualCache<E>)                           \
-  DO(E, QuantizedResidualCache<E, Granularity::per_channel>) \
-  DO(E, SinkRecentCache<DenseStorage<E>>)                    \
-  DO(E, SinkRecentCache<PerTokenStorage<E>>)                 \
-  DO(E, HeadBudgetCache<DenseStorage<E>>)                    \
-  DO(E, HeadBudgetCache<PerTokenStorage<E>>)                 \
-  DO(E, HeadBudgetCache<DenseStorage<E>, TovaScorer>)        \
-  DO(E, HeadBudgetCache<DenseStorage<E>, H2oScorer>)         \
-  DO(E, HeadBudgetCache<DenseStorage<E>, KeyNormScorer>)     \
-  DO(E, ChunkRetrievalCache<DenseStorage<E>>)                \
-  DO(E, ChunkRetrievalCache<PerTokenStorage<E>>)             \
-  DO(E, ChunkRetrievalCache<PerChannelStorage<E>>)           \
-  DO(E, ChunkRetrievalCache<DenseStorage<E>, MinMaxKey>)     \
-  DO(E, ChunkRetrievalCache<PerTokenStorage<E>, MinMaxKey>)  \
+#define KVPOLICY_FOR_SHIPPED_POLICIES(DO, E)                       \
+  DO(E, FullCache<DenseStorage<E>>)                                \
+  DO(E, QuantizedResidualCache<E>)                                 \
+  DO(E, QuantizedResidualCache<E, Granularity::per_channel>)       \
+  DO(E, SinkRecentCache<DenseStorage<E>>)                          \
+  DO(E, SinkRecentCache<PerTokenStorage<E>>)                       \
+  DO(E, HeadBudgetCache<DenseStorage<E>>)                          \
+  DO(E, HeadBudgetCache<PerTokenStorage<E>>)                       \
+  DO(E, HeadBudgetCache<DenseStorage<E>, TovaScorer>)              \
+  DO(E, HeadBudgetCache<DenseStorage<E>, H2oScorer>)               \
+  DO(E, HeadBudgetCache<DenseStorage<E>, KeyNormScorer>)           \
+  DO(E, HeadBudgetCache<DenseStorage<E>, KeyDiffScorer>)           \
+  DO(E, HeadBudgetCache<DenseStorage<E>, KvZipScorer>)             \
+  DO(E, HeadBudgetCache<DenseStorage<E>, ExpectedAttentionScorer>) \
+  DO(E, ChunkRetrievalCache<DenseStorage<E>>)                      \
+  DO(E, ChunkRetrievalCache<PerTokenStorage<E>>)                   \
+  DO(E, ChunkRetrievalCache<PerChannelStorage<E>>)                 \
+  DO(E, ChunkRetrievalCache<DenseStorage<E>, MinMaxKey>)           \
+  DO(E, ChunkRetrievalCache<PerTokenStorage<E>, MinMaxKey>)        \
   DO(E, ChunkRetrievalCache<PerChannelStorage<E>, MinMaxKey>)
 
 namespace kvpolicy {

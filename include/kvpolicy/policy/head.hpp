@@ -7,11 +7,13 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <span>
 #include <typeindex>
 #include <typeinfo>
 #include <vector>
 
+#include <kvpolicy/core/expected_queries.hpp>
 #include <kvpolicy/core/segment.hpp>
 #include <kvpolicy/policy/policy.hpp>
 #include <kvpolicy/policy/shared_rows.hpp>
@@ -26,10 +28,11 @@ class LoadingArchive;
 
 /// What a head does besides keeping and showing rows.
 struct HeadRoles {
-  bool selects = false;      ///< reads some of its rows
-  bool compresses = false;   ///< drops rows by rank
-  bool accumulates = false;  ///< adds up the attention of every call
-  bool shares = false;       ///< competes with other heads of its layer for rows
+  bool selects = false;            ///< reads some of its rows
+  bool compresses = false;         ///< drops rows by rank
+  bool accumulates = false;        ///< adds up the attention of calls
+  bool shares = false;             ///< competes with other heads for rows
+  bool waits_for_scoring = false;  ///< adds up the attention of scoring passes alone
 };
 
 /// The rows that one call brings to one head, for all that happens before its attention.
@@ -115,6 +118,13 @@ class Head {
   virtual void inherit(std::span<const double> accumulated) = 0;
   /// Whether the settings ask for it, too.
   [[nodiscard]] virtual bool is_adaptive_in_layer() const = 0;
+  [[nodiscard]] virtual bool is_adaptive_in_model() const = 0;
+  /// What the attention of several queries comes to.
+  [[nodiscard]] virtual Votes votes() const = 0;
+  /// Set if rows are ranked by the attention of queries that have not come.
+  [[nodiscard]] virtual std::optional<ExpectedQueries> expected_queries() const = 0;
+  /// Rows that cannot be ranked yet, because no scoring pass has seen them.
+  [[nodiscard]] virtual std::size_t unscored_rows() const = 0;
   [[nodiscard]] virtual SharingHead compete(std::span<const float> sums, std::size_t group,
                                             std::size_t queries) const = 0;
   virtual void prepare_survivors(std::vector<std::size_t> rows) = 0;

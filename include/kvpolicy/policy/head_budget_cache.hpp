@@ -4,15 +4,19 @@
 // compressed it keeps everything; each head may have another budget.
 //
 // Method: HeadKV, arXiv:2410.19258 (a budget per head), with SnapKV's choice of rows inside a head
-// (policy/snapkv_scorer.hpp), or another one's (tova_scorer.hpp, h2o_scorer.hpp, key_norm_scorer.hpp).
+// (policy/snapkv_scorer.hpp), or another one's (tova_scorer.hpp, h2o_scorer.hpp, key_norm_scorer.hpp, and of those that
+// need no question key_diff_scorer.hpp and kvzip_scorer.hpp).
 // `budget` counts rows besides those that the scorer always keeps, SnapKV's window: the papers'
-// "capacity" is budget + window. Heads of a layer may share their budgets (shared_rows.hpp: Ada-KV).
+// "capacity" is budget + window. Heads of a layer, or of the model, may share their budgets (shared_rows.hpp: Ada-KV).
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -62,6 +66,13 @@ class HeadBudgetCache {
     /// The rows of all heads of the layer that share compete for the sum of their budgets (Ada-KV).
     /// Such heads must agree in all but the budget.
     bool adaptive_in_layer = false;
+    /// So do the rows of all heads of all layers: one threshold for the model (KVzip). Such heads are compressed all at
+    /// once (`compress()`), so `compress_every` must be 0.
+    bool adaptive_in_model = false;
+    /// A row's score is multiplied by the length of its value: a row that adds little to a result may go, however much
+    /// attention it gets (Expected Attention; CriticalKV, arXiv:2502.03805, without the output projection). For
+    /// scorers that go by attention.
+    bool weigh_values = false;
     /// Share of its budget that a head keeps whatever the others have, where heads share (Ada-KV's alpha).
     double safeguard = 0.2;
     typename Scorer::Config scorer = {};
@@ -78,6 +89,8 @@ class HeadBudgetCache {
       scorer.fields(visit);
       visit("storage", storage);
       visit.later("compress_from", compress_from, 0);
+      visit.later("adaptive_in_model", adaptive_in_model, false);
+      visit.later("weigh_values", weigh_values, false);
     }
   };
   static constexpr std::string_view name = "head_budget";
@@ -88,6 +101,7 @@ class HeadBudgetCache {
   HeadBudgetCache(const SharedConfig<Config>& config, const StorageContext& context)
       : config_{config},
         head_dim_{static_cast<std::uint32_t>(context.head_dim)},
+        value_dim_{static_cast<std::uint32_t>(context.value_dim)},
         storage_{config->storage, context} {
     validate(*config, context);
     defer_quantization(storage_, true);  // rows are quantised once the first survivors are chosen
@@ -103,6 +117,14 @@ class HeadBudgetCache {
     // Written so that NaN fails.
     require(config.safeguard >= 0.0 && config.safeguard <= 1.0, "HeadBudgetCache: safeguard is ",
             config.safeguard, ", must be 0 to 1");
+    require(config.compress_every == 0 || !config.adaptive_in_model, "HeadBudgetCache: compress_every is ",
+            config.compress_every,
+            ", must be 0 with adaptive_in_model, because all layers have to be compressed at once");
+    require(config.compress_every == 0 || !waits, "HeadBudgetCache: compress_every is ",
+            config.compress_every,
+            ", must be 0 under a scorer that needs a scoring pass before each compression");
+    require(!config.weigh_values || ObservingScorer<Scorer> || AccumulatingScorer<Scorer>,
+            "HeadBudgetCache: weigh_values is true, but the scorer goes by keys, not by attention");
     Scorer::validate(config.scorer);
     Storage::validate(config.storage, context);
   }
@@ -117,11 +139,13 @@ class HeadBudgetCache {
     rule.compress_from = config.compress_from;
     rule.compress_every = config.compress_every;
     rule.after_first_compress = config.after_first_compress;
-    rule.adaptive_in_layer = config.adaptive_in_layer;
-    if (config.adaptive_in_layer) rule.safeguard = config.safeguard;
+    rule.adaptive_in_layer = is_adaptive_in_layer(config);
+    rule.adaptive_in_model = config.adaptive_in_model;
+    if (rule.adaptive_in_layer) rule.safeguard = config.safeguard;
     rule.observation_window = observed_queries(config);
     if constexpr (requires { Scorer::name; }) rule.scorer = Scorer::name;
     if constexpr (requires { config.scorer.describe(rule); }) config.scorer.describe(rule);
+    if (config.weigh_values) rule.ranking = Ranking::none;
     config.storage.describe(rule, head_dim);
     return rule;
   }
@@ -130,7 +154,10 @@ class HeadBudgetCache {
     b.budget = a.budget;
     return a == b;
   }
-  [[nodiscard]] static bool is_adaptive_in_layer(const Config& config) { return config.adaptive_in_layer; }
+  [[nodiscard]] static bool is_adaptive_in_layer(const Config& config) {
+    return config.adaptive_in_layer || config.adaptive_in_model;
+  }
+  [[nodiscard]] static bool is_adaptive_in_model(const Config& config) { return config.adaptive_in_model; }
 
   void check(const Segment& rows) const { storage_.check(rows); }
   void reserve(std::size_t rows) {
@@ -143,7 +170,7 @@ class HeadBudgetCache {
   void commit(const Segment& rows) {
     storage_.append(rows);
     unshared_rows_ += rows.rows;
-    if (accumulates) sums_.resize(storage_.end(), 0.0);
+    if (accumulates) sums_.resize(storage_.end(), waits ? unscored : 0.0);
     if (!evicted_) return;  // row numbers are positions
     for (std::size_t i = 0; i < rows.rows; ++i) positions_.push_back(rows.position_of(i));
   }
@@ -170,13 +197,23 @@ class HeadBudgetCache {
     return budget_rule(*config_).is_due(unshared_rows_, tokens(), compressed_once_);
   }
   [[nodiscard]] static bool compresses_by_itself(const Config& config) { return config.compress_every > 0; }
-  [[nodiscard]] bool is_adaptive_in_layer() const { return config_->adaptive_in_layer; }
+  [[nodiscard]] bool is_adaptive_in_layer() const { return is_adaptive_in_layer(*config_); }
+  [[nodiscard]] bool is_adaptive_in_model() const { return config_->adaptive_in_model; }
+  /// What the attention of several queries comes to.
+  [[nodiscard]] Votes votes() const { return votes_of(config_->scorer); }
 
   /// Adds what the queries of a call paid, once its rows are committed: `sums` [group, rows()], each
-  /// row's probability summed over the queries.
+  /// row's probability summed over the queries, or the largest of them, as `votes` says.
   void accumulate(std::span<const float> sums, std::size_t group) noexcept
     requires AccumulatingScorer<Scorer>
   {
+    if (votes() == Votes::largest) {
+      for (std::size_t i = 0; i < group * sums_.size(); ++i) {
+        double& most = sums_[i % sums_.size()];
+        most = std::max(most, static_cast<double>(sums[i]));
+      }
+      return;
+    }
     for (std::size_t row = 0; row < sums_.size(); ++row) {
       double total = 0.0;
       for (std::size_t head = 0; head < group; ++head) {
@@ -185,8 +222,20 @@ class HeadBudgetCache {
       sums_[row] += total / static_cast<double>(group);
     }
   }
-  /// What was added up so far, a mean over the query heads for each row; to give to another head that
-  /// holds the same rows.
+  /// Set if rows are ranked by the attention of queries that have not come.
+  [[nodiscard]] std::optional<ExpectedQueries> expected_queries() const {
+    if constexpr (ExpectingScorer<Scorer>) return Scorer::expected_queries(config_->scorer);
+    return {};
+  }
+  /// Whether the heads' scorer adds up in scoring passes alone.
+  static constexpr bool waits_for_scoring = kvpolicy::waits_for_scoring<Scorer>();
+  /// Candidates that no scoring pass has seen, where the scorer waits for one.
+  [[nodiscard]] std::size_t unscored_rows() const {
+    if (!waits) return 0;
+    const auto own = std::span{sums_}.first(candidates());
+    return static_cast<std::size_t>(std::ranges::count(own, unscored));
+  }
+  /// What was added up so far, for each row; to give to another head that holds the same rows, or these and more.
   [[nodiscard]] std::span<const double> accumulated() const
     requires AccumulatingScorer<Scorer>
   {
@@ -195,8 +244,8 @@ class HeadBudgetCache {
   void inherit(std::span<const double> accumulated)
     requires AccumulatingScorer<Scorer>
   {
-    KVPOLICY_ASSERT(accumulated.size() == sums_.size());
-    std::ranges::copy(accumulated, sums_.begin());
+    KVPOLICY_ASSERT(accumulated.size() >= sums_.size());
+    std::ranges::copy(accumulated.first(sums_.size()), sums_.begin());
   }
 
   /// Chooses the survivors by `sums` [group, rows], each row's probability summed over `queries`
@@ -304,7 +353,7 @@ class HeadBudgetCache {
     const std::size_t rows = storage_.end();
     archive.check(storage_.begin() == 0 && (evicted_ || rows == archive.rows()), "all ", archive.rows(),
                   " rows of a head that dropped none");
-    archive.check(unshared_rows_ <= archive.rows() && (config_->adaptive_in_layer || unshared_rows_ == rows),
+    archive.check(unshared_rows_ <= archive.rows() && (is_adaptive_in_layer() || unshared_rows_ == rows),
                   rows, " rows that count, not ", unshared_rows_);
     archive.check(sums_.size() == (accumulates ? rows : 0), "a sum for each row that needs one");
     archive.check(positions_.size() == (evicted_ ? rows : 0) &&
@@ -316,6 +365,8 @@ class HeadBudgetCache {
 
  private:
   static constexpr bool accumulates = AccumulatingScorer<Scorer>;
+  static constexpr bool waits = kvpolicy::waits_for_scoring<Scorer>();
+  static constexpr double unscored = -1.0;
 
   struct Survivors {
     Storage storage;
@@ -367,7 +418,10 @@ class HeadBudgetCache {
     for (std::size_t row = 0; row < ranks.size(); ++row) {
       float own = 0.0F;
       if constexpr (ObservingScorer<Scorer>) {
-        for (std::size_t head = 0; head < group; ++head) own += sums[head * storage_.end() + row];
+        for (std::size_t head = 0; head < group; ++head) {
+          const float vote = sums[head * storage_.end() + row];
+          own = votes() == Votes::largest ? std::max(own, vote) : own + vote;
+        }
       }
       ranks[row] = rank_of(scored[row], own);
     }
@@ -382,23 +436,53 @@ class HeadBudgetCache {
       Scorer::score(config_->scorer, sums, group, queries, scores);
     } else if constexpr (AccumulatingScorer<Scorer>) {
       Scorer::score_sums(config_->scorer, std::span{sums_}.first(scores.size()), scores);
+    } else if constexpr (AnchoredKeyScorer<Scorer>) {
+      typename Scorer::Anchor anchor(head_dim_);
+      for_each_key(storage_.end(), [&](std::size_t, std::span<const float> key) { anchor.add(key); });
+      for_each_key(scores.size(), [&](std::size_t row, std::span<const float> key) {
+        scores[row] = Scorer::score_key(config_->scorer, std::as_const(anchor), key);
+      });
     } else {
-      SegmentList shown;
-      storage_.show(0, scores.size(), {}, shown);
-      std::vector<float> key(head_dim_);
-      std::size_t row = 0;
-      for (const Segment& segment : shown) {
-        for (std::size_t i = 0; i < segment.rows; ++i, ++row) {
-          load_row(segment.keys, i, key);
-          scores[row] = Scorer::score_key(config_->scorer, key);
-        }
-      }
+      for_each_key(scores.size(), [&](std::size_t row, std::span<const float> key) {
+        scores[row] = Scorer::score_key(config_->scorer, key);
+      });
+    }
+    if (config_->weigh_values) {
+      for_each_row<&Segment::values>(
+          scores.size(), value_dim_, [&](std::size_t row, std::span<const float> value) {
+            double squares = 0.0;
+            for (const float number : value)
+              squares += static_cast<double>(number) * static_cast<double>(number);
+            // A score that keeps a row in any case stays finite.
+            const double weighed = static_cast<double>(scores[row]) * std::sqrt(squares);
+            scores[row] = static_cast<float>(std::min(weighed, double{std::numeric_limits<float>::max()}));
+          });
     }
     return scores;
   }
 
+  // visit(row, key) for the first `count` rows.
+  template <class Visit>
+  void for_each_key(std::size_t count, Visit visit) const {
+    for_each_row<&Segment::keys>(count, head_dim_, visit);
+  }
+  template <Plane Segment::*side, class Visit>
+  void for_each_row(std::size_t count, std::size_t numbers, Visit visit) const {
+    SegmentList shown;
+    storage_.show(0, count, {}, shown);
+    std::vector<float> loaded(numbers);
+    std::size_t row = 0;
+    for (const Segment& segment : shown) {
+      for (std::size_t i = 0; i < segment.rows; ++i, ++row) {
+        load_row(segment.*side, i, loaded);
+        visit(row, std::span<const float>{loaded});
+      }
+    }
+  }
+
   SharedConfig<Config> config_;
   std::uint32_t head_dim_;
+  std::uint32_t value_dim_;
   bool evicted_ = false;          // whether rows are gone, even all of them
   bool compressed_once_ = false;  // also if no row was dropped
   Storage storage_;

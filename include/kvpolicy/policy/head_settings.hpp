@@ -39,6 +39,7 @@ struct SettingsFacts {
   bool predicts_compressed;
   bool compresses_by_itself;
   bool is_adaptive_in_layer;
+  bool is_adaptive_in_model;
   bool commit_changes_rows;
   bool has_rule;
 };
@@ -100,7 +101,8 @@ class PolicySettings final : public AnySettings {
   explicit PolicySettings(const Config& config)
       : AnySettings{{.policy_type = type_tag_of<P>(),
                      .names = Traits::names(),
-                     .roles = {Traits::selects, Traits::compresses, Traits::accumulates, Traits::shares},
+                     .roles = {Traits::selects, Traits::compresses, Traits::accumulates, Traits::shares,
+                               Traits::waits_for_scoring},
                      .observed_queries = Traits::observed_queries(config),
                      .has_names = Traits::has_name && HasFields<Config>,
                      .is_savable = Traits::is_savable,
@@ -108,6 +110,7 @@ class PolicySettings final : public AnySettings {
                      .predicts_compressed = Traits::predicts_compressed,
                      .compresses_by_itself = Traits::compresses_by_itself(config),
                      .is_adaptive_in_layer = Traits::is_adaptive_in_layer(config),
+                     .is_adaptive_in_model = Traits::is_adaptive_in_model(config),
                      .commit_changes_rows = Traits::commit_changes_rows,
                      .has_rule = Traits::has_rule},
                     &config_},
@@ -257,6 +260,7 @@ class HeadSettings {
   [[nodiscard]] bool compresses_by_itself() const { return own_->facts().compresses_by_itself; }
   [[nodiscard]] bool commit_changes_rows() const { return own_->facts().commit_changes_rows; }
   [[nodiscard]] bool is_adaptive_in_layer() const { return own_->facts().is_adaptive_in_layer; }
+  [[nodiscard]] bool is_adaptive_in_model() const { return own_->facts().is_adaptive_in_model; }
   /// Whether heads of the two settings may share a layer's budget.
   [[nodiscard]] bool may_share(const HeadSettings& other) const {
     return own_->has_policy_of(*other.own_) && own_->may_share(*other.own_);

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -35,7 +36,8 @@ class PolicyHead final : public Head {
 
   /// @throws ConfigError, as P's constructor
   PolicyHead(const SharedConfig<typename P::Config>& config, const StorageContext& context)
-      : Head{{Traits::selects, Traits::compresses, Traits::accumulates, Traits::shares}},
+      : Head{{Traits::selects, Traits::compresses, Traits::accumulates, Traits::shares,
+              Traits::waits_for_scoring}},
         policy_{Traits::make(config, context)} {
     if constexpr (may_be_slow) {
       if (!SlowRule<P>{*config, context}.is_slow()) return;
@@ -187,6 +189,22 @@ class PolicyHead final : public Head {
   [[nodiscard]] bool is_adaptive_in_layer() const override {
     if constexpr (Traits::shares) return policy_.is_adaptive_in_layer();
     return false;
+  }
+  [[nodiscard]] bool is_adaptive_in_model() const override {
+    if constexpr (requires { policy_.is_adaptive_in_model(); }) return policy_.is_adaptive_in_model();
+    return false;
+  }
+  [[nodiscard]] Votes votes() const override {
+    if constexpr (requires { policy_.votes(); }) return policy_.votes();
+    return Votes::mean;
+  }
+  [[nodiscard]] std::optional<ExpectedQueries> expected_queries() const override {
+    if constexpr (requires { policy_.expected_queries(); }) return policy_.expected_queries();
+    return {};
+  }
+  [[nodiscard]] std::size_t unscored_rows() const override {
+    if constexpr (requires { policy_.unscored_rows(); }) return policy_.unscored_rows();
+    return 0;
   }
   [[nodiscard]] SharingHead compete([[maybe_unused]] std::span<const float> sums,
                                     [[maybe_unused]] std::size_t group,

@@ -92,6 +92,11 @@ struct policy_defaults {
   static constexpr bool compresses = detail::compresses<P>();
   static constexpr bool accumulates = detail::accumulates<P>();
   static constexpr bool shares = detail::shares<P>();
+  /// Whether the policy adds up attention in scoring passes alone (AttendOptions::scores_rows).
+  static constexpr bool waits_for_scoring = [] {
+    if constexpr (requires { P::waits_for_scoring; }) return accumulates && P::waits_for_scoring;
+    return false;
+  }();
 
   /// @throws ConfigError, as P's constructor
   [[nodiscard]] static P make(const SharedConfig<Config>& config, const StorageContext& context) {
@@ -267,6 +272,11 @@ struct policy_defaults {
 
   [[nodiscard]] static bool is_adaptive_in_layer([[maybe_unused]] const Config& config) {
     if constexpr (shares) return P::is_adaptive_in_layer(config);
+    return false;
+  }
+  /// Whether heads of all layers share. Such a policy says that it is adaptive in its layer as well.
+  [[nodiscard]] static bool is_adaptive_in_model([[maybe_unused]] const Config& config) {
+    if constexpr (requires { P::is_adaptive_in_model(config); }) return P::is_adaptive_in_model(config);
     return false;
   }
 

@@ -31,15 +31,19 @@ struct SnapKvScorer {
     std::size_t observation_window = 8;  ///< Latest queries that vote; their own rows are always kept.
     Pooling pooling = Pooling::max;
     std::size_t kernel = 7;  ///< Rows pooled together; odd.
+    /// What the votes of the queries and of the query heads come to. `largest` is DefensiveKV's worst case
+    /// (arXiv:2510.13334), on the host alone; without its second step, which lifts low scores to a share of the mean.
+    Votes votes = Votes::mean;
     friend bool operator==(const Config&, const Config&) = default;
     void fields(FieldVisitor& visit) {
       visit.renamed("observation_window", "window", observation_window);
       visit("pooling", pooling);
       visit("kernel", kernel);
+      visit.later("votes", votes, Votes::mean);
     }
     /// Adds how rows are ranked to a head's rule.
     void describe(HeadRule& rule) const {
-      rule.ranking = Ranking::attention;
+      if (votes == Votes::mean) rule.ranking = Ranking::attention;
       rule.pooling = pooling;
       rule.pooled_rows = kernel;
     }
@@ -80,7 +84,8 @@ struct SnapKvScorer {
           for (const float vote : near) pooled += vote;
           pooled /= static_cast<float>(config.kernel);
         }
-        out[row] += pooled / static_cast<float>(queries * group);
+        out[row] = config.votes == Votes::largest ? std::max(out[row], pooled)
+                                                  : out[row] + pooled / static_cast<float>(queries * group);
       }
     }
   }
