@@ -9,12 +9,14 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <kvpolicy/cache/kv_cache.hpp>
+#include <kvpolicy/policy/expected_attention_scorer.hpp>
 #include <kvpolicy/policy/full_cache.hpp>
 #include <kvpolicy/policy/h2o_scorer.hpp>
 #include <kvpolicy/policy/head_budget_cache.hpp>
@@ -35,6 +37,7 @@ using Full = FullCache<DenseStorage<E>>;
 using Snap = HeadBudgetCache<DenseStorage<E>>;
 using H2o = HeadBudgetCache<DenseStorage<E>, H2oScorer>;
 using Zip = HeadBudgetCache<DenseStorage<E>, KvZipScorer>;
+using Expected = HeadBudgetCache<DenseStorage<E>, ExpectedAttentionScorer>;
 using Diff = HeadBudgetCache<DenseStorage<E>, KeyDiffScorer>;
 using Plan = HeadPlan<E>;
 using Cache = KvCache<E>;
@@ -78,8 +81,9 @@ class SlowText {
       std::vector<const oracle::Row*> seen;
       for (std::size_t r = 0; r <= before + i; ++r) seen.push_back(&rows[r]);
       for (std::size_t g = 0; g < group; ++g) {
-        oracle::Options own{.scale = 1 / std::sqrt(static_cast<double>(shape_.head_dim)),
-                            .softcap = static_cast<double>(options.softcap)};
+        oracle::Options own;
+        own.scale = 1 / std::sqrt(static_cast<double>(shape_.head_dim));
+        own.softcap = static_cast<double>(options.softcap);
         if (!options.attention_sink_bias.empty()) {
           own.sink_logit = static_cast<double>(options.attention_sink_bias[h * group + g]);
         }
@@ -242,7 +246,7 @@ TEST_CASE("kvzip: a cache compressed once answers through forks that hold the sa
   score(random, cache, text, {50}, scores, {});
   cache.compress();
   const auto rows = all_held(cache);
-  const std::string before = test::dump(cache);
+  const auto before = test::dump(cache);
   for (int question = 0; question < 10; ++question) {
     Cache fork = cache.fork();
     test::feed(fork, random, {1 + test::below(random, 9), 1, 1});
@@ -262,7 +266,7 @@ TEST_CASE("kvzip: rows that no pass has seen cannot be ranked, and nothing chang
   plan.set(0, 0, H2o::Config{.budget = 3, .scorer = {.recent = 1}});
   Cache cache{plan};
   test::feed(cache, random, {20});
-  const std::string before = test::dump(cache);
+  const auto before = test::dump(cache);
   const std::string message = test::thrown<ShapeError>([&] { cache.compress(); });
   CHECK(test::contains(message,
                        "KvCache::compress: 18 of 20 rows of KV head 1 of layer 1 were in no scoring pass"));
@@ -382,6 +386,112 @@ TEST_CASE("key_diff: the keys that differ most from the mean direction stay") {
   anchor.add(zeros);
   CHECK(KeyDiffScorer::score_key({}, anchor, zeros) == 0.0F);
   CHECK(KeyDiffScorer::score_key({}, anchor, std::vector<float>{1, 2, 3, 4}) == 0.0F);
+}
+
+TEST_CASE("expected_attention: by the covariance of the latest queries, written out as a matrix") {
+  test::Random random{79};
+  for (int round = 0; round < 24; ++round) {
+    CAPTURE(round);
+    constexpr std::size_t dim = 16;
+    const std::size_t group = 1 + test::below(random, 3);
+    const ModelShape shape{1, 2 * group, 2, dim};
+    Expected::Config config{.budget = 9, .weigh_values = round % 2 == 0};
+    config.scorer = {.observation_window = 1 + test::below(random, 12),
+                     .future = 1 + test::below(random, 30),
+                     .sinks = test::below(random, 3),
+                     .recent = test::below(random, 4),
+                     .rotary = {.theta = 100.0}};
+    Cache cache{Plan{shape, config}};
+    const AttendOptions options{.scale = round % 3 == 0 ? std::optional{0.4F} : std::nullopt};
+    std::vector<std::vector<std::vector<double>>> queries(2 * group), keys(2), values(2);  // [head][token]
+    for (const std::size_t tokens : {25U, 1U, 10U}) {
+      test::Chunk<E> chunk{random, shape, tokens};
+      chunk.q.randomize(random, 2.0F);
+      chunk.step(cache, 0, options);
+      for (std::size_t i = 0; i < tokens; ++i) {
+        for (std::size_t h = 0; h < 2 * group; ++h) queries[h].push_back(chunk.q.row_of_doubles(i, h));
+        for (std::size_t h = 0; h < 2; ++h) {
+          keys[h].push_back(chunk.k.row_of_doubles(i, h));
+          values[h].push_back(chunk.v.row_of_doubles(i, h));
+        }
+      }
+    }
+    cache.compress();
+    constexpr std::size_t rows = 36;
+    using Matrix = std::vector<std::vector<double>>;
+    // Column j of the mean rotation is what becomes of unit vector j.
+    Matrix rotation(dim, std::vector<double>(dim, 0.0));
+    for (std::size_t j = 0; j < dim; ++j) {
+      std::vector<double> unit(dim, 0.0);
+      unit[j] = 1;
+      for (std::size_t ahead = 0; ahead < config.scorer.future; ++ahead) {
+        const auto turned = oracle::turn(unit, static_cast<double>(rows + ahead), 100.0);
+        for (std::size_t i = 0; i < dim; ++i) {
+          rotation[i][j] += turned[i] / static_cast<double>(config.scorer.future);
+        }
+      }
+    }
+    const double scale = options.scale ? static_cast<double>(*options.scale) : 0.25;
+    const std::size_t window = config.scorer.observation_window;
+    for (std::size_t h = 0; h < 2; ++h) {
+      std::vector<double> scores(rows, 0.0);
+      for (std::size_t g = 0; g < group; ++g) {
+        Matrix draws;
+        for (std::size_t p = rows - window; p < rows; ++p) {
+          draws.push_back(oracle::turn(queries[h * group + g][p], -static_cast<double>(p), 100.0));
+        }
+        std::vector<double> mean(dim, 0.0);
+        Matrix covariance(dim, std::vector<double>(dim, 0.0));
+        for (const auto& draw : draws) {
+          for (std::size_t i = 0; i < dim; ++i) mean[i] += draw[i] / static_cast<double>(window);
+        }
+        for (const auto& draw : draws) {
+          for (std::size_t i = 0; i < dim; ++i) {
+            for (std::size_t j = 0; j < dim; ++j) {
+              covariance[i][j] += (draw[i] - mean[i]) * (draw[j] - mean[j]) / static_cast<double>(window);
+            }
+          }
+        }
+        std::vector<double> weights;
+        for (const auto& key : keys[h]) {
+          std::vector<double> back(dim, 0.0);  // the rotation's transpose times the key
+          for (std::size_t i = 0; i < dim; ++i) {
+            for (std::size_t j = 0; j < dim; ++j) back[j] += rotation[i][j] * key[i];
+          }
+          double first = 0, second = 0;
+          for (std::size_t i = 0; i < dim; ++i) {
+            first += back[i] * mean[i];
+            for (std::size_t j = 0; j < dim; ++j) second += back[i] * covariance[i][j] * back[j];
+          }
+          weights.push_back(std::exp(scale * first + scale * scale / 2 * second));
+        }
+        double total = 0;
+        for (const double weight : weights) total += weight;
+        for (std::size_t r = 0; r < rows; ++r) scores[r] += weights[r] / total / static_cast<double>(group);
+      }
+      for (std::size_t r = 0; r < rows && config.weigh_values; ++r) {
+        double squares = 0;
+        for (const double number : values[h][r]) squares += number * number;
+        scores[r] *= std::sqrt(squares);
+      }
+      for (std::size_t r = 0; r < config.scorer.sinks; ++r) scores[r] = 1e9;
+      check_survivors({{scores, 9, config.scorer.recent, 0.0}}, {held(cache, 0, h)});
+    }
+  }
+  const ModelShape shape{1, 2, 2, 64};
+  CHECK(test::contains(
+      test::thrown<ConfigError>([&] { Plan{shape, Expected::Config{.scorer = {.observation_window = 0}}}; }),
+      "observation_window is 0"));
+  CHECK(test::contains(
+      test::thrown<ConfigError>([&] { Plan{shape, Expected::Config{.scorer = {.future = 0}}}; }),
+      "future is 0"));
+  CHECK(test::contains(test::thrown<ConfigError>([&] { Plan{shape, Diff::Config{.weigh_values = true}}; }),
+                       "the scorer goes by keys"));
+  // Rows that came without their queries leave nothing to expect.
+  Cache cache{Plan{shape, Expected::Config{.budget = 3}}};
+  test::Chunk<E> chunk{random, shape, 1};
+  for (int i = 0; i < 8; ++i) chunk.append(cache, 0);
+  CHECK(test::contains(test::thrown<ShapeError>([&] { cache.compress(); }), "not all queries are known"));
 }
 
 TEST_CASE("votes: the largest in place of the mean, for SnapKV and for H2O") {
