@@ -22,7 +22,7 @@ SCORES = {"retrieval_heads": "HeadKV-R (retrieval)", "enhanced_heads": "HeadKV-E
 
 METHODS = {"full": "full", "duo": "DuoAttention", "streaming_llm": "StreamingLLM", "h2o": "H2O",
            "tova": "TOVA", "fastgen": "FastGen", "snapkv": "SnapKV", "pyramid": "PyramidKV", "headkv": "HeadKV",
-           "adakv": "Ada-KV", "keynorm": "key norm", "sink_recent": "sink + recent",
+           "adakv": "Ada-KV", "keynorm": "key norm", "keydiff": "KeyDiff", "kvzip": "KVzip", "expected": "Expected Attention", "sink_recent": "sink + recent",
            "razor": "RazorAttention", "search": "plan search"}
 
 

@@ -193,10 +193,14 @@ class Session {
                           fmt::format("reads token {} of {}", thousands(done), thousands(total)));
         });
     result.prefill_ms = prefill.milliseconds();
+    in_cache_.insert(in_cache_.end(), tokens.begin(), tokens.end());
     if (plan_.needs.compress) {
       const Stopwatch compress;
-      in_cache_.insert(in_cache_.end(), tokens.begin(), tokens.end());
-      if (plan_.needs.scoring) cache_->score_rows(in_cache_, model_->repeat_request());
+      if (plan_.needs.scoring) {
+        reference::RepeatRequest ask = model_->repeat_request();
+        ask.beyond_context = arguments_->context.beyond;
+        cache_->score_rows(in_cache_, ask);
+      }
       cache_->compress();
       result.compress_ms = compress.milliseconds();
     }

@@ -88,17 +88,13 @@ template <Element E>
   return needs;
 }
 
-/// Refuses, for a tool that compresses layer by layer or without reading the prompt again, a plan that needs more.
+/// Refuses, for a tool that reads a prompt once, a plan that needs it read again.
 /// @throws ConfigError
-inline void require_plain_compression(const PlanNeeds& needs, std::string_view tool) {
-  require(!needs.scoring, tool,
-          ": the plan scores its rows by reading the prompt a second time (kvzip), which generate, compare "
-          "and evaluate "
-          "do; for one that needs no question either: keydiff");
-  require(!needs.in_model, tool,
-          ": the heads of all layers compete for their budgets (compete=model), which generate, compare and "
-          "evaluate "
-          "serve; here: compete=layer");
+inline void require_no_scoring(const PlanNeeds& needs, std::string_view tool) {
+  require(
+      !needs.scoring, tool,
+      ": the plan scores its rows by reading the prompt a second time (kvzip), which generate, compare and "
+      "evaluate do; keydiff needs no question either, and no second time");
 }
 
 }  // namespace kvpolicy::tools

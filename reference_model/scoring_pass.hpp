@@ -11,39 +11,31 @@
 
 #include <kvpolicy/core/attention.hpp>
 #include <kvpolicy/core/error.hpp>
+#include <reference_model/repeat_request.hpp>
 #include <reference_model/run.hpp>
 
 namespace kvpolicy::reference {
 
-/// How a text is to be repeated, in tokens.
-struct RepeatRequest {
-  std::vector<int> first;    ///< words that ask to repeat the context, from its beginning
-  std::vector<int> further;  ///< words that ask for the part that starts with the tokens that follow them
-  std::size_t part = 2048;   ///< tokens that are repeated at a time, as published
-  std::size_t overlap = 8;   ///< tokens before a part that say where it starts, as published
-};
-
-/// The published words, which `encode(std::string)` makes tokens of.
-template <class Encode>
-[[nodiscard]] RepeatRequest repeat_request(Encode encode) {
-  return {encode("\n\nRepeat the previous context exactly.\n\n"),
-          encode("\n\nRepeat the part of the previous context exactly, starting with ")};
-}
+/// The smallest part for which a text is worth reading again.
+inline constexpr std::size_t least_repeated = 64;
 
 /// Lets the cache's heads know how much attention the model pays to their rows when it repeats `text`, which is what the
-/// cache holds. A part is shorter where the model's longest text would be exceeded.
-/// @throws ShapeError if no token more would fit; as prefill and KvCache::take_scores
+/// cache holds. A part is shorter where the model was not trained for longer texts.
+/// @throws ShapeError if not even a part of `least_repeated` tokens fits, ConfigError for parts of 0 tokens; as prefill and
+/// KvCache::take_scores
 template <class Cache>
 void score_by_repeating(const Llama& model, Cache& cache, std::span<const int> text, const RepeatRequest& ask,
                         std::size_t chunk = 512) {
-  const std::size_t most = model.config().max_positions;
+  require(ask.part > 0, "score_by_repeating: part is 0, must be at least 1");
+  const std::size_t most = ask.beyond_context ? 0 : model.config().max_positions;
   const std::size_t words = std::max(ask.first.size(), ask.further.size() + ask.overlap);
   std::size_t part = ask.part;
   if (most > 0) {
+    const std::size_t least = std::min({part, least_repeated, text.size()});
     const std::size_t taken = cache.tokens() + words;
-    require<ShapeError>(taken < most, "score_by_repeating: the cache holds ", cache.tokens(),
-                        " tokens and the words that ask to repeat them are ", words,
-                        "; the model reads at most ", most);
+    require<ShapeError>(taken + least <= most, "score_by_repeating: the cache holds ", cache.tokens(),
+                        " tokens, the words that ask to repeat them are ", words, ", and a part is ", least,
+                        " at least; the model was trained for ", most);
     part = std::min(part, most - taken);
   }
   for (std::size_t first = 0; first < text.size(); first += part) {

@@ -212,9 +212,9 @@ def column_of(point, full):
     return max((column for column in SHARES if column / 2 * 1.02 < share or column == SHARES[-1]), default=1)
 
 
-@measured_by("combined")
-def combined(run):
-    points = run["points"]
+def at_equal_bytes(points):
+    """Rows of a table with a column for each of SHARES; first the methods that give nine of ten of the full cache's
+    answers at the fewest bytes."""
     full = of(points, plan="full")
     whole = interval(full)
     rows = []
@@ -226,10 +226,27 @@ def combined(run):
         rows.append((min(enough, default=2), -statistics.fmean(mean for mean, _, _ in found.values()),
                      [name, *(percent(found[share]) if share in found else "" for share in SHARES)]))
     rows.sort()
+    return [row[-1] for row in rows]
+
+
+def answered_in_full(points):
+    full = of(points, plan="full")
     return (f"{asked(full)} of {families_of(full)}; % answered, with the 95 % interval. The full cache answers "
-            f"{percent(whole)}; first come the methods that give nine of ten of these answers at the fewest bytes.\n\n"
-            + table(["method", "all bytes", *(f"1/{1 / share:.0f}" for share in SHARES[1:])], [row[-1] for row in rows])
+            f"{percent(interval(full))}; first come the methods that give nine of ten of these answers at the fewest bytes.\n\n")
+
+
+@measured_by("combined")
+def combined(run):
+    return (answered_in_full(run["points"])
+            + table(["method", "all bytes", *(f"1/{1 / share:.0f}" for share in SHARES[1:])], at_equal_bytes(run["points"]))
             + picture("Answers over bytes", "frontier"))
+
+
+@measured_by("unasked")
+def unasked(run):
+    shares = SHARES[1:5]
+    rows = [[row[0], *row[2:2 + len(shares)]] for row in at_equal_bytes(run["points"])]
+    return answered_in_full(run["points"]) + table(["method", *(f"1/{1 / share:.0f}" for share in shares)], rows)
 
 
 def nats(point):
@@ -333,5 +350,6 @@ TABLES = {f"smollm2_{name}": ([f"smollm2/{file}" for file in files], make) for n
     ("tasks", ["tasks_*.json"], tasks), ("heads", ["heads.json*"], heads), ("gates", ["gates.json*"], gates),
     ("sinks", ["sinks.json*"], sinks), ("needles", ["needles.json*"], needles), ("settings", ["settings.json*"], settings),
     ("budgets", ["budgets.json*"], budgets), ("combined", ["combined.json*"], combined),
+    ("unasked", ["unasked.json*"], unasked),
     ("language", ["language_*.json"], language), ("choices", ["choices.json*"], choices),
     ("storage", ["storage*.json"], storage), ("memory", ["memory.json*"], memory), ("peers", ["peers_*.json"], peers)]}

@@ -13,12 +13,13 @@
 #   settings   HeadKV's kernel and beta and SnapKV's kernel, chosen on texts that nothing else is measured on
 #   budgets    HeadKV's three kinds of scores against other methods at 32 to 256 rows a head
 #   combined   every method at a half to a 32nd of the bytes
+#   unasked    rows are dropped before any question is known, and two questions are asked of what is left
 #   language   KL divergence to the full cache and surprise, on three kinds of prose and on code, far into a text and near
 #              its beginning
 #   choices    short questions with four endings, where compression should cost nothing
 #   storage    8, 4 and 2 bits, per token and per channel, by the number of exact rows
 #   memory     what the cache takes over the length of the text and the number of texts
-experiments=(tasks heads gates sinks needles settings budgets combined language choices storage memory)
+experiments=(tasks heads gates sinks needles settings budgets combined unasked language choices storage memory)
 targets=(plan)
 results=$all_results/smollm2
 folder=models/smollm2
@@ -154,6 +155,13 @@ measure_combined() {
   if [ -n "$headkv" ]; then plans+=("headkv:$headkv" "headkv+int4:$headkv"); fi
   if [ -n "$snapkv" ]; then plans+=({snapkv,pyramid,adakv}":$snapkv"); fi
   ask combined 2048 --suite "${tasks[@]}" --text novels --bytes 1/2 1/4 1/8 1/16 1/32 --plans "${plans[@]}"
+}
+
+# The methods whose budgets are in rows, each head's own, a layer's, and the model's.
+measure_unasked() {
+  local plans=(full snapkv snapkv:compete=model h2o keynorm keydiff keydiff:compete=layer keydiff:compete=model expected
+    expected:compete=model kvzip:compete=head kvzip:compete=layer,safeguard=0 kvzip)
+  ask_keys 2 unasked 2048 --compress text --bytes 1/2 1/4 1/8 1/16 --plans "${plans[@]}"
 }
 
 # 512 rows are a quarter of the longer texts, and all of the shorter ones.

@@ -97,6 +97,8 @@ ExamPlan make_exam_plan(const std::string& name, const ModelShape& shape, const 
   io::OrderedJson settings;
   auto plan = make_plan<bfloat16>(arguments, shape, model_folder, &settings);
   const PlanNeeds needs = needs_of(plan);
+  require(!needs.scoring || compress == Compress::after_text, "--plan ", name,
+          ": rows are scored by repeating the text, before a question is known; give --compress text");
   const Reading reading{needs.selected_reads ? Read::selected : Read::all, needs.selected_reads};
   return {.name = name,
           .plan = std::move(plan),
@@ -104,7 +106,7 @@ ExamPlan make_exam_plan(const std::string& name, const ModelShape& shape, const 
           .reading = reading,
           .compresses = needs.compress,
           .scores = needs.scoring,
-          .compress = needs.scoring ? Compress::after_text : compress};
+          .compress = compress};
 }
 
 std::string describe(const HeadPlan<bfloat16>& plan) {

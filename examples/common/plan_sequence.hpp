@@ -3,6 +3,7 @@
 // The sequences of sequence.hpp, for rows of one element type: what sequence.cpp and float_rows.cpp compile.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <concepts>
 #include <cstddef>
@@ -17,6 +18,7 @@
 #include <kvpolicy/fastgen.hpp>
 #include <kvpolicy/policy/chunk_summary.hpp>
 #include <reference_model/run.hpp>
+#include <reference_model/scoring_pass.hpp>
 
 #include "bytes_read.hpp"
 #include "sequence.hpp"
@@ -73,6 +75,20 @@ class PlanSequence final : public Sequence {
 
   void score_rows(std::span<const int> text, const reference::RepeatRequest& ask) override {
     reference::score_by_repeating(*model_, cache_, text, ask);
+  }
+
+  [[nodiscard]] std::vector<double> largest_scores() const override {
+    const ModelShape& shape = cache_.plan().shape();
+    std::vector<double> largest;
+    for (std::size_t i = 0; i < shape.kv_head_count(); ++i) {
+      const Head& head = cache_.head(i / shape.kv_heads, i % shape.kv_heads);
+      double most = 0.0;
+      if (head.roles().waits_for_scoring) {
+        for (const double score : head.accumulated()) most = std::max(most, score);
+      }
+      largest.push_back(most);
+    }
+    return largest;
   }
 
   void choose_after_prompt(const FastGenConfig& config) override {

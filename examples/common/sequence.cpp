@@ -19,6 +19,10 @@ void Sequence::score_rows(std::span<const int>, const reference::RepeatRequest&)
   throw ConfigError{"Sequence::score_rows: only a sequence on the CPU scores its rows by repeating the text"};
 }
 
+std::vector<double> Sequence::largest_scores() const {
+  throw ConfigError{"Sequence::largest_scores: only a sequence on the CPU scores its rows"};
+}
+
 std::unique_ptr<Sequence> Sequence::fork_as(HeadPlan<bfloat16>) const {
   throw ConfigError{"Sequence::fork_as: only a sequence of bfloat16 on the CPU goes under another plan"};
 }

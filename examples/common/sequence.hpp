@@ -15,7 +15,7 @@
 #include <kvpolicy/fastgen.hpp>
 #include <kvpolicy/plan/head_plan.hpp>
 #include <reference_model/llama.hpp>
-#include <reference_model/scoring_pass.hpp>
+#include <reference_model/repeat_request.hpp>
 
 namespace kvpolicy::tools {
 
@@ -58,6 +58,11 @@ class Sequence {
   /// read: what their next `compress` goes by.
   /// @throws ConfigError for sequences that are not on the CPU; as reference::score_by_repeating
   virtual void score_rows(std::span<const int> text, const reference::RepeatRequest& ask);
+
+  /// For each KV head, layer after layer, the largest score that `score_rows` has given a row; 0 for heads that do not
+  /// wait for scores.
+  /// @throws ConfigError for sequences that are not on the CPU
+  [[nodiscard]] virtual std::vector<double> largest_scores() const;
 
   /// Makes the next `compress` choose a plan first, by FastGen, from how the latest queries attend.
   /// Until then every head must keep all rows, and the sequence must keep `window` queries. Earlier

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include <reference_model/llama.hpp>
+#include <reference_model/repeat_request.hpp>
 #include <reference_model/tokenizer/tokenizer.hpp>
 
 namespace kvpolicy::tools {

@@ -397,7 +397,7 @@ What a name leaves open is as published, or as listed here; other settings are w
   snapkv, adakv                    votes=mean|largest (the worst case in place of the mean)
   snapkv, adakv, expected, kvzip   weigh_values=true|false: scores times the length of the value
   snapkv, adakv, keynorm,          compete=head|layer|model: whose rows compete for the budgets, as in
-  keydiff, expected, kvzip         keydiff:128,compete=model; safeguard=0 the share of its own that a head keeps
+  keydiff, expected, kvzip         keydiff:128,compete=model; safeguard: the share of its own that a head keeps
   sink_recent, streaming_llm, duo  sinks=N recent=N mask=exact|chunk; duo also rule=exact_count|threshold
   what is quantised                group=N channels that share a scale, residual=N, hadamard=none|keys|values|both
                                    (what is rotated first); kivi has flush=kivi|steady instead

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include <reference_model/llama.hpp>
-#include <reference_model/scoring_pass.hpp>
+#include <reference_model/repeat_request.hpp>
 
 #include "../common/exam_plan.hpp"
 #include "../common/sequence.hpp"

@@ -153,7 +153,7 @@ std::shared_ptr<const Plan> Api::make_plan(const std::string& name) const {
   tools::PlanArguments arguments;
   arguments.plan = name;
   auto made = tools::make_plan<bfloat16>(arguments, served_.shape(), folder_);
-  tools::require_plain_compression(tools::needs_of(made), "serve");
+  tools::require_no_scoring(tools::needs_of(made), "serve");
   served_.fit(made);
   return std::make_shared<const Plan>(std::move(made));
 }

@@ -75,8 +75,10 @@ void Scheduler::take_result(Sequence& sequence, std::size_t tokens, const refere
     if (now_read < sequence.request.prompt.size()) return;
     counters_.cached_tokens += sequence.cached;
     if (sequence.needs.compress) {
-      const std::size_t layers = model_.shape().layers;
+      // One layer at a time takes less memory on the way.
+      const std::size_t layers = sequence.needs.in_model ? 0 : model_.shape().layers;
       for (std::size_t layer = 0; layer < layers; ++layer) sequence.cache->compress(layer);
+      if (sequence.needs.in_model) sequence.cache->compress();
       ++changes_;
     }
   }

@@ -152,7 +152,7 @@ Recording record(const TextModel& model, HeadPlan<bfloat16> plan, std::span<cons
   const reference::LlamaConfig& config = model.config();
   reference::limit_windows(plan, config);
   const PlanNeeds needs = needs_of(plan);
-  require_plain_compression(needs, "visualize");
+  require_no_scoring(needs, "visualize");
   Recording recording{.heads = plan,
                       .tokens = {prompt.begin(), prompt.end()},
                       .prompt_tokens = prompt.size(),

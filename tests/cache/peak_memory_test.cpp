@@ -35,12 +35,17 @@ void check_peak(std::uint64_t seed, const HeadPlan<E>& plan, CacheOptions option
       const std::size_t most = test::below(random, 3) == 0 ? 120 : test::below(random, 2) == 0 ? 1 : 20;
       test::feed(cache, random, {std::min(end - cache.tokens(), 1 + test::below(random, most))},
                  {.scores_rows = true});
+      if (options.max_rollback > 0 && test::below(random, 4) == 0) cache.commit();
       REQUIRE(memory.peak_bytes() + slow.peak_bytes() <= bound);
     }
   };
   if (compresses) {
     read_to(prompt);
-    for (std::size_t layer = 0; layer < plan.shape().layers; ++layer) cache.compress(layer);
+    if (plan.at(0, 0).is_adaptive_in_model()) {
+      cache.compress();
+    } else {
+      for (std::size_t layer = 0; layer < plan.shape().layers; ++layer) cache.compress(layer);
+    }
   }
   read_to(tokens);
   REQUIRE(memory.peak_bytes() + slow.peak_bytes() <= bound);
@@ -60,6 +65,7 @@ void check_budgets(std::size_t heads, const std::vector<typename Storage::Config
     if (seed % 8 >= 6) config.after_first_compress = true;
     if (test::below(random, 3) == 0) config.compress_from = test::below(random, 150);
     config.adaptive_in_layer = heads > 1;
+    config.adaptive_in_model = heads > 1 && seed % 5 < 2 && config.compress_every == 0;
     const HeadPlan<float> plan{ModelShape{heads > 1 ? 8U : 12U, heads, heads, 64}, config};
     check_peak(seed, plan, {.page_rows = 32}, seed % 3 > 0);
   }
@@ -118,6 +124,22 @@ TEST_CASE(
     options.slow_memory = std::pmr::get_default_resource();
     check_peak(seed, plan, options, false);
   }
+  // A commit goes through all layers at once, which are many here; where some heads share over the model, so does the
+  // compression of all others.
+  for (std::uint64_t seed = 0; seed < 30; ++seed) {
+    QuantizedResidualCache<float>::Config codes;
+    codes.storage = {.bits = 4, .residual = 16 * (seed % 5)};
+    const HeadPlan<float> plan{ModelShape{20, 1, 1, 64}, codes};
+    check_peak(seed, plan, {.max_rollback = 1 + seed % 40, .page_rows = 32}, false);
+    HeadPlan<float> mixed{ModelShape{8, 2, 2, 64},
+                          HeadBudgetCache<DenseStorage<float>>::Config{.budget = 100 + 20 * (seed % 9)}};
+    for (std::size_t layer = 0; layer < 8; ++layer) {
+      mixed.set(layer, 0,
+                HeadBudgetCache<DenseStorage<float>, KeyDiffScorer>::Config{
+                    .budget = 150, .adaptive_in_model = true, .safeguard = 0});
+    }
+    check_peak(seed, mixed, {.page_rows = 32}, true);
+  }
   // Rows of few bits need room for their residual more than once, and no more, however long the text is.
   using Codes = QuantizedResidualCache<float, Granularity::per_channel>;
   for (std::uint64_t seed = 0; seed < 60; ++seed) {
@@ -126,7 +148,7 @@ TEST_CASE(
     config.storage = {.bits = seed % 2 == 0 ? 4U : 8U,
                       .key_group = std::size_t{16} << seed % 3,
                       .value_group = 32,
-                      .residual = 64 * (1 + test::below(random, 2)),
+                      .residual = 64 * test::below(random, 3),
                       .flush = seed % 5 == 0 ? Flush::kivi : Flush::steady,
                       .halves = seed % 4 == 1};
     const HeadPlan<float> plan{ModelShape{1, 2, 2, 64}, config};

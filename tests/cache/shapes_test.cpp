@@ -208,7 +208,7 @@ TEST_CASE("a layer that reads another one's cache attends as if it held the same
                    plan.set(2, 0, HeadBudgetCache<DenseStorage<float>, H2oScorer>::Config{.budget = 8});
                    Cache{plan};
                  }),
-                 "layer 3 reads the cache of layer 2, whose heads add up the attention of every call"));
+                 "layer 3 reads the cache of layer 2, whose heads add up attention"));
   CHECK(contains(thrown<ConfigError>([&] {
                    Plan plan{shape};
                    plan.set(2, 1,

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include <kvpolicy/cuda/packed_pages.hpp>
+#include <kvpolicy/policy/kvzip_scorer.hpp>
 
 #include "cuda/support/device_cache.hpp"
 
@@ -372,11 +373,18 @@ TEST_CASE("settings that no device cache can serve") {
   CHECK(plan_error(one, Budget::Config{.scorer = {.observation_window = 64}}).empty());
   CHECK(contains(plan_error(one, Budget::Config{.scorer = {.kernel = 67}}), "pooling kernel is 67"));
   CHECK(plan_error(one, Budget::Config{.adaptive_in_layer = true}).empty());
+  CHECK(contains(plan_error(one, Budget::Config{.adaptive_in_model = true}),
+                 "share their budgets over the whole model"));
+  CHECK(contains(plan_error(one, Budget::Config{.weigh_values = true}), "weigh_values"));
+  CHECK(contains(plan_error(one, Budget::Config{.scorer = {.votes = kvpolicy::Votes::largest}}),
+                 "Votes::largest"));
+  CHECK(
+      contains(plan_error(one, HeadBudgetCache<DenseStorage<E>, KvZipScorer>::Config{}), "ranked by kvzip"));
   CHECK(plan_error(one, Budget::Config{.compress_every = 1, .after_first_compress = true}).empty());
   using H2o = HeadBudgetCache<DenseStorage<E>, H2oScorer>;
   CHECK(plan_error(one, H2o::Config{}).empty());
   const std::string sums = plan_error(one, H2o::Config{}, {.max_rollback = 1});
-  CHECK(contains(sums, "KV head 0 of layer 0 adds up the attention of every call"));
+  CHECK(contains(sums, "KV head 0 of layer 0 adds up attention"));
   CHECK(contains(sums, "max_rollback is 1, must be 0"));
   CHECK(contains(plan_error(one, H2o::Config{.scorer = {.recent = (std::size_t{1} << 30) + 1}}),
                  "1073741825 rows"));

@@ -52,11 +52,18 @@ void randomize(Config& config, Random& random) {
   }
   if constexpr (requires { config.scorer; }) {
     config.budget = pick(random, 0, 120);
+    if constexpr (requires { config.scorer.sinks; }) {
+      config.scorer.sinks = pick(random, 0, std::min<std::size_t>(config.budget, 6));
+      config.scorer.observation_window = pick(random, 1, 20);
+      config.weigh_values = pick(random, 0, 1) == 0;
+    }
     if (pick(random, 0, 2) == 0) config.compress_from = pick(random, 0, 200);
     if constexpr (requires { config.scorer.kernel; }) {
       config.scorer = {.observation_window = pick(random, 1, 20),
                        .pooling = pick(random, 0, 1) == 0 ? Pooling::max : Pooling::average,
-                       .kernel = 2 * pick(random, 0, 4) + 1};
+                       .kernel = 2 * pick(random, 0, 4) + 1,
+                       .votes = pick(random, 0, 3) == 0 ? Votes::largest : Votes::mean};
+      config.weigh_values = pick(random, 0, 3) == 0;
     } else if constexpr (requires { config.scorer.recent; }) {
       config.scorer.recent = pick(random, 0, 30);
       if constexpr (requires { config.scorer.votes = Votes::largest; }) {

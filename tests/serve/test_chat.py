@@ -95,11 +95,14 @@ class Chats(unittest.TestCase):
         self.assertEqual(said["finish_reason"], "stop")
 
     def test_plans(self):
-        for plan in ["duo:0.5", "int4", "headkv:128"]:
+        for plan in ["duo:0.5", "int4", "headkv:128", "keydiff:20", "keydiff:20,compete=model", "kvzip:20"]:
             status, text = self.server.ask("POST", "/v1/chat/completions", {"messages": TALK, "max_tokens": 4, "kv_plan": plan})
-            if plan == "int4":
+            if plan == "int4" or plan.startswith("keydiff"):
                 self.assertEqual(status, 200, text)
                 self.assertEqual(json.loads(text)["kv_plan"], plan)
+            elif plan.startswith("kvzip"):
+                self.assertEqual(status, 400, text)
+                self.assertIn("reading the prompt a second time", json.loads(text)["error"]["message"])
             else:  # nobody has looked for this model's heads
                 self.assertEqual(status, 400, text)
                 self.assertIn("kv_plan", json.loads(text)["error"]["message"])

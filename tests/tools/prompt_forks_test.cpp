@@ -68,9 +68,8 @@ TEST_CASE("plans that score rows by repeating the prompt share what that found")
   std::vector<std::size_t> rows;
   for (const char* name : {"kvzip:20", "kvzip:60", "kvzip:60,compete=head", "kvzip:300"}) {
     CAPTURE(name);
-    const ExamPlan exam = make_exam_plan(name, model.config().shape(), "");
+    const ExamPlan exam = make_exam_plan(name, model.config().shape(), "", Compress::after_text);
     CHECK(exam.scores);
-    CHECK(exam.compress == Compress::after_text);
     const auto own = forks.under(exam);
     CHECK(own->tokens() == prompt.size());
     own->compress();
@@ -80,10 +79,18 @@ TEST_CASE("plans that score rows by repeating the prompt share what that found")
     alone->score_rows(prompt, ask);
     alone->compress();
     CHECK(own->head_bytes() == alone->head_bytes());
+    CHECK(own->largest_scores() == alone->largest_scores());
+    for (int token = 1; token < 4; ++token)
+      CHECK(test::same_bits(own->decode(token, {}), alone->decode(token, {})));
     std::size_t total = 0;
     for (const std::size_t bytes : own->head_bytes()) total += bytes;
     rows.push_back(total / (2 * model.config().head_dim * sizeof(bfloat16)));
   }
   const std::size_t heads = model.config().shape().kv_head_count();
-  CHECK(rows == std::vector<std::size_t>{20 * heads, 60 * heads, 60 * heads, 200 * heads});
+  // And the three tokens after it.
+  CHECK(rows == std::vector<std::size_t>{23 * heads, 63 * heads, 63 * heads, 203 * heads});
+  CHECK(test::contains(test::thrown<ConfigError>([&] {
+                         static_cast<void>(make_exam_plan("kvzip:20", model.config().shape(), ""));
+                       }),
+                       "give --compress text"));
 }

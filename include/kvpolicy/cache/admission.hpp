@@ -53,9 +53,8 @@ template <Element E>
   if (!only_residual) return head.shared_bytes();
   if (!rule.is_quantized()) return 0;
   // Rows leave the exact residual, on pages that the window of exact rows touches.
-  const std::size_t group = rule.key_per_channel ? rule.key_group : 1;
-  const std::size_t rows = rule.residual + group + 2 * page_rows;
-  return std::min(head.shared_bytes(), rows * (layer.head_dim + layer.value_dim) * sizeof(E));
+  return std::min(head.shared_bytes(),
+                  rule.most_exact_rows(page_rows) * (layer.head_dim + layer.value_dim) * sizeof(E));
 }
 
 /// One head's part of the promise, and the most bytes that it may come to hold instead, including shared pages that
@@ -77,9 +76,10 @@ template <Element E>
   };
   if (!rule.compresses || rule.compress_every > 0) return {0, to_drop(rule.keeps_every_row())};
   const bool dropped_rows = head.rows() < committed;
-  // After a compression that dropped no row, rows are quantised as later rows come.
-  const bool was_compressed =
-      dropped_rows || (rule.is_quantized() && head.contents(committed).compressed_once);
+  // A compression may drop no row: rows are then quantised as later ones come, and a head that shares has been given
+  // rows by others, which count as small already.
+  const bool may_keep_all = rule.is_quantized() || rule.adaptive_in_layer;
+  const bool was_compressed = dropped_rows || (may_keep_all && head.contents(committed).compressed_once);
   const StorageContext context = options.context(layer.head_dim, layer.value_dim);
   const BudgetMemory<E> budget{settings, context, promise.tokens, promise.prompt};
   if (was_compressed) {

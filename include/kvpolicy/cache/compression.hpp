@@ -10,13 +10,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <set>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include <kvpolicy/cache/layer.hpp>
-#include <kvpolicy/cache/progress_checks.hpp>
 #include <kvpolicy/core/attention.hpp>
 #include <kvpolicy/core/scratch.hpp>
 #include <kvpolicy/policy/head.hpp>
@@ -53,30 +53,60 @@ std::size_t observe_latest(const Layer& layer, Engine& engine, std::size_t windo
   return count;
 }
 
-/// Fills `sums` with the attention that queries to come can be expected to pay to the rows of KV head `head`, by the
-/// latest `window` queries that the layer has kept. Returns how many are known.
-/// @throws std::bad_alloc
+/// What the latest queries of a layer let expect of those to come.
 template <class Layer>
-std::size_t expect_by_latest(const Layer& layer, std::size_t window, std::size_t head,
-                             const ExpectedQueries& expected, std::span<const Segment> rows,
-                             std::span<float> sums) {
+class LatestQueries {
   using E = typename Layer::element_type;
-  const LayerShape& shape = layer.shape;
-  std::vector<E> kept(window * shape.q_heads * shape.head_dim);
-  const std::size_t count = layer.queries.copy_latest(window, kept.data());
-  const std::size_t group = shape.queries_per_kv();
-  std::vector<float> queries(count * group * shape.head_dim);
-  for (std::size_t i = 0; i < count; ++i) {
-    const E* from = kept.data() + (i * shape.q_heads + head * group) * shape.head_dim;
-    std::transform(from, from + group * shape.head_dim,
-                   queries.begin() + static_cast<std::ptrdiff_t>(i * group * shape.head_dim),
-                   [](E number) { return static_cast<float>(number); });
+
+ public:
+  /// The latest `window` that the layer has kept. @throws std::bad_alloc
+  LatestQueries(const Layer& layer, std::size_t window)
+      : layer_{layer}, kept_(window * layer.shape.q_heads * layer.shape.head_dim) {
+    count_ = layer.queries.copy_latest(window, kept_.data());
   }
-  const double scale =
-      layer.scale ? static_cast<double>(*layer.scale) : 1.0 / std::sqrt(static_cast<double>(shape.head_dim));
-  expect_attention(expected, queries, group, shape.head_dim, static_cast<std::int64_t>(layer.tokens - count),
-                   scale, rows, sums);
-  return count;
+
+  [[nodiscard]] std::size_t count() const { return count_; }
+
+  /// Fills `sums` with the attention that is expected to be paid to the rows of KV head `head`.
+  /// @throws std::bad_alloc
+  void expect(const ExpectedQueries& expected, std::size_t head, std::span<const Segment> rows,
+              std::span<float> sums) {
+    const LayerShape& shape = layer_.shape;
+    const auto end = static_cast<std::int64_t>(layer_.tokens);
+    if (!rotation_ || expected_ != expected) {
+      rotation_.emplace(expected, shape.head_dim, end);
+      expected_ = expected;
+    }
+    const std::size_t group = shape.queries_per_kv();
+    std::vector<float> queries;
+    queries.reserve(count_ * group * shape.head_dim);
+    for (std::size_t i = 0; i < count_; ++i) {
+      const E* from = kept_.data() + (i * shape.q_heads + head * group) * shape.head_dim;
+      for (std::size_t j = 0; j < group * shape.head_dim; ++j) queries.push_back(static_cast<float>(from[j]));
+    }
+    const double scale = layer_.scale ? static_cast<double>(*layer_.scale)
+                                      : 1.0 / std::sqrt(static_cast<double>(shape.head_dim));
+    expect_attention(*rotation_, queries, group, shape.head_dim, end - static_cast<std::int64_t>(count_),
+                     scale, rows, sums);
+  }
+
+ private:
+  const Layer& layer_;
+  std::vector<E> kept_;
+  std::size_t count_ = 0;
+  ExpectedQueries expected_;
+  std::optional<MeanRotation> rotation_;
+};
+
+/// Whether a head that shares its budget over the model would lose rows once those of the tail were committed: then all
+/// such heads are ranked.
+template <class Layer>
+[[nodiscard]] bool one_drops_in_model(std::span<const Layer> layers) {
+  return std::ranges::any_of(layers, [](const Layer& layer) {
+    return std::ranges::any_of(layer.heads, [&](const HeadPtr& head) {
+      return head->is_adaptive_in_model() && head->is_compressible(layer.uncommitted());
+    });
+  });
 }
 
 /// One compression of a cache's layers. `Layer` is a CacheLayer.
@@ -87,19 +117,13 @@ class Compression {
   Compression(Engine& engine, std::size_t& observed_rows) : engine_{engine}, observed_rows_{observed_rows} {}
 
   /// All heads that compress, or those alone whose settings ask for it now.
-  /// @throws std::bad_alloc, StorageError, ShapeError if rows have no scores that need them, with all heads as they were
+  /// @throws std::bad_alloc, StorageError, with all heads as they were
   void run(std::span<Layer> layers, bool only_due) {
     std::vector<std::vector<bool>> active;
     active.reserve(layers.size());
     for (Layer& layer : layers) active.push_back(active_heads(layer, only_due));
     KVPOLICY_TRY {
-      shares_in_model_ = false;
-      for (std::size_t l = 0; l < layers.size(); ++l) {
-        for (std::size_t i = 0; i < active[l].size(); ++i) {
-          const Head& head = *layers[l].heads[i];
-          if (active[l][i] && head.is_adaptive_in_model() && head.is_compressible(0)) shares_in_model_ = true;
-        }
-      }
+      shares_in_model_ = !only_due && one_drops_in_model<Layer>(layers);
       for (std::size_t l = 0; l < layers.size(); ++l) prepare(layers[l], active[l]);
       in_model_.share();
     }
@@ -143,6 +167,11 @@ class Compression {
     friend auto operator<=>(const Question&, const Question&) = default;
   };
 
+  // Heads that share over the model do not compress by themselves.
+  static bool shares_in_layer(const Head& head) {
+    return head.is_adaptive_in_layer() && !head.is_adaptive_in_model();
+  }
+
   static std::vector<bool> active_heads(const Layer& layer, bool only_due) {
     const std::size_t count = layer.heads.size();
     std::vector<bool> active(count, false);
@@ -151,10 +180,10 @@ class Compression {
       const Head& head = *layer.heads[i];
       if (!head.roles().compresses) continue;
       active[i] = !only_due || layer.is_due(head);
-      one_shares = one_shares || (active[i] && head.is_adaptive_in_layer());
+      one_shares = one_shares || (active[i] && shares_in_layer(head));
     }
     for (std::size_t i = 0; i < count; ++i) {
-      if (layer.heads[i]->is_adaptive_in_layer()) active[i] = one_shares;
+      if (shares_in_layer(*layer.heads[i])) active[i] = one_shares;
     }
     return active;
   }
@@ -167,7 +196,7 @@ class Compression {
     for (std::size_t i = 0; i < count; ++i) {
       const Head& head = *layer.heads[i];
       ranked[i] = active[i] && head.is_compressible(0);
-      one_shares = one_shares || (ranked[i] && head.is_adaptive_in_layer() && !head.is_adaptive_in_model());
+      one_shares = one_shares || (ranked[i] && shares_in_layer(head));
     }
     std::set<Question, std::greater<>> questions;
     sums_.resize(count);
@@ -180,7 +209,6 @@ class Compression {
       }
       sums_[i].clear();
       if (!ranked[i]) continue;
-      check_scored("KvCache", layer.number, i, head.unscored_rows(), head.rows());
       questions.insert({head.observed_queries(), head.votes()});
     }
     for (const Question& question : questions) {
@@ -210,7 +238,8 @@ class Compression {
     std::vector<SegmentList> shown(layer.heads.size());
     std::vector<std::span<const Segment>> heads(layer.heads.size());
     std::vector<std::span<float>> sums(layer.heads.size());
-    std::size_t expecting = 0, observing = 0;
+    std::optional<LatestQueries<Layer>> latest;  // if a head expects
+    bool observing = false;
     for (std::size_t i = 0; i < layer.heads.size(); ++i) {
       if (!asked[i]) continue;
       const Head& head = *layer.heads[i];
@@ -218,14 +247,15 @@ class Compression {
       sums_[i].resize(layer.shape.queries_per_kv() * head.rows());
       read_ += head.rows();
       if (const auto expected = head.expected_queries()) {
-        expecting = expect_by_latest(layer, question.window, i, *expected, shown[i], sums_[i]);
+        if (!latest) latest.emplace(layer, question.window);
+        latest->expect(*expected, i, shown[i], sums_[i]);
         continue;
       }
       heads[i] = shown[i];
       sums[i] = sums_[i];
-      ++observing;
+      observing = true;
     }
-    if (observing == 0) return expecting;
+    if (!observing) return latest ? latest->count() : 0;
     return observe_latest(layer, engine_, question.window, question.votes, heads, sums);
   }
 

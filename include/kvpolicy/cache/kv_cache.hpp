@@ -193,10 +193,11 @@ class KvCache {
   /// those that its latest queries attend to least.
   /// Heads of other policies stay as they are. If memory runs out, rows are committed, no more.
   /// @throws std::bad_alloc, StorageError, ShapeError if rows came without their queries (`append`
-  /// alone), RollbackError if a tree is pending
+  /// alone), or were in no scoring pass that their scorer needs, RollbackError if a tree is pending
   void compress() {
     refuse_tree("compress");
-    for (const Layer& layer : layers_) layer.check_queries("compress");
+    const bool in_model = one_drops_in_model<Layer>(layers_);
+    for (const Layer& layer : layers_) layer.check_ranked("compress", in_model);
     commit();
     calls_.compress(layers_);
   }
@@ -210,13 +211,13 @@ class KvCache {
           " share their budgets with heads of other layers (adaptive_in_model); compress all layers at once");
     }
     own.tree.refuse("compress");
-    own.check_queries("compress");
+    own.check_ranked("compress", false);
     calls_.commit({&own, 1});
     calls_.compress({&own, 1});
   }
 
-  /// Takes over what a scoring pass over a fork has found: heads that add up attention know of their rows what the same
-  /// heads of `scored` do. `scored` was forked from this cache and has read more since (policy/kvzip_scorer.hpp); the cache
+  /// Takes over what a scoring pass over a fork has found: heads whose scorer waits for it know of their rows what the
+  /// same heads of `scored` do. `scored` was forked from this cache and has read more since (policy/kvzip_scorer.hpp); the cache
   /// itself has changed neither.
   /// @throws ConfigError if `scored` has another plan; ShapeError if it holds fewer tokens, or dropped rows since;
   /// RollbackError if a tree is pending
@@ -224,26 +225,25 @@ class KvCache {
     refuse_tree("take_scores");
     scored.refuse_tree("take_scores");
     require(scored.plan_ == plan_, name, "::take_scores: the scores are of a cache under another plan");
-    for (std::size_t l = 0; l < layers_.size(); ++l) {
-      const Layer& own = layers_[l];
-      const Layer& other = scored.layers_[l];
-      for (std::size_t head = 0; head < own.heads.size() && own.roles.accumulates; ++head) {
-        const bool grew_only =
-            other.committed >= own.committed && other.heads[head]->rows() >= own.heads[head]->rows() &&
-            other.heads[head]->rows() - own.heads[head]->rows() == other.committed - own.committed;
-        require<ShapeError>(grew_only, name, "::take_scores: KV head ", head, " of layer ", own.number,
-                            " holds ", own.heads[head]->rows(), " rows of ", own.committed,
-                            " tokens, in the scored cache ", other.heads[head]->rows(), " of ",
-                            other.committed, "; it must be a fork that has only read more since");
+    const auto each = [&](auto act) {
+      for (std::size_t l = 0; l < layers_.size(); ++l) {
+        for (std::size_t i = 0; i < layers_[l].heads.size(); ++i) {
+          if (layers_[l].heads[i]->roles().waits_for_scoring) act(layers_[l], scored.layers_[l], i);
+        }
       }
-    }
-    for (std::size_t l = 0; l < layers_.size(); ++l) {
-      Layer& own = layers_[l];
-      for (std::size_t head = 0; head < own.heads.size(); ++head) {
-        if (own.heads[head]->roles().accumulates)
-          own.heads[head]->inherit(scored.layers_[l].heads[head]->accumulated());
-      }
-    }
+    };
+    each([](const Layer& own, const Layer& other, std::size_t i) {
+      const std::size_t rows = own.heads[i]->rows();
+      const std::size_t now = other.heads[i]->rows();
+      const bool grew_only =
+          other.committed >= own.committed && now >= rows && now - rows == other.committed - own.committed;
+      require<ShapeError>(grew_only, name, "::take_scores: KV head ", i, " of layer ", own.number, " holds ",
+                          rows, " rows of ", own.committed, " tokens, in the scored cache ", now, " of ",
+                          other.committed, "; it must be a fork that has only read more since");
+    });
+    each([](Layer& own, const Layer& other, std::size_t i) {
+      own.heads[i]->inherit(other.heads[i]->accumulated());
+    });
   }
 
   /// Tokens that every layer has seen, nodes of a pending tree included; `tokens(layer)` differs only
@@ -380,8 +380,7 @@ class KvCache {
     const std::size_t source = plan_.shape().cache_of(layer);
     if (source == layer) return;
     require(!std::ranges::find(layers, source, &Layer::number)->roles.accumulates, "KvCache: layer ", layer,
-            " reads the cache of layer ", source,
-            ", whose heads add up the attention of every call; give them another policy");
+            " reads the cache of layer ", source, ", whose heads add up attention; give them another policy");
     for (std::size_t head = 0; head < plan_.shape().layer(source).kv_heads; ++head) {
       require(!plan_.at(source, head).compresses_by_itself(), "KvCache: layer ", layer,
               " reads the cache of layer ", source, ", whose KV head ", head,

@@ -142,6 +142,25 @@ struct CacheLayer : TextProgress<std::size_t> {
     }
   }
 
+  /// Before a compression: whether what its heads are ranked by is known. `in_model`: heads that share over the model
+  /// are ranked, because one of them drops rows.
+  /// @throws ShapeError
+  void check_ranked(std::string_view call, bool in_model) const {
+    if (!roles.compresses) return;
+    const bool in_layer = std::ranges::any_of(heads, [&](const HeadPtr& head) {
+      return head->is_adaptive_in_layer() && !head->is_adaptive_in_model() &&
+             head->is_compressible(uncommitted());
+    });
+    for (std::size_t i = 0; i < heads.size(); ++i) {
+      const Head& head = *heads[i];
+      const bool shares = head.is_adaptive_in_model() ? in_model : head.is_adaptive_in_layer() && in_layer;
+      const bool ranked = shares || head.is_compressible(uncommitted());
+      kvpolicy::check_queries("KvCache", call, queries, head.observed_queries(), tokens, ranked);
+      if (!ranked || !head.roles().waits_for_scoring) continue;
+      check_scored("KvCache", number, i, head.unscored_rows() + uncommitted(), head.rows() + uncommitted());
+    }
+  }
+
   /// Whether a head's settings ask for a compression now, and it can be done.
   [[nodiscard]] bool is_due(const Head& head) const {
     return head.wants_compress() && knows_latest(queries, head.observed_queries(), tokens);

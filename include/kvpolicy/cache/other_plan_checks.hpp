@@ -35,8 +35,9 @@ inline void check_exact_rows(std::string_view cache, std::size_t layer, std::siz
 inline void check_accumulated(std::string_view cache, std::size_t layer, std::size_t head, bool needed,
                               bool known) {
   require(!needed || known, cache, "::fork_as: KV head ", head, " of layer ", layer,
-          " has not added up the attention that its rows got; a head that ranks by it needs all of it, ",
-          "from the first query on");
+          " has not added up the attention that its rows got as the new one does; a head that ranks by it "
+          "needs all of ",
+          "it, from the first query on, and the same votes");
 }
 
 }  // namespace kvpolicy

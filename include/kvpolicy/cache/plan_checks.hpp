@@ -20,11 +20,10 @@ inline void check_rollback(std::string_view cache, std::size_t layer, std::size_
           " compresses by itself, which cannot be rolled back; max_rollback is ", max_rollback,
           ", must be 0");
   require(max_rollback == 0 || !accumulates, cache, ": KV head ", head, " of layer ", layer,
-          " adds up the attention of every call, which cannot be rolled back; max_rollback is ", max_rollback,
-          ", must be 0");
+          " adds up attention, which cannot be rolled back; max_rollback is ", max_rollback, ", must be 0");
 }
 
-/// Refuses heads of a layer that share their budgets but are not ranked alike.
+/// Refuses heads that share their budgets, in a layer or over the model, but are not ranked alike. Layers are asked in order.
 /// @throws ConfigError
 template <class... T>
 void check_sharing(std::string_view cache, const HeadPlan<T...>& plan, std::size_t layer) {

@@ -42,6 +42,9 @@ class SettingsDigest final : public FieldVisitor {
   [[nodiscard]] std::uint64_t value() const { return checksum(bytes_.bytes); }
 
  private:
+  void joined(std::string_view name) override {
+    archive_(checksum(std::as_bytes(std::span{name.data(), name.size()})));
+  }
   void count(std::string_view, std::size_t& value) override { archive_(std::uint64_t{value}); }
   void number(std::string_view, double& value) override { archive_(value); }
   void flag(std::string_view, bool& value) override { archive_(value); }

@@ -97,10 +97,14 @@ class FieldVisitor {
   /// leaves the setting out if it has the value `usual`, so that value must never change.
   template <class T>
   void later(std::string_view name, T& value, const std::type_identity_t<T>& usual) {
-    if (!is_writing() || value != usual) (*this)(name, value);
+    if (is_writing() && value == usual) return;
+    joined(name);
+    (*this)(name, value);
   }
 
  protected:
+  /// Before a setting that `later` visits: values alone do not tell which of these settings are there.
+  virtual void joined(std::string_view /*name*/) {}
   virtual void count(std::string_view name, std::size_t& value) = 0;
   virtual void number(std::string_view name, double& value) = 0;
   virtual void flag(std::string_view name, bool& value) = 0;

@@ -57,6 +57,8 @@ struct HeadRule {
   std::string_view scorer = {};        ///< name of the scorer
   Ranking ranking = Ranking::none;     ///< what the scorer looks at
   KeyNumbers key_numbers = {};         ///< the scorer's settings, where it looks at the key
+  Votes votes = Votes::mean;           ///< what the attention of several queries comes to
+  bool weighs_values = false;          ///< ranks are multiplied by the lengths of values
   std::size_t observation_window = 0;  ///< latest queries whose attention ranks the rows
   Pooling pooling = Pooling::max;
   std::size_t pooled_rows = 1;
@@ -78,6 +80,13 @@ struct HeadRule {
   }
   /// Whether the head grows with the text. Only such heads have rows in slow memory.
   [[nodiscard]] bool keeps_every_row() const { return recent == 0 && !compresses; }
+
+  /// Of a head that quantises and keeps every row: how many rows lie at most on the pages of exact ones, which rows leave
+  /// once they are more than the residual and a group that leaves together.
+  [[nodiscard]] std::size_t most_exact_rows(std::size_t page_rows) const {
+    const std::size_t together = kivi_flush ? residual : key_per_channel ? key_group : 1;
+    return residual + together + 2 * page_rows;
+  }
 
   // The parts of the rule that decide which rows live and which are read.
   [[nodiscard]] constexpr WindowRule<std::size_t> window_rule() const {

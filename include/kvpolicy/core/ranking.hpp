@@ -28,6 +28,14 @@ enum class Votes : std::uint8_t {
 /// The names of the enumerators in files.
 [[nodiscard]] constexpr std::array<std::string_view, 2> names_of(Votes) { return {"mean", "largest"}; }
 
+/// What the votes of a row come to with one vote more: their sum, of which who knows their number makes a mean, or the
+/// largest.
+template <class T>
+[[nodiscard]] constexpr T with_vote(Votes votes, T so_far, T vote) {
+  if (votes == Votes::mean) return so_far + vote;
+  return vote > so_far ? vote : so_far;
+}
+
 /// The settings of a scorer that a function of a key needs besides the key.
 struct KeyNumbers {
   float number[4] = {};

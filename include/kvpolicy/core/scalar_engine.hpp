@@ -4,7 +4,6 @@
 // library and takes no shortcuts. Faster engines are compared with it.
 #pragma once
 
-#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <span>
@@ -89,8 +88,7 @@ class ScalarEngine {
         const float total = state.log_sum_exp();
         for (std::size_t i = 0; i < rows; ++i) {
           if (logits[i] > -std::numeric_limits<float>::infinity()) {
-            const float probability = std::exp(logits[i] - total);
-            sums[i] = work.votes == Votes::mean ? sums[i] + probability : std::max(sums[i], probability);
+            sums[i] = with_vote(work.votes, sums[i], std::exp(logits[i] - total));
           }
         }
       }

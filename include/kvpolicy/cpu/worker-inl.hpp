@@ -198,8 +198,7 @@ void Worker<Tuning>::observe(std::span<const Segment> segments, const QueryTile&
     for (std::size_t row = 0; row < row_tile.rows; ++row) {
       for (std::size_t m = 0; m < tile.rows; ++m) {
         float& sum = sums[(tile.first + m) % tile.group * rows + row_tile.ordinals[row]];
-        const float probability = probabilities[row * pass.width() + m];
-        sum = votes == Votes::mean ? sum + probability : std::max(sum, probability);
+        sum = with_vote(votes, sum, probabilities[row * pass.width() + m]);
       }
     }
   });

@@ -64,6 +64,8 @@ struct PolicyText {
       text += ", ranked by ";
       text += rule.scorer.empty() ? "a scorer without a name" : rule.scorer;
     }
+    if (rule.votes == Votes::largest) text += " by their largest vote";
+    if (rule.weighs_values) text += ", times the length of the value";
     if (rule.adaptive_in_model) {
       text += ", shared by all heads of the model";
     } else if (rule.adaptive_in_layer) {

@@ -155,15 +155,19 @@ class PlanMemory {
     std::vector<std::size_t> most, more;
     for (const Kind& kind : kinds_) {
       most.push_back(held(kind));
-      const std::size_t in_a_call =
-          kind.settings->roles().compresses
-              ? BudgetMemory<E>{*kind.settings, kind.context, tokens, prompt}.during_call()
-              : std::min(most.back(), kind.settings->max_bytes(kind.context, tokens));
-      more.push_back(std::min(in_a_call, free_after_call(kind).value_or(in_a_call)));
+      if (const auto free = free_after_call(kind)) {
+        more.push_back(*free);
+      } else if (kind.settings->roles().compresses) {
+        more.push_back(BudgetMemory<E>{*kind.settings, kind.context, tokens, prompt}.during_call());
+      } else {
+        more.push_back(std::min(most.back(), kind.settings->max_bytes(kind.context, tokens)));
+      }
     }
     std::size_t total = fixed().total();
     std::size_t largest = 0;
-    std::size_t in_model = 0;  // heads that share over the model are compressed together
+    std::size_t compressing = 0;  // of all layers
+    std::size_t committing = 0;   // likewise: rows of the tail may go to all of them at once
+    bool in_model = false;        // heads that share over the model are compressed together with all others
     std::size_t head = 0;
     for (std::size_t l = 0; l < shape_.layers; ++l) {
       std::size_t layer = 0;
@@ -171,11 +175,15 @@ class PlanMemory {
         const std::size_t kind = of_head_[head];
         total = saturating_sum(total, most[kind]);
         layer = saturating_sum(layer, more[kind]);
-        if (kinds_[kind].settings->is_adaptive_in_model()) in_model = saturating_sum(in_model, more[kind]);
+        const HeadSettings<E>& settings = *kinds_[kind].settings;
+        in_model = in_model || settings.is_adaptive_in_model();
+        if (settings.roles().compresses) compressing = saturating_sum(compressing, more[kind]);
+        if (more[kind] > 0) committing = saturating_sum(committing, of_tail(kinds_[kind]));
       }
       largest = std::max(largest, layer);
     }
-    return saturating_sum(total, std::max(largest, in_model));
+    if (in_model) largest = std::max(largest, compressing);
+    return saturating_sum(total, std::max(largest, committing));
   }
 
   [[nodiscard]] std::optional<std::size_t> max_context(std::size_t bytes) const {
@@ -229,9 +237,13 @@ class PlanMemory {
     const HeadRule rule = kind.settings->rule(kind.context.head_dim);
     if (!rule.keeps_every_row()) return std::nullopt;
     if (!rule.is_quantized()) return 0;
-    const std::size_t unit = rule.kivi_flush ? rule.residual : rule.key_per_channel ? rule.key_group : 1;
-    return DenseStorage<E>::bytes_of_rows({}, kind.context, 0,
-                                          rule.residual + unit + 2 * kind.context.page_rows);
+    return DenseStorage<E>::bytes_of_rows({}, kind.context, 0, rule.most_exact_rows(kind.context.page_rows));
+  }
+
+  // The pages that the rows of the tail may begin in a head; one row is committed layer by layer.
+  [[nodiscard]] std::size_t of_tail(const Kind& kind) const {
+    if (options_.tail_rows() <= 1) return 0;
+    return DenseStorage<E>::bytes_of_rows({}, kind.context, 0, options_.tail_rows() + kind.context.page_rows);
   }
 
   // The tail and the kept queries, whose sizes do not grow.

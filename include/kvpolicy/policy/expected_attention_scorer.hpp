@@ -9,7 +9,8 @@
 // and covariance C of the rotated draws; a row's score is the mean over the query heads. With
 // `HeadBudgetCache::Config::weigh_values` the score is multiplied by the length of the row's value, as published.
 // Differences: the draws are the latest `observation_window` queries, which the cache keeps anyway for such a scorer,
-// where the published code takes all of the prompt's but the first four; cached keys are used as they are stored.
+// where the published code takes all of the prompt's but the first four; cached keys are used as they are stored; a soft cap and a
+// sink's logit are left out.
 #pragma once
 
 #include <algorithm>

@@ -41,7 +41,8 @@ struct H2oScorer {
     }
     /// Adds how rows are ranked to a head's rule.
     void describe(HeadRule& rule) const {
-      if (votes == Votes::mean) rule.ranking = Ranking::accumulated;
+      rule.ranking = Ranking::accumulated;
+      rule.votes = votes;
     }
   };
   static constexpr std::string_view name = "h2o";

@@ -5,7 +5,7 @@
 //
 // Method: HeadKV, arXiv:2410.19258 (a budget per head), with SnapKV's choice of rows inside a head
 // (policy/snapkv_scorer.hpp), or another one's (tova_scorer.hpp, h2o_scorer.hpp, key_norm_scorer.hpp, and of those that
-// need no question key_diff_scorer.hpp and kvzip_scorer.hpp).
+// need no question key_diff_scorer.hpp, expected_attention_scorer.hpp and kvzip_scorer.hpp).
 // `budget` counts rows besides those that the scorer always keeps, SnapKV's window: the papers'
 // "capacity" is budget + window. Heads of a layer, or of the model, may share their budgets (shared_rows.hpp: Ada-KV).
 #pragma once
@@ -101,7 +101,7 @@ class HeadBudgetCache {
   HeadBudgetCache(const SharedConfig<Config>& config, const StorageContext& context)
       : config_{config},
         head_dim_{static_cast<std::uint32_t>(context.head_dim)},
-        value_dim_{static_cast<std::uint32_t>(context.value_dim)},
+        value_dim_{static_cast<std::uint32_t>(context.value_channels())},
         storage_{config->storage, context} {
     validate(*config, context);
     defer_quantization(storage_, true);  // rows are quantised once the first survivors are chosen
@@ -126,6 +126,10 @@ class HeadBudgetCache {
     require(!config.weigh_values || ObservingScorer<Scorer> || AccumulatingScorer<Scorer>,
             "HeadBudgetCache: weigh_values is true, but the scorer goes by keys, not by attention");
     Scorer::validate(config.scorer);
+    if constexpr (requires { config.scorer.sinks; }) {
+      require(config.budget >= config.scorer.sinks, "HeadBudgetCache: budget is ", config.budget,
+              ", must be at least the ", config.scorer.sinks, " first rows that its scorer always keeps");
+    }
     Storage::validate(config.storage, context);
   }
 
@@ -145,7 +149,7 @@ class HeadBudgetCache {
     rule.observation_window = observed_queries(config);
     if constexpr (requires { Scorer::name; }) rule.scorer = Scorer::name;
     if constexpr (requires { config.scorer.describe(rule); }) config.scorer.describe(rule);
-    if (config.weigh_values) rule.ranking = Ranking::none;
+    rule.weighs_values = config.weigh_values;
     config.storage.describe(rule, head_dim);
     return rule;
   }
@@ -210,7 +214,7 @@ class HeadBudgetCache {
     if (votes() == Votes::largest) {
       for (std::size_t i = 0; i < group * sums_.size(); ++i) {
         double& most = sums_[i % sums_.size()];
-        most = std::max(most, static_cast<double>(sums[i]));
+        most = with_vote(Votes::largest, most, static_cast<double>(sums[i]));
       }
       return;
     }
@@ -419,8 +423,7 @@ class HeadBudgetCache {
       float own = 0.0F;
       if constexpr (ObservingScorer<Scorer>) {
         for (std::size_t head = 0; head < group; ++head) {
-          const float vote = sums[head * storage_.end() + row];
-          own = votes() == Votes::largest ? std::max(own, vote) : own + vote;
+          own = with_vote(votes(), own, sums[head * storage_.end() + row]);
         }
       }
       ranks[row] = rank_of(scored[row], own);
@@ -453,9 +456,12 @@ class HeadBudgetCache {
             double squares = 0.0;
             for (const float number : value)
               squares += static_cast<double>(number) * static_cast<double>(number);
-            // A score that keeps a row in any case stays finite.
-            const double weighed = static_cast<double>(scores[row]) * std::sqrt(squares);
-            scores[row] = static_cast<float>(std::min(weighed, double{std::numeric_limits<float>::max()}));
+            // Rows with the largest score are kept in any case.
+            constexpr float always = std::numeric_limits<float>::max();
+            if (scores[row] < always) {
+              const double weighed = static_cast<double>(scores[row]) * std::sqrt(squares);
+              scores[row] = static_cast<float>(std::min(weighed, static_cast<double>(always)));
+            }
           });
     }
     return scores;

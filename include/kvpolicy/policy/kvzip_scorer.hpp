@@ -12,8 +12,8 @@
 // holds, where the published code normalises over the part that is repeated, the first rows and the pass's own;
 // `recent` rows can be kept besides, none by default.
 //
-// The cost is a second prefill whose keys are read two times more (`KvCache::observed_rows`), once for a prompt
-// however many questions follow. Scores take 8 bytes a row, bookkeeping and not in `bytes()`.
+// The cost is a second prefill whose keys are read once more for the scores (`KvCache::observed_rows` of the fork), once
+// for a prompt however many questions follow. Scores take 8 bytes a row, bookkeeping and not in `bytes()`.
 #pragma once
 
 #include <algorithm>

@@ -190,22 +190,12 @@ class PolicyHead final : public Head {
     if constexpr (Traits::shares) return policy_.is_adaptive_in_layer();
     return false;
   }
-  [[nodiscard]] bool is_adaptive_in_model() const override {
-    if constexpr (requires { policy_.is_adaptive_in_model(); }) return policy_.is_adaptive_in_model();
-    return false;
-  }
-  [[nodiscard]] Votes votes() const override {
-    if constexpr (requires { policy_.votes(); }) return policy_.votes();
-    return Votes::mean;
-  }
+  [[nodiscard]] bool is_adaptive_in_model() const override { return Traits::is_adaptive_in_model(policy_); }
+  [[nodiscard]] Votes votes() const override { return Traits::votes(policy_); }
   [[nodiscard]] std::optional<ExpectedQueries> expected_queries() const override {
-    if constexpr (requires { policy_.expected_queries(); }) return policy_.expected_queries();
-    return {};
+    return Traits::expected_queries(policy_);
   }
-  [[nodiscard]] std::size_t unscored_rows() const override {
-    if constexpr (requires { policy_.unscored_rows(); }) return policy_.unscored_rows();
-    return 0;
-  }
+  [[nodiscard]] std::size_t unscored_rows() const override { return Traits::unscored_rows(policy_); }
   [[nodiscard]] SharingHead compete([[maybe_unused]] std::span<const float> sums,
                                     [[maybe_unused]] std::size_t group,
                                     [[maybe_unused]] std::size_t queries) const override {

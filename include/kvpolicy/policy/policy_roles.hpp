@@ -301,5 +301,40 @@ template <class P>
   return AdaptiveBudgetPolicy<P>;
 }
 
+/// Whether heads of P may share over the model: P says so of its settings and of itself, and shares in a layer.
+template <class P>
+[[nodiscard]] consteval bool shares_in_model() {
+  constexpr bool by_config = requires(const typename P::Config& config) {
+    { P::is_adaptive_in_model(config) } -> std::convertible_to<bool>;
+  };
+  constexpr bool by_itself = requires(const P& seen) {
+    { seen.is_adaptive_in_model() } -> std::convertible_to<bool>;
+  };
+  static_assert(by_config == by_itself,
+                "kvpolicy: a policy that shares the model's budget needs static bool "
+                "is_adaptive_in_model(const Config&), and bool is_adaptive_in_model() const");
+  static_assert(
+      !by_itself || AdaptiveBudgetPolicy<P>,
+      "kvpolicy: a policy that shares the model's budget needs the members of one that shares a layer's");
+  return by_itself;
+}
+
+/// Whether P adds up attention in scoring passes alone.
+template <class P>
+[[nodiscard]] consteval bool waits_for_scoring_passes() {
+  if constexpr (requires { P::waits_for_scoring; }) {
+    constexpr bool says_what_is_missing = requires(const P& seen) {
+      { seen.unscored_rows() } -> std::convertible_to<std::size_t>;
+    };
+    static_assert(!P::waits_for_scoring || says_what_is_missing,
+                  "kvpolicy: a policy that waits for scoring passes needs std::size_t unscored_rows() const");
+    static_assert(
+        !P::waits_for_scoring || AccumulatingPolicy<P>,
+        "kvpolicy: a policy that waits for scoring passes needs the members of one that adds up attention");
+    return P::waits_for_scoring;
+  }
+  return false;
+}
+
 }  // namespace detail
 }  // namespace kvpolicy

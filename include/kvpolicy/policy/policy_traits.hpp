@@ -13,10 +13,12 @@
 #include <algorithm>
 #include <concepts>
 #include <cstddef>
+#include <optional>
 #include <string_view>
 #include <vector>
 
 #include <kvpolicy/core/error.hpp>
+#include <kvpolicy/core/expected_queries.hpp>
 #include <kvpolicy/core/fields.hpp>
 #include <kvpolicy/core/head_rule.hpp>
 #include <kvpolicy/policy/policy.hpp>
@@ -79,6 +81,13 @@ struct ExactStorageOfPolicy<P> {
 ///     void add_to(HeadContents&) const;                  // what a copy elsewhere must know besides rows,
 ///                                                        // and the choices that rows are copied for
 ///     void take(const HeadContents&);                    // a new policy becomes such a copy
+///     Votes votes() const;                               // of a policy that compresses: what the attention of
+///                                                        // several queries comes to; without it the sum
+///     std::optional<ExpectedQueries> expected_queries() const;        // it goes by queries to come
+///     static constexpr bool waits_for_scoring;           // it adds up attention in scoring passes alone,
+///     std::size_t unscored_rows() const;                 // and cannot rank rows that were in none
+///     static bool is_adaptive_in_model(const Config&);   // its head shares with those of all layers, and so is
+///     bool is_adaptive_in_model() const;                 // adaptive in its layer, too
 ///     template <class Archive> void serialize(Archive&);              // to be saved
 ///     void Config::fields(FieldVisitor&);                             // to be saved, to stand in files
 ///
@@ -92,11 +101,9 @@ struct policy_defaults {
   static constexpr bool compresses = detail::compresses<P>();
   static constexpr bool accumulates = detail::accumulates<P>();
   static constexpr bool shares = detail::shares<P>();
+  static constexpr bool shares_in_model = detail::shares_in_model<P>();
   /// Whether the policy adds up attention in scoring passes alone (AttendOptions::scores_rows).
-  static constexpr bool waits_for_scoring = [] {
-    if constexpr (requires { P::waits_for_scoring; }) return accumulates && P::waits_for_scoring;
-    return false;
-  }();
+  static constexpr bool waits_for_scoring = detail::waits_for_scoring_passes<P>();
 
   /// @throws ConfigError, as P's constructor
   [[nodiscard]] static P make(const SharedConfig<Config>& config, const StorageContext& context) {
@@ -274,10 +281,26 @@ struct policy_defaults {
     if constexpr (shares) return P::is_adaptive_in_layer(config);
     return false;
   }
-  /// Whether heads of all layers share. Such a policy says that it is adaptive in its layer as well.
+  /// Whether heads of all layers share. Such a policy is adaptive in its layer as well.
   [[nodiscard]] static bool is_adaptive_in_model([[maybe_unused]] const Config& config) {
-    if constexpr (requires { P::is_adaptive_in_model(config); }) return P::is_adaptive_in_model(config);
+    if constexpr (shares_in_model) return P::is_adaptive_in_model(config) && is_adaptive_in_layer(config);
     return false;
+  }
+  [[nodiscard]] static bool is_adaptive_in_model([[maybe_unused]] const P& policy) {
+    if constexpr (shares_in_model) return policy.is_adaptive_in_model() && policy.is_adaptive_in_layer();
+    return false;
+  }
+  [[nodiscard]] static Votes votes([[maybe_unused]] const P& policy) {
+    if constexpr (requires { policy.votes(); }) return policy.votes();
+    return Votes::mean;
+  }
+  [[nodiscard]] static std::optional<ExpectedQueries> expected_queries([[maybe_unused]] const P& policy) {
+    if constexpr (requires { policy.expected_queries(); }) return policy.expected_queries();
+    return {};
+  }
+  [[nodiscard]] static std::size_t unscored_rows([[maybe_unused]] const P& policy) {
+    if constexpr (waits_for_scoring) return policy.unscored_rows();
+    return 0;
   }
 
   /// Whether a head can be saved and loaded.

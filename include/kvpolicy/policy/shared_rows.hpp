@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Shares rows among the heads of a layer by what the text makes of them: all heads' rows compete for
-// the layer's whole budget, so heads whose attention is spread keep more than heads that look at few
+// Shares rows among the heads of a layer, or of the model, by what the text makes of them: all heads' rows compete for
+// the whole budget, so heads whose attention is spread keep more than heads that look at few
 // rows.
 //
 // Method: Ada-KV, arXiv:2407.11550. Differences: each head's best rows, a share of its own budget,
@@ -28,30 +28,45 @@ struct SharingHead {
 };
 
 /// Which candidates of each head survive, ascending: as many in all as the heads would keep alone.
-/// Among equal ranks the lower head wins, then the lower row.
+/// Among equal ranks the lower head wins, then the lower row. Takes 8 bytes for each candidate besides their ranks.
 [[nodiscard]] inline std::vector<std::vector<std::size_t>> share_rows(std::span<const SharingHead> heads) {
-  struct Candidate {
-    std::size_t head, row;
-  };
-  std::vector<std::vector<std::size_t>> chosen;
-  std::vector<Candidate> candidates;  // of the rows that are not safe
-  std::vector<std::uint64_t> ranks;   // theirs
+  std::vector<std::vector<std::size_t>> safe;
+  std::vector<std::uint64_t> ranks;  // of the rows that are not safe, head after head
   std::size_t left = 0;
+  // act(row) for each row of a head that is not safe.
+  const auto for_each_other = [&](std::size_t h, auto act) {
+    auto next = safe[h].begin();
+    for (std::size_t row = 0; row < heads[h].ranks.size(); ++row) {
+      if (next != safe[h].end() && *next == row) {
+        ++next;
+      } else {
+        act(row);
+      }
+    }
+  };
   for (std::size_t h = 0; h < heads.size(); ++h) {
     const SharingHead& head = heads[h];
-    const std::size_t safe = std::min(head.safeguard, head.rows);
-    left += head.rows - safe;
-    const auto& best = chosen.emplace_back(top_ranks<std::uint64_t>(head.ranks, safe));
-    for (std::size_t row = 0; row < head.ranks.size(); ++row) {
-      if (std::ranges::binary_search(best, row)) continue;
-      candidates.push_back({h, row});
-      ranks.push_back(head.ranks[row]);
-    }
+    const std::size_t count = std::min(head.safeguard, head.rows);
+    left += head.rows - count;
+    safe.push_back(top_ranks<std::uint64_t>(head.ranks, count));
+    for_each_other(h, [&](std::size_t row) { ranks.push_back(head.ranks[row]); });
   }
-  for (const std::size_t winner : top_ranks<std::uint64_t>(ranks, left)) {
-    chosen[candidates[winner].head].push_back(candidates[winner].row);
+  const std::vector<std::size_t> winners = top_ranks<std::uint64_t>(ranks, left);
+  auto winner = winners.begin();
+  std::size_t number = 0;  // in ranks
+  std::vector<std::vector<std::size_t>> chosen;
+  for (std::size_t h = 0; h < heads.size(); ++h) {
+    std::vector<std::size_t> won;
+    for_each_other(h, [&](std::size_t row) {
+      if (winner != winners.end() && *winner == number) {
+        won.push_back(row);
+        ++winner;
+      }
+      ++number;
+    });
+    auto& rows = chosen.emplace_back(safe[h].size() + won.size());
+    std::ranges::merge(safe[h], won, rows.begin());
   }
-  for (auto& rows : chosen) std::ranges::sort(rows);
   return chosen;
 }
 

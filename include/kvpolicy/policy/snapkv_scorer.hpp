@@ -43,7 +43,8 @@ struct SnapKvScorer {
     }
     /// Adds how rows are ranked to a head's rule.
     void describe(HeadRule& rule) const {
-      if (votes == Votes::mean) rule.ranking = Ranking::attention;
+      rule.ranking = Ranking::attention;
+      rule.votes = votes;
       rule.pooling = pooling;
       rule.pooled_rows = kernel;
     }
@@ -84,8 +85,8 @@ struct SnapKvScorer {
           for (const float vote : near) pooled += vote;
           pooled /= static_cast<float>(config.kernel);
         }
-        out[row] = config.votes == Votes::largest ? std::max(out[row], pooled)
-                                                  : out[row] + pooled / static_cast<float>(queries * group);
+        if (config.votes == Votes::mean) pooled /= static_cast<float>(queries * group);
+        out[row] = with_vote(config.votes, out[row], pooled);
       }
     }
   }

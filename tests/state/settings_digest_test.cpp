@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A saved cache goes back under its own settings alone, also where two settings differ in which of their later fields
+// they have.
+#include <doctest/doctest.h>
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include <kvpolicy/cache/saved_cache.hpp>
+#include <kvpolicy/policy/head_budget_cache.hpp>
+#include <kvpolicy/policy/quantized_residual_cache.hpp>
+
+#include "cache/dump.hpp"
+#include "support/compare.hpp"
+#include "support/small_cache.hpp"
+
+using namespace kvpolicy;
+
+TEST_CASE("settings that differ in one later field are told apart") {
+  using Snap = HeadBudgetCache<DenseStorage<float>>;
+  using Codes = QuantizedResidualCache<float>;
+  const ModelShape shape{1, 2, 2, 64};
+  std::vector<HeadPlan<float>> plans;
+  const auto add = [&](const auto& config) { plans.emplace_back(shape, config); };
+  add(Snap::Config{});
+  add(Snap::Config{.compress_from = 1});
+  add(Snap::Config{.adaptive_in_model = true});
+  add(Snap::Config{.weigh_values = true});
+  add(Snap::Config{.scorer = {.votes = Votes::largest}});
+  add(Codes::Config{});
+  add(Codes::Config{.storage = {.key_bits = 2}});
+  add(Codes::Config{.storage = {.value_bits = 2}});
+  add(Codes::Config{.storage = {.key_hadamard = true}});
+  add(Codes::Config{.storage = {.value_hadamard = true}});
+  for (std::size_t from = 0; from < plans.size(); ++from) {
+    KvCache cache{plans[from]};
+    test::Random random{from};
+    test::feed(cache, random, {5});
+    const std::string bytes = test::saved(cache);
+    for (std::size_t to = 0; to < plans.size(); ++to) {
+      CAPTURE(from);
+      CAPTURE(to);
+      KvCache other{plans[to]};
+      const bool refused = !test::thrown<FormatError>([&] { test::load_bytes(other, bytes, {}); }).empty();
+      CHECK(refused == (from != to));
+    }
+  }
+}
