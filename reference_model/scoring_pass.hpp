@@ -19,10 +19,10 @@ namespace kvpolicy::reference {
 /// The smallest part for which a text is worth reading again.
 inline constexpr std::size_t least_repeated = 64;
 
-/// Lets the cache's heads know how much attention the model pays to their rows when it repeats `text`, which is what the
-/// cache holds. A part is shorter where the model was not trained for longer texts.
-/// @throws ShapeError if not even a part of `least_repeated` tokens fits, ConfigError for parts of 0 tokens; as prefill and
-/// KvCache::take_scores
+/// Lets the cache's heads know how much attention the model pays to their rows when it repeats `text`, which is what
+/// the cache holds. A part is shorter where the model was not trained for longer texts.
+/// @throws ShapeError if not even a part of `least_repeated` tokens fits, ConfigError for parts of 0 tokens; as prefill
+/// and KvCache::take_scores
 template <class Cache>
 void score_by_repeating(const Llama& model, Cache& cache, std::span<const int> text, const RepeatRequest& ask,
                         std::size_t chunk = 512) {

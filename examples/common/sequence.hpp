@@ -54,8 +54,8 @@ class Sequence {
 
   virtual void compress() = 0;
 
-  /// Lets heads whose scorer waits for it know what the model needs to repeat `text`, which is all that the sequence has
-  /// read: what their next `compress` goes by.
+  /// Lets heads whose scorer waits for it know what the model needs to repeat `text`, which is all that the sequence
+  /// has read: what their next `compress` goes by.
   /// @throws ConfigError for sequences that are not on the CPU; as reference::score_by_repeating
   virtual void score_rows(std::span<const int> text, const reference::RepeatRequest& ask);
 

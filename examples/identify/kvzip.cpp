@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// identify_heads kvzip: how much a model needs each head's rows to repeat its context, found once for the model, as gates
-// of streaming heads.
+// identify_heads kvzip: how much a model needs each head's rows to repeat its context, found once for the model, as
+// gates of streaming heads.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// KVzip: scoring passes over forks, what becomes of their scores, and budgets that the whole model shares, compared with a
-// slow model.
+// KVzip: scoring passes over forks, what becomes of their scores, and budgets that the whole model shares, compared
+// with a slow model.
 #include <doctest/doctest.h>
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Scorers that look at keys and at queries to come (KeyDiff, Expected Attention), and the worst case in place of the mean,
-// compared with a slow model.
+// Scorers that look at keys and at queries to come (KeyDiff, Expected Attention), and the worst case in place of the
+// mean, compared with a slow model.
 #include <doctest/doctest.h>
 
 #include <algorithm>

@@ -137,8 +137,8 @@ class KvCache {
   }
 
   /// The two halves of `step`, for engines that fuse work in between: `append` adds at most
-  /// `max_append` rows after those that are there, `attend` reads with the queries of the latest `q.tokens` of them. Of the
-  /// options `append` heeds `tree` alone; `attend` wants the same tree.
+  /// `max_append` rows after those that are there, `attend` reads with the queries of the latest `q.tokens` of them. Of
+  /// the options `append` heeds `tree` alone; `attend` wants the same tree.
   /// @throws as `step`
   template <class K, class V>
   void append(std::size_t layer, const TensorView<K>& k, const TensorView<V>& v,
@@ -217,8 +217,8 @@ class KvCache {
   }
 
   /// Takes over what a scoring pass over a fork has found: heads whose scorer waits for it know of their rows what the
-  /// same heads of `scored` do. `scored` was forked from this cache and has read more since (policy/kvzip_scorer.hpp); the cache
-  /// itself has changed neither.
+  /// same heads of `scored` do. `scored` was forked from this cache and has read more since (policy/kvzip_scorer.hpp);
+  /// the cache itself has changed neither.
   /// @throws ConfigError if `scored` has another plan; ShapeError if it holds fewer tokens, or dropped rows since;
   /// RollbackError if a tree is pending
   void take_scores(const KvCache& scored) {

@@ -23,7 +23,8 @@ inline void check_rollback(std::string_view cache, std::size_t layer, std::size_
           " adds up attention, which cannot be rolled back; max_rollback is ", max_rollback, ", must be 0");
 }
 
-/// Refuses heads that share their budgets, in a layer or over the model, but are not ranked alike. Layers are asked in order.
+/// Refuses heads that share their budgets, in a layer or over the model, but are not ranked alike. Layers are asked in
+/// order.
 /// @throws ConfigError
 template <class... T>
 void check_sharing(std::string_view cache, const HeadPlan<T...>& plan, std::size_t layer) {

@@ -78,8 +78,8 @@ struct LayerAttention {
 };
 
 /// Asks how much attention each row gets: its attention probability, summed over the queries (the column
-/// sums of the attention matrix), or the largest of them. No segment may contain nodes of a tree. Values are not read, so their
-/// planes may be empty.
+/// sums of the attention matrix), or the largest of them. No segment may contain nodes of a tree. Values are not read,
+/// so their planes may be empty.
 struct LayerObservation {
   ConstTensor queries;  ///< [tokens, q_heads, head_dim]
   std::int64_t first_position = 0;

@@ -119,8 +119,8 @@ class ExpectedHead {
 }  // namespace detail
 
 /// Fills `sums` [group, rows] with the probability that a query to come is expected to pay each row that the segments
-/// show, for each query head. Logits are those of scale * query . key: no soft cap, no sink's logit. `queries` [count, group, head_dim] are the latest of the text, the first of which has
-/// position `first`.
+/// show, for each query head. Logits are those of scale * query . key: no soft cap, no sink's logit. `queries` [count,
+/// group, head_dim] are the latest of the text, the first of which has position `first`.
 /// @throws std::bad_alloc
 inline void expect_attention(const MeanRotation& rotation, std::span<const float> queries, std::size_t group,
                              std::size_t head_dim, std::int64_t first, double scale,

@@ -81,8 +81,8 @@ struct HeadRule {
   /// Whether the head grows with the text. Only such heads have rows in slow memory.
   [[nodiscard]] bool keeps_every_row() const { return recent == 0 && !compresses; }
 
-  /// Of a head that quantises and keeps every row: how many rows lie at most on the pages of exact ones, which rows leave
-  /// once they are more than the residual and a group that leaves together.
+  /// The most rows that the pages of exact rows have room for, in a head that quantises and keeps every row: the
+  /// residual, a group of rows that leave it together, and the rest of two pages.
   [[nodiscard]] std::size_t most_exact_rows(std::size_t page_rows) const {
     const std::size_t together = kivi_flush ? residual : key_per_channel ? key_group : 1;
     return residual + together + 2 * page_rows;

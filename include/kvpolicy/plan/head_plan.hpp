@@ -101,12 +101,12 @@ class HeadPlan<E> {
 
   /// A bound on the memory of a cache on the way to `tokens` tokens, in calls of any number of tokens: an engine that
   /// sets so much aside for a text never runs out. Heads with a budget hold all rows of the first `prompt`
-  /// tokens, are then compressed once, layer by layer (`KvCache::compress(layer)`), or at once where a plan has heads that
-  /// share over the model (`adaptive_in_model`), and hold all rows that come
-  /// after; those that compress by themselves (`compress_every`) hold a call's rows until the call ends. The bound is
-  /// at most the memory of one layer, and a few pages of each head with a budget, above the most that the cache will
-  /// hold (where heads share over the model, the survivors of all layers). Rows that `append` leaves in all layers and `commit`
-  /// takes at once count where `max_rollback` or `max_append` allows more than one. Fast and slow memory together, in bytes.
+  /// tokens, are then compressed once, layer by layer (`KvCache::compress(layer)`), or at once where a plan has heads
+  /// that share over the model (`adaptive_in_model`), and hold all rows that come after; those that compress by
+  /// themselves (`compress_every`) hold a call's rows until the call ends. The bound is at most the memory of one
+  /// layer, and a few pages of each head with a budget, above the most that the cache will hold (where heads share over
+  /// the model, the survivors of all layers). Rows that `append` leaves in all layers and `commit` takes at once count
+  /// where `max_rollback` or `max_append` allows more than one. Fast and slow memory together, in bytes.
   /// @throws as `memory`; CapacityError for a prompt that is longer than the text
   [[nodiscard]] std::size_t peak_memory(std::size_t tokens, const CacheOptions& options = {},
                                         std::size_t prompt = 0) const {

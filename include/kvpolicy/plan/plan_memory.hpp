@@ -230,8 +230,8 @@ class PlanMemory {
     settings.validate(kinds_.back().context);
   }
 
-  // What the head holds in a call and not after it, if it keeps every row in fast memory: nothing where rows stay exact;
-  // else the rows that leave the residual, which is not filled beyond the next group however many rows come.
+  // What the head holds in a call and not after it, if it keeps every row in fast memory: nothing where rows stay
+  // exact; else the rows that leave the residual, which is not filled beyond the next group however many rows come.
   [[nodiscard]] static std::optional<std::size_t> free_after_call(const Kind& kind) {
     if (!kind.settings->has_rule() || kind.context.slow_tier != 0) return std::nullopt;
     const HeadRule rule = kind.settings->rule(kind.context.head_dim);

@@ -5,12 +5,12 @@
 //
 // Method: Expected Attention, arXiv:2510.00636. The text's queries, without their rotation, are taken for draws of one
 // normal distribution; a query to come is such a draw, rotated to one of the `future` next positions. The attention
-// that it pays a key is then expected to be exp(scale * k.m + scale^2 / 2 * k'Ck), normalised over the rows, with mean m
-// and covariance C of the rotated draws; a row's score is the mean over the query heads. With
+// that it pays a key is then expected to be exp(scale * k.m + scale^2 / 2 * k'Ck), normalised over the rows, with mean
+// m and covariance C of the rotated draws; a row's score is the mean over the query heads. With
 // `HeadBudgetCache::Config::weigh_values` the score is multiplied by the length of the row's value, as published.
 // Differences: the draws are the latest `observation_window` queries, which the cache keeps anyway for such a scorer,
-// where the published code takes all of the prompt's but the first four; cached keys are used as they are stored; a soft cap and a
-// sink's logit are left out.
+// where the published code takes all of the prompt's but the first four; cached keys are used as they are stored; a
+// soft cap and a sink's logit are left out.
 #pragma once
 
 #include <algorithm>

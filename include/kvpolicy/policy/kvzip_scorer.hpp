@@ -7,13 +7,13 @@
 // Method: KVzip, arXiv:2505.23416. After a prompt the engine forks the cache and feeds the fork the prompt once more,
 // after words that ask to repeat it, part by part, in calls with `AttendOptions::scores_rows`; then
 // `KvCache::take_scores` brings what was found to the cache itself, and `compress` drops rows by it. The model's passes
-// are the engine's; reference_model/scoring_pass.hpp shows them. With `adaptive_in_model` the rows of all heads compete,
-// as published ("non-uniform budgets"). Differences: probabilities are those of attention to all rows that a head
-// holds, where the published code normalises over the part that is repeated, the first rows and the pass's own;
+// are the engine's; reference_model/scoring_pass.hpp shows them. With `adaptive_in_model` the rows of all heads
+// compete, as published ("non-uniform budgets"). Differences: probabilities are those of attention to all rows that a
+// head holds, where the published code normalises over the part that is repeated, the first rows and the pass's own;
 // `recent` rows can be kept besides, none by default.
 //
-// The cost is a second prefill whose keys are read once more for the scores (`KvCache::observed_rows` of the fork), once
-// for a prompt however many questions follow. Scores take 8 bytes a row, bookkeeping and not in `bytes()`.
+// The cost is a second prefill whose keys are read once more for the scores (`KvCache::observed_rows` of the fork),
+// once for a prompt however many questions follow. Scores take 8 bytes a row, bookkeeping and not in `bytes()`.
 #pragma once
 
 #include <algorithm>
