@@ -77,14 +77,15 @@ class PlanSequence final : public Sequence {
     reference::score_by_repeating(*model_, cache_, text, ask);
   }
 
-  [[nodiscard]] std::vector<double> largest_scores() const override {
+  [[nodiscard]] std::vector<double> largest_scores(std::size_t sinks, std::size_t recent) const override {
     const ModelShape& shape = cache_.plan().shape();
     std::vector<double> largest;
     for (std::size_t i = 0; i < shape.kv_head_count(); ++i) {
       const Head& head = cache_.head(i / shape.kv_heads, i % shape.kv_heads);
       double most = 0.0;
       if (head.roles().waits_for_scoring) {
-        for (const double score : head.accumulated()) most = std::max(most, score);
+        const std::span<const double> scores = head.accumulated();
+        for (std::size_t row = sinks; row + recent < scores.size(); ++row) most = std::max(most, scores[row]);
       }
       largest.push_back(most);
     }

@@ -19,7 +19,7 @@ void Sequence::score_rows(std::span<const int>, const reference::RepeatRequest&)
   throw ConfigError{"Sequence::score_rows: only a sequence on the CPU scores its rows by repeating the text"};
 }
 
-std::vector<double> Sequence::largest_scores() const {
+std::vector<double> Sequence::largest_scores(std::size_t, std::size_t) const {
   throw ConfigError{"Sequence::largest_scores: only a sequence on the CPU scores its rows"};
 }
 

@@ -55,7 +55,8 @@ struct KvZipArguments {
 
 constexpr const char* kvzip_footer = R"(
 The model reads a text, is asked to repeat it, and the most attention that this pays a row of each head counts, as in
-KVzip (arXiv:2505.23416): a head whose rows it needs keeps the whole text, another one may stream. One pass over
+KVzip (arXiv:2505.23416), but for rows that a streaming head keeps as well: a head whose rows it needs keeps the whole
+text, another one may stream. One pass over
 each text, where optimised gates (identify_heads duo) take hundreds. The mean over the texts is written as gates in
 DuoAttention's format, full_attention_heads.tsv and config.json in --out.
 
@@ -85,7 +86,7 @@ HeadGates find(const KvZipArguments& a, const TextModel& model) {
         make_sequence(model.llama(), HeadPlan<bfloat16>{c.shape(), Zip::Config{.budget = every_row}});
     static_cast<void>(sequence->prefill(tokens));
     sequence->score_rows(tokens, ask);
-    const std::vector<double> largest = sequence->largest_scores();
+    const std::vector<double> largest = sequence->largest_scores(a.sinks, a.recent);
     for (std::size_t i = 0; i < largest.size(); ++i) {
       gates.values()[i] += largest[i] / static_cast<double>(a.texts);
     }
@@ -105,6 +106,9 @@ io::Json settings_of(const KvZipArguments& a) {
 
 void run(const KvZipArguments& a) {
   set_threads(a.threads);
+  require(a.length > a.sinks + a.recent, "identify_heads kvzip: texts of ", a.length,
+          " tokens have no row beyond the ", a.sinks, " first and ", a.recent,
+          " latest, which a streaming head keeps as well; take longer texts");
   const auto model = TextModel::load(a.model);
   const Stopwatch took;
   const HeadGates gates = find(a, model);

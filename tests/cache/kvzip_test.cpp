@@ -91,7 +91,7 @@ TEST_CASE("kvzip: the rows that some query of a scoring pass looks at most stay,
       const auto& own = plan.at(head / 2, head % 2).get<Zip>();
       heads.push_back(
           {scores[head], own.budget, own.scorer.recent, own.adaptive_in_layer || in_model ? safe : 0.0});
-      CHECK(cache.head(head / 2, head % 2).unscored_rows() == 0);
+      CHECK(cache.head(head / 2, head % 2).unscored_rows(0) == 0);
     }
     if (in_model) {
       check_survivors(heads, survivors);
@@ -161,11 +161,11 @@ TEST_CASE("kvzip: rows that no pass has seen cannot be ranked, and nothing chang
   Cache reads = cache.fork();
   test::feed(reads, random, {5});
   cache.take_scores(reads);
-  CHECK(cache.head(1, 1).unscored_rows() == 18);
+  CHECK(cache.head(1, 1).unscored_rows(0) == 18);
   Cache pass = cache.fork();
   test::feed(pass, random, {1}, {.scores_rows = true});
   cache.take_scores(pass);
-  CHECK(cache.head(1, 1).unscored_rows() == 0);
+  CHECK(cache.head(1, 1).unscored_rows(0) == 0);
   cache.compress();
   CHECK(cache.head(1, 1).rows() == 6);
   CHECK(cache.head(0, 0).rows() == 4);
@@ -198,11 +198,11 @@ TEST_CASE("take_scores: only of a fork that has read more since") {
   test::feed(dropped, random, {3}, {.scores_rows = true});
   dropped.compress();
   CHECK(test::contains(refusal(dropped), "it must be a fork that has only read more since"));
-  CHECK(cache.head(0, 0).unscored_rows() == 10);
+  CHECK(cache.head(0, 0).unscored_rows(0) == 10);
   Cache good = cache.fork();
   test::feed(good, random, {3}, {.scores_rows = true});
   CHECK(refusal(good).empty());
-  CHECK(cache.head(0, 0).unscored_rows() == 0);
+  CHECK(cache.head(0, 0).unscored_rows(0) == 0);
 }
 
 TEST_CASE("take_scores: beside heads that hold few rows and heads that add up every call") {
@@ -218,7 +218,7 @@ TEST_CASE("take_scores: beside heads that hold few rows and heads that add up ev
   Cache pass = cache.fork();
   test::feed(pass, random, {25}, {.scores_rows = true});
   cache.take_scores(pass);
-  CHECK(cache.head(0, 0).unscored_rows() == 0);
+  CHECK(cache.head(0, 0).unscored_rows(0) == 0);
   const auto after = cache.head(0, 2).accumulated();
   CHECK(test::largest_difference(after, before) == 0.0);  // the pass is no part of the text
   cache.compress();
@@ -233,7 +233,7 @@ TEST_CASE("fork_as: scores go along with the rows to another budget") {
   test::feed(cache, random, {40});
   const Plan target{shape, Zip::Config{.budget = 7, .adaptive_in_model = true, .safeguard = 0}};
   Cache unscored = cache.fork_as(target);
-  CHECK(unscored.head(0, 0).unscored_rows() == 40);
+  CHECK(unscored.head(0, 0).unscored_rows(0) == 40);
   Cache pass = cache.fork();
   test::feed(pass, random, {20}, {.scores_rows = true});
   cache.take_scores(pass);

@@ -96,7 +96,7 @@ TEST_CASE(
     KvCache cache{plan};
     static_cast<void>(prefill(model, cache, text, 512));
     score_by_repeating(model, cache, text, {.first = {7, 8, 9}, .further = {11, 12}, .overlap = 4});
-    return cache.head(0, 0).unscored_rows();
+    return cache.head(0, 0).unscored_rows(0);
   };
   CHECK(scored(most - 80) == 0);
   CHECK(test::contains(test::thrown<ShapeError>([&] { static_cast<void>(scored(most - 6)); }),

@@ -5,6 +5,8 @@
 #include <doctest/doctest.h>
 
 #include <cstddef>
+#include <fstream>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -15,6 +17,7 @@
 #include "cache/dump.hpp"
 #include "support/compare.hpp"
 #include "support/small_cache.hpp"
+#include "support/source_dir.hpp"
 
 using namespace kvpolicy;
 
@@ -47,4 +50,18 @@ TEST_CASE("settings that differ in one later field are told apart") {
       CHECK(refused == (from != to));
     }
   }
+}
+
+// A seed that is refused from its first settings on would let a fuzzer find nothing beyond them.
+TEST_CASE("the seeds of the fuzzer that are whole files load") {
+  const auto load = [](const char* name, const test::SmallPlan& plan) {
+    std::ifstream in{testing::source_dir() + "/tests/fuzz/corpus/saved_cache/" + name, std::ios::binary};
+    REQUIRE(in.good());
+    const std::string bytes{std::istreambuf_iterator<char>{in}, {}};
+    test::SmallCache cache{plan, test::small_options()};
+    CHECK(test::thrown<FormatError>([&] { test::load_bytes(cache, bytes); }).empty());
+    CHECK(cache.tokens() > 0);
+  };
+  load("whole", test::small_plan());
+  load("low_bits", test::low_bit_plan());
 }

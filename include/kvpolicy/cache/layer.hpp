@@ -157,13 +157,14 @@ struct CacheLayer : TextProgress<std::size_t> {
       const bool ranked = shares || head.is_compressible(uncommitted());
       kvpolicy::check_queries("KvCache", call, queries, head.observed_queries(), tokens, ranked);
       if (!ranked || !head.roles().waits_for_scoring) continue;
-      check_scored("KvCache", number, i, head.unscored_rows() + uncommitted(), head.rows() + uncommitted());
+      check_scored("KvCache", number, i, head.unscored_rows(uncommitted()), head.rows() + uncommitted());
     }
   }
 
   /// Whether a head's settings ask for a compression now, and it can be done.
   [[nodiscard]] bool is_due(const Head& head) const {
-    return head.wants_compress() && knows_latest(queries, head.observed_queries(), tokens);
+    return head.wants_compress() && head.unscored_rows(0) == 0 &&
+           knows_latest(queries, head.observed_queries(), tokens);
   }
 };
 

@@ -155,7 +155,7 @@ class PlanMemory {
     std::vector<std::size_t> most, more;
     for (const Kind& kind : kinds_) {
       most.push_back(held(kind));
-      if (const auto free = free_after_call(kind)) {
+      if (const auto free = free_after_call(kind, tokens)) {
         more.push_back(*free);
       } else if (kind.settings->roles().compresses) {
         more.push_back(BudgetMemory<E>{*kind.settings, kind.context, tokens, prompt}.during_call());
@@ -178,7 +178,7 @@ class PlanMemory {
         const HeadSettings<E>& settings = *kinds_[kind].settings;
         in_model = in_model || settings.is_adaptive_in_model();
         if (settings.roles().compresses) compressing = saturating_sum(compressing, more[kind]);
-        if (more[kind] > 0) committing = saturating_sum(committing, of_tail(kinds_[kind]));
+        committing = saturating_sum(committing, of_tail(kinds_[kind], tokens));
       }
       largest = std::max(largest, layer);
     }
@@ -232,18 +232,28 @@ class PlanMemory {
 
   // What the head holds in a call and not after it, if it keeps every row in fast memory: nothing where rows stay
   // exact; else the rows that leave the residual, which is not filled beyond the next group however many rows come.
-  [[nodiscard]] static std::optional<std::size_t> free_after_call(const Kind& kind) {
+  [[nodiscard]] static std::optional<std::size_t> free_after_call(const Kind& kind, std::size_t tokens) {
     if (!kind.settings->has_rule() || kind.context.slow_tier != 0) return std::nullopt;
     const HeadRule rule = kind.settings->rule(kind.context.head_dim);
     if (!rule.keeps_every_row()) return std::nullopt;
     if (!rule.is_quantized()) return 0;
-    return DenseStorage<E>::bytes_of_rows({}, kind.context, 0, rule.most_exact_rows(kind.context.page_rows));
+    return exact_bytes(kind, std::min(tokens, rule.most_exact_rows(kind.context.page_rows)));
   }
 
-  // The pages that the rows of the tail may begin in a head; one row is committed layer by layer.
-  [[nodiscard]] std::size_t of_tail(const Kind& kind) const {
-    if (options_.tail_rows() <= 1) return 0;
-    return DenseStorage<E>::bytes_of_rows({}, kind.context, 0, options_.tail_rows() + kind.context.page_rows);
+  // What a head holds while the rows of the tail are committed in all layers at once, and not after it: the pages that they
+  // leave for others. Rows that stay exact, and are never dropped unasked, leave none.
+  [[nodiscard]] std::size_t of_tail(const Kind& kind, std::size_t tokens) const {
+    if (options_.tail_rows() <= 1 || !kind.settings->has_rule()) return 0;
+    const HeadRule rule = kind.settings->rule(kind.context.head_dim);
+    if (!rule.is_quantized() && rule.recent == 0 && rule.compress_every == 0) return 0;
+    // KIVI's flush empties the whole residual.
+    const std::size_t leaving = options_.tail_rows() + (rule.kivi_flush ? rule.residual : 0);
+    const std::size_t group = rule.key_per_channel ? rule.key_group : 1;
+    const std::size_t pages = (rule.is_quantized() ? 2 : 1) * kind.context.page_rows;
+    return exact_bytes(kind, std::min(tokens, leaving + group + pages));
+  }
+  [[nodiscard]] static std::size_t exact_bytes(const Kind& kind, std::size_t rows) {
+    return DenseStorage<E>::bytes_of_rows({}, kind.context, 0, rows);
   }
 
   // The tail and the kept queries, whose sizes do not grow.

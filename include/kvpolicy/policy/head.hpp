@@ -123,8 +123,8 @@ class Head {
   [[nodiscard]] virtual Votes votes() const = 0;
   /// Set if rows are ranked by the attention of queries that have not come.
   [[nodiscard]] virtual std::optional<ExpectedQueries> expected_queries() const = 0;
-  /// Rows that cannot be ranked yet, because no scoring pass has seen them.
-  [[nodiscard]] virtual std::size_t unscored_rows() const = 0;
+  /// Rows that could not be ranked once `more` were committed, because no scoring pass has seen them.
+  [[nodiscard]] virtual std::size_t unscored_rows(std::size_t more) const = 0;
   [[nodiscard]] virtual SharingHead compete(std::span<const float> sums, std::size_t group,
                                             std::size_t queries) const = 0;
   virtual void prepare_survivors(std::vector<std::size_t> rows) = 0;

@@ -233,11 +233,12 @@ class HeadBudgetCache {
   }
   /// Whether the heads' scorer adds up in scoring passes alone.
   static constexpr bool waits_for_scoring = kvpolicy::waits_for_scoring<Scorer>();
-  /// Candidates that no scoring pass has seen, where the scorer waits for one.
-  [[nodiscard]] std::size_t unscored_rows() const {
+  /// Candidates that no scoring pass has seen once `more` rows were committed, where the scorer waits for one.
+  [[nodiscard]] std::size_t unscored_rows(std::size_t more = 0) const {
     if (!waits) return 0;
-    const auto own = std::span{sums_}.first(candidates());
-    return static_cast<std::size_t>(std::ranges::count(own, unscored));
+    const std::size_t ranked = budget_rule(*config_).candidates(storage_.end() + more);
+    const auto own = std::span{sums_}.first(std::min(ranked, sums_.size()));
+    return static_cast<std::size_t>(std::ranges::count(own, unscored)) + ranked - own.size();
   }
   /// What was added up so far, for each row; to give to another head that holds the same rows, or these and more.
   [[nodiscard]] std::span<const double> accumulated() const

@@ -195,7 +195,9 @@ class PolicyHead final : public Head {
   [[nodiscard]] std::optional<ExpectedQueries> expected_queries() const override {
     return Traits::expected_queries(policy_);
   }
-  [[nodiscard]] std::size_t unscored_rows() const override { return Traits::unscored_rows(policy_); }
+  [[nodiscard]] std::size_t unscored_rows(std::size_t more) const override {
+    return Traits::unscored_rows(policy_, more);
+  }
   [[nodiscard]] SharingHead compete([[maybe_unused]] std::span<const float> sums,
                                     [[maybe_unused]] std::size_t group,
                                     [[maybe_unused]] std::size_t queries) const override {

@@ -324,10 +324,11 @@ template <class P>
 [[nodiscard]] consteval bool waits_for_scoring_passes() {
   if constexpr (requires { P::waits_for_scoring; }) {
     constexpr bool says_what_is_missing = requires(const P& seen) {
-      { seen.unscored_rows() } -> std::convertible_to<std::size_t>;
+      { seen.unscored_rows(std::size_t{}) } -> std::convertible_to<std::size_t>;
     };
     static_assert(!P::waits_for_scoring || says_what_is_missing,
-                  "kvpolicy: a policy that waits for scoring passes needs std::size_t unscored_rows() const");
+                  "kvpolicy: a policy that waits for scoring passes needs std::size_t "
+                  "unscored_rows(std::size_t more) const");
     static_assert(
         !P::waits_for_scoring || AccumulatingPolicy<P>,
         "kvpolicy: a policy that waits for scoring passes needs the members of one that adds up attention");

@@ -85,7 +85,8 @@ struct ExactStorageOfPolicy<P> {
 ///                                                        // several queries comes to; without it the sum
 ///     std::optional<ExpectedQueries> expected_queries() const;        // it goes by queries to come
 ///     static constexpr bool waits_for_scoring;           // it adds up attention in scoring passes alone,
-///     std::size_t unscored_rows() const;                 // and cannot rank rows that were in none
+///     std::size_t unscored_rows(std::size_t more) const;  // and cannot rank rows that were in none; `more`
+///                                                        // are about to be committed
 ///     static bool is_adaptive_in_model(const Config&);   // its head shares with those of all layers, and so is
 ///     bool is_adaptive_in_model() const;                 // adaptive in its layer, too
 ///     template <class Archive> void serialize(Archive&);              // to be saved
@@ -298,8 +299,9 @@ struct policy_defaults {
     if constexpr (requires { policy.expected_queries(); }) return policy.expected_queries();
     return {};
   }
-  [[nodiscard]] static std::size_t unscored_rows([[maybe_unused]] const P& policy) {
-    if constexpr (waits_for_scoring) return policy.unscored_rows();
+  [[nodiscard]] static std::size_t unscored_rows([[maybe_unused]] const P& policy,
+                                                 [[maybe_unused]] std::size_t more) {
+    if constexpr (waits_for_scoring) return policy.unscored_rows(more);
     return 0;
   }
 
