@@ -244,9 +244,10 @@ def combined(run):
 
 @measured_by("unasked")
 def unasked(run):
-    shares = SHARES[1:5]
-    rows = [[row[0], *row[2:2 + len(shares)]] for row in at_equal_bytes(run["points"])]
-    return answered_in_full(run["points"]) + table(["method", *(f"1/{1 / share:.0f}" for share in shares)], rows)
+    measured = {point.get("share") for point in run["points"]}
+    columns = [column for column, share in enumerate(SHARES) if share in measured]
+    rows = [[row[0], *(row[1 + column] for column in columns)] for row in at_equal_bytes(run["points"])]
+    return answered_in_full(run["points"]) + table(["method", *(f"1/{1 / SHARES[column]:.0f}" for column in columns)], rows)
 
 
 def nats(point):
