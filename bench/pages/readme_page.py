@@ -37,7 +37,20 @@ def real_gains(path):
             f"the full cache answers {answered(full)}.")
 
 
-def gains(demo_path, speed_path, real_path):
+def unasked_gains(path):
+    """What is left of a pretrained model's answers where rows were dropped before any question was known."""
+    points = results.read(path)["points"]
+
+    def share(own):
+        found = [mark == "1" for point in own for mark in point["marks"]]
+        return f"{100 * sum(found) / len(found):.0f} %"
+
+    kvzip = results.of(points, method="kvzip", share=1 / 8)
+    return (f"Where its prompt is compressed once, to an eighth of the rows and before any question is known, it answers {share(kvzip)} of "
+            f"the questions, and {share(results.of(points, plan='full'))} with all rows ([KVzip](docs/results.md#before-any-question-is-known)).")
+
+
+def gains(demo_path, speed_path, real_path, unasked_path):
     """Memory and answers by the demo and by a pretrained model's questions, time by the CPU bench."""
     plans = {row["plan"]: row for row in demo_run(demo_path)["plans"]}
     _, (cases,) = load_repetitions(speed_path)
@@ -49,7 +62,7 @@ def gains(demo_path, speed_path, real_path):
     return (f"On the small model that ships with the repository, half of the KV heads keep every row at 4 bits and the other half keep "
             f"sinks and a window: the cache is {small['times_smaller']:.1f} times smaller ({megabytes(full['kv_bytes'])} become "
             f"{megabytes(small['kv_bytes'])}), and the model answers {small['right']} of {small['questions']} questions about "
-            f"the text, where it answers {full['right']} with the full cache. {real_gains(real_path)} On one layer of Llama-3-8B's shape with 65,536 "
+            f"the text, where it answers {full['right']} with the full cache. {real_gains(real_path)} {unasked_gains(unasked_path)} On one layer of Llama-3-8B's shape with 65,536 "
             f"cached tokens, a decode step on two CPU cores takes {ms('bf16')} over all rows, {ms('duo')} if half of the heads "
             f"stream, and {ms('retrieval')} if each head selects 4,096 rows.")
 
@@ -66,4 +79,4 @@ def demo(path):
                           "answers right", "same tokens as full"], rows, left=2)
 
 
-TABLES = {"gains": (["demo.json", INTEL, "smollm2/storage_answers.json"], gains), "demo": (["demo.json"], demo)}
+TABLES = {"gains": (["demo.json", INTEL, "smollm2/storage_answers.json", "smollm2/unasked.json"], gains), "demo": (["demo.json"], demo)}
