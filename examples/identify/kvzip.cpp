@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
-#include <filesystem>
 #include <functional>
 #include <memory>
 #include <string>
@@ -14,7 +13,6 @@
 
 #include <fmt/format.h>
 
-#include <kvpolicy/io/duo_pattern.hpp>
 #include <kvpolicy/io/json_text.hpp>
 #include <kvpolicy/policy/head_budget_cache.hpp>
 #include <kvpolicy/policy/kvzip_scorer.hpp>
@@ -24,7 +22,6 @@
 #include <common/context_limit.hpp>
 #include <common/files.hpp>
 #include <common/heat_map.hpp>
-#include <common/json_line.hpp>
 #include <common/progress.hpp>
 #include <common/retrieval_text.hpp>
 #include <common/run_tool.hpp>
@@ -33,6 +30,7 @@
 #include <common/terminal.hpp>
 #include <common/text_model.hpp>
 
+#include "found_gates.hpp"
 #include "subcommands.hpp"
 
 namespace kvpolicy::tools {
@@ -95,10 +93,8 @@ HeadGates find(const KvZipArguments& a, const TextModel& model) {
 }
 
 io::Json settings_of(const KvZipArguments& a) {
-  std::filesystem::path model{a.model};
-  if (!model.has_filename()) model = model.parent_path();  // the path was "folder/"
   return {{"method", "kvzip"},
-          {"model", model.filename().string()},
+          {"model", model_name(a.model)},
           {"texts", a.texts},
           {"length", a.length},
           {"seed", a.seed}};
@@ -112,20 +108,8 @@ void run(const KvZipArguments& a) {
   const auto model = TextModel::load(a.model);
   const Stopwatch took;
   const HeadGates gates = find(a, model);
-  const std::filesystem::path folder{a.out};
-  io::save_duo_pattern(folder, {.gates = gates, .sinks = a.sinks, .recent = a.recent});
-  io::Json config = {{"sink_size", a.sinks}, {"recent_size", a.recent}};
-  config.update(settings_of(a));
-  io::write_text_file(folder / io::duo_config_file, as_line(config, 2) + "\n");
-  if (a.json) {
-    io::Json json = settings_of(a);
-    for (std::size_t layer = 0; layer < gates.layers(); ++layer) {
-      const auto row = gates.layer(layer);
-      json["gates"].push_back(std::vector<double>(row.begin(), row.end()));
-    }
-    fmt::print("{}\n", as_line(json));
-    return;
-  }
+  save_gates(a.out, gates, a.sinks, a.recent, settings_of(a));
+  if (a.json) return print_gates(settings_of(a), gates);
   fmt::print(
       "{} texts of {} tokens ({}). Gates; at a sparsity of {} the framed heads keep the whole "
       "text:\n\n{}\n{} holds the gates.\n",

@@ -13,7 +13,6 @@
 
 #include <fmt/format.h>
 
-#include <kvpolicy/io/duo_pattern.hpp>
 #include <kvpolicy/io/head_scores.hpp>
 #include <kvpolicy/io/json_text.hpp>
 #include <reference_model/identify/razor_scores.hpp>
@@ -21,7 +20,6 @@
 #include <common/context_limit.hpp>
 #include <common/files.hpp>
 #include <common/heat_map.hpp>
-#include <common/json_line.hpp>
 #include <common/progress.hpp>
 #include <common/random.hpp>
 #include <common/run_tool.hpp>
@@ -30,6 +28,7 @@
 #include <common/terminal.hpp>
 #include <common/text_model.hpp>
 
+#include "found_gates.hpp"
 #include "shortened.hpp"
 #include "subcommands.hpp"
 
@@ -115,19 +114,14 @@ RazorFound find(const RazorArguments& a, const TextModel& model) {
 }
 
 io::Json settings_of(const RazorArguments& a) {
-  std::filesystem::path model{a.model};
-  if (!model.has_filename()) model = model.parent_path();  // the path was "folder/"
-  return {{"method", "razor"},  {"model", model.filename().string()}, {"texts", "random tokens"},
-          {"tokens", a.tokens}, {"repetitions", a.repetitions},       {"samples", a.samples},
+  return {{"method", "razor"},  {"model", model_name(a.model)}, {"texts", "random tokens"},
+          {"tokens", a.tokens}, {"repetitions", a.repetitions}, {"samples", a.samples},
           {"seed", a.seed}};
 }
 
 void write(const RazorArguments& a, const RazorFound& found) {
   const std::filesystem::path folder{a.out};
-  io::save_duo_pattern(folder, {.gates = found.gates, .sinks = a.sinks, .recent = a.recent});
-  io::Json config = {{"sink_size", a.sinks}, {"recent_size", a.recent}};
-  config.update(settings_of(a));
-  io::write_text_file(folder / io::duo_config_file, as_line(config, 2) + "\n");
+  save_gates(folder, found.gates, a.sinks, a.recent, settings_of(a));
   io::write_text_file(folder / "echo_heads.json", io::format_head_samples(found.echo));
   io::write_text_file(folder / "induction_heads.json", io::format_head_samples(found.induction));
 }
@@ -139,15 +133,7 @@ void run(RazorArguments a) {
   const Stopwatch took;
   const RazorFound found = find(a, model);
   write(a, found);
-  if (a.json) {
-    io::Json json = settings_of(a);
-    for (std::size_t layer = 0; layer < found.gates.layers(); ++layer) {
-      const auto row = found.gates.layer(layer);
-      json["gates"].push_back(std::vector<double>(row.begin(), row.end()));
-    }
-    fmt::print("{}\n", as_line(json));
-    return;
-  }
+  if (a.json) return print_gates(settings_of(a), found.gates);
   fmt::print(
       "{} texts of {} tokens, {} times each ({}). Gates; at a sparsity of {} the framed heads "
       "keep the whole text:\n\n{}\n{} holds scores and gates.\n",
