@@ -21,6 +21,7 @@
 #include <kvpolicy/cache/kv_cache.hpp>
 #include <kvpolicy/cache/layer_calls.hpp>
 #include <kvpolicy/core/attention.hpp>
+#include <kvpolicy/core/bounded_attention.hpp>
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/core/tensor_view.hpp>
 
@@ -183,9 +184,13 @@ class Batch {
   // not say for which sequence. Then each is called by itself, which gives the same bits, and what fails again belongs
   // to that sequence.
   void attend_pending(std::span<const Sequence> sequences) {
+    // A call that chooses its rows (Read::bounded) is attended by itself.
+    const auto chooses = [](const Pending& call) { return call.attention.options.read == Read::bounded; };
     bool attended = false;
     if constexpr (BatchedEngine<Engine>) {
-      for (const Pending& call : pending_) works_.push_back(call.attention);
+      for (const Pending& call : pending_) {
+        if (!chooses(call)) works_.push_back(call.attention);
+      }
       KVPOLICY_TRY {
         engine_.attend_all(works_);
         attended = true;
@@ -200,7 +205,11 @@ class Batch {
         [&](std::size_t i) {
           if (next == pending_.size() || pending_[next].sequence != i) return;
           Pending& call = pending_[next++];
-          if (!attended) engine_.attend(call.attention);
+          if (chooses(call)) {
+            bounded_.attend(engine_, call.attention);
+          } else if (!attended) {
+            engine_.attend(call.attention);
+          }
           sequences[i].cache->calls_.observe_call(*call.layer, call.attention);
           call.attended = true;
         },
@@ -227,6 +236,7 @@ class Batch {
   }
 
   Engine engine_;
+  BoundedAttention bounded_;
   // The lists of the current call.
   std::vector<Cache*> caches_;
   std::vector<Pending> pending_;

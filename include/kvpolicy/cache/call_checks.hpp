@@ -58,7 +58,8 @@ inline void check_written_once(const MutableTensor& out) {
                       head);
 }
 
-inline void check_options(const AttendOptions& options, std::size_t tokens, std::size_t q_heads) {
+inline void check_options(const AttendOptions& options, std::size_t tokens, std::size_t q_heads,
+                          std::size_t kv_heads) {
   require<ShapeError>(options.attention_sink_bias.empty() || options.attention_sink_bias.size() == q_heads,
                       "KvCache: attention_sink_bias has ", options.attention_sink_bias.size(),
                       " numbers, must have q_heads = ", q_heads, " or none");
@@ -68,6 +69,18 @@ inline void check_options(const AttendOptions& options, std::size_t tokens, std:
   require<ShapeError>(!options.selection_query || *options.selection_query < tokens || tokens == 0,
                       "KvCache: selection_query is ", options.selection_query.value_or(0),
                       ", must be one of the call's ", tokens, " tokens");
+  const ReadBound& bound = options.bound;
+  require<ShapeError>(!is_nan(bound.epsilon) && bound.epsilon >= 0.0F && bound.epsilon <= 1.0F,
+                      "KvCache: bound.epsilon is ", bound.epsilon, ", must be from 0 to 1");
+  const bool bounded = options.read == Read::bounded;
+  require<ShapeError>(bound.unread.empty() || (bounded && bound.unread.size() == tokens * q_heads),
+                      "KvCache: bound.unread has ", bound.unread.size(), " places, must have ",
+                      bounded ? "tokens x q_heads = " : "none, since the read is not Read::bounded; that would take ",
+                      tokens * q_heads, bounded ? " or none" : "");
+  require<ShapeError>(bound.rows_read.empty() || (bounded && bound.rows_read.size() == kv_heads),
+                      "KvCache: bound.rows_read has ", bound.rows_read.size(), " places, must have ",
+                      bounded ? "kv_heads = " : "none, since the read is not Read::bounded; that would take ",
+                      kv_heads, bounded ? " or none" : "");
   for (const float logit : options.attention_sink_bias) {
     require<ShapeError>(!is_nan(logit), "KvCache: a sink logit is NaN, must be a number");
   }

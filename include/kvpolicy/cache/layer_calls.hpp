@@ -17,6 +17,7 @@
 #include <kvpolicy/cache/compression.hpp>
 #include <kvpolicy/cache/layer.hpp>
 #include <kvpolicy/core/attention.hpp>
+#include <kvpolicy/core/bounded_attention.hpp>
 #include <kvpolicy/core/scratch.hpp>
 #include <kvpolicy/plan/cache_options.hpp>
 
@@ -176,7 +177,11 @@ class LayerCalls {
 
   void run(Layer& layer, const LayerAttention& attention) {
     KVPOLICY_TRY {
-      engine_.attend(attention);
+      if (attention.options.read == Read::bounded) {
+        bounded_.attend(engine_, attention);
+      } else {
+        engine_.attend(attention);
+      }
       observe_call(layer, attention);
     }
     KVPOLICY_CATCH_ALL {
@@ -295,6 +300,7 @@ class LayerCalls {
   Engine engine_;
   std::size_t observed_rows_ = 0;
   // Scratch of a call.
+  BoundedAttention bounded_;
   std::vector<SegmentList> shown_;
   std::vector<std::span<const Segment>> heads_;
   SegmentList rows_;
@@ -316,7 +322,7 @@ LayerAttention LayerCalls<E, Engine>::begin_step(Layer& layer, const StepTensors
   check_tensor("v", v, tokens, shape.kv_heads, shape.value_dim);
   check_tensor("out", out, tokens, shape.q_heads, shape.value_dim);
   check_written_once(out);
-  check_options(options, tokens, shape.q_heads);
+  check_options(options, tokens, shape.q_heads, shape.kv_heads);
   check_tree("step", layer, tokens, options.tree, limits);
   check_room(cache_name, layer, tokens, limits.max_tokens);
   if (tokens == 0) return {};
@@ -379,7 +385,7 @@ LayerAttention LayerCalls<E, Engine>::begin_attend(Layer& layer, std::size_t rea
   check_tensor("q", q, q.tokens, q_heads, shape.head_dim);
   check_tensor("out", out, q.tokens, q_heads, shape.value_dim);
   check_written_once(out);
-  check_options(options, q.tokens, q_heads);
+  check_options(options, q.tokens, q_heads, shape.kv_heads);
   require<ShapeError>(q.tokens <= layer.uncommitted(), "KvCache::attend: ", q.tokens,
                       " queries, but only the latest ", layer.uncommitted(), " rows of layer ", layer.number,
                       " have not been committed");

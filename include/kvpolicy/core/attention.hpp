@@ -9,6 +9,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <span>
 
@@ -19,11 +20,35 @@
 
 namespace kvpolicy {
 
-/// What a read shows: every row; of a ChunkRetrieval head only the rows of its selection; or every row, but of codes
-/// that are stored in halves only the upper one (QuantSpec, arXiv:2502.10424). A head without a selection, or without
-/// codes in halves, shows the same as for `all`. The latter two read less and are approximate: what is drafted
-/// over them is verified over `all`.
-enum class Read : std::uint8_t { all, selected, upper_half };
+/// What a read shows: every row; of a ChunkRetrieval head only the rows of its selection; every row, but of codes
+/// that are stored in halves only the upper one (QuantSpec, arXiv:2502.10424); or, of keys in halves, every upper half
+/// and then only the rows that can matter, with a bound on what the others could have been (core/bounded_attention.hpp).
+/// A head without a selection, or without codes in halves, shows the same as for `all`. All but `all` read less and are
+/// approximate: what is drafted over them is verified over `all`.
+enum class Read : std::uint8_t { all, selected, upper_half, bounded };
+
+/// What makes sure that a key's lower half does not lift its logit above the bound.
+enum class Certainty : std::uint8_t {
+  sure,        ///< Nothing can: each channel is off by its half step in the worst direction.
+  four_sigma,  ///< Four standard deviations of the logit, as if lower halves were drawn at random. An estimate.
+  none         ///< The upper halves are taken for the keys: top-p sampling of rows (Twilight, arXiv:2502.02770).
+};
+
+/// How much attention a query may leave unread (Read::bounded), and what it left.
+struct ReadBound {
+  /// Rows are read until those that are left can hold at most this share of the query's attention, from 0 to 1. 0 reads
+  /// all rows.
+  float epsilon = 0.05F;
+  /// At most so many rows in halves are read in full for a KV head. Where that ends a read early, `unread` says so.
+  std::size_t most_rows = std::numeric_limits<std::size_t>::max();
+  Certainty certainty = Certainty::sure;
+  /// [tokens, q_heads], written unless it is empty: the share of the query's attention, over all rows that it sees, that
+  /// the rows it did not read hold at most. It is at most `epsilon` unless `most_rows` ended the read, and a bound as far
+  /// as `certainty` goes. The output is off by at most this share of the distance between two values of the head.
+  std::span<float> unread = {};
+  /// [kv_heads], written unless it is empty: rows that were read in full, for any query of the head.
+  std::span<std::size_t> rows_read = {};
+};
 
 /// Options of one attention call. The defaults give plain causal attention over all rows.
 struct AttendOptions {
@@ -32,6 +57,7 @@ struct AttendOptions {
   std::span<const float> attention_sink_bias = {};  ///< [q_heads] learned logits; empty: none
   std::span<float> log_sum_exp = {};                ///< [tokens, q_heads], written unless it is empty
   Read read = Read::all;
+  ReadBound bound = {};  ///< for Read::bounded
   /// Makes ChunkRetrieval heads choose a new selection. A `selected` read chooses before it reads. An `all`
   /// read (the end of a prompt, say) chooses afterwards, for the `selected` reads that follow.
   bool refresh_selection = false;
@@ -94,6 +120,40 @@ struct LayerObservation {
   }
 };
 
+/// Rows that are bounded together and read together.
+inline constexpr std::size_t bounded_unit = 8;
+
+/// How large the logits of a unit of rows can be for one query, by the upper halves of their keys. All of it is NaN where
+/// that is not known, because a number is not finite.
+struct UnitBound {
+  float highest = 0;  ///< the largest of the rows' bounds, each its logit by upper halves plus its width
+  float mass = 0;     ///< sum over the rows of exp(bound - highest)
+  float width = 0;    ///< the largest width: what lower halves can add to a logit, and `slack`
+  float slack = 0;    ///< the largest error that an engine's arithmetic may make in a logit
+};
+
+/// Asks how large the logits of rows can be by the upper halves of their keys. Segments show upper halves (Plane::
+/// upper_half) of rows of the text that have consecutive positions, all of which count for every query; they have no
+/// runs and no rotation. Values are not read. The units of a segment begin at its first row, and the last one may have
+/// fewer rows.
+struct LayerBounds {
+  ConstTensor queries;  ///< [tokens, q_heads, head_dim]
+  std::span<const std::span<const Segment>> heads;     ///< [kv_heads]; an empty list is skipped
+  std::span<const std::span<UnitBound>> units;         ///< [kv_heads] of [tokens, group, units of the head's segments]
+  float scale = 1.0F;
+  float softcap = 0.0F;
+  Certainty certainty = Certainty::sure;
+
+  [[nodiscard]] std::size_t queries_per_kv() const { return queries.heads / heads.size(); }
+};
+
+/// The units of some segments.
+[[nodiscard]] inline std::size_t units_of(std::span<const Segment> segments) {
+  std::size_t units = 0;
+  for (const Segment& segment : segments) units += (segment.rows + bounded_unit - 1) / bounded_unit;
+  return units;
+}
+
 /// The interface that a backend implements. `attend` writes outputs, with zeros for a query that sees no
 /// row. `observe` writes sums. `score` writes the dot products of one query [head_dim] with `out.size()`
 /// dense rows. Calls on one engine object must not overlap.
@@ -112,5 +172,9 @@ template <class E>
 concept BatchedEngine = AttentionEngine<E> && requires(E& engine, std::span<const LayerAttention> works) {
   engine.attend_all(works);
 };
+
+/// An engine that bounds logits by itself; for others ScalarEngine does it.
+template <class E>
+concept BoundingEngine = AttentionEngine<E> && requires(E& engine, const LayerBounds& work) { engine.bound(work); };
 
 }  // namespace kvpolicy

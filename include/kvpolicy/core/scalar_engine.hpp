@@ -4,6 +4,7 @@
 // library and takes no shortcuts. Faster engines are compared with it.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <span>
@@ -11,6 +12,7 @@
 
 #include <kvpolicy/core/attention.hpp>
 #include <kvpolicy/core/attention_state.hpp>
+#include <kvpolicy/core/key_width.hpp>
 #include <kvpolicy/core/rotary.hpp>
 #include <kvpolicy/core/row.hpp>
 
@@ -103,7 +105,64 @@ class ScalarEngine {
     }
   }
 
+  KVPOLICY_ONE_BODY void bound(const LayerBounds& work) {
+    const std::size_t head_dim = work.queries.head_dim;
+    const std::size_t group = work.queries_per_kv();
+    std::vector<float> query(head_dim);
+    std::vector<float> key(head_dim);
+    for (std::size_t kv_head = 0; kv_head < work.heads.size(); ++kv_head) {
+      const std::span<UnitBound> all = work.units[kv_head];
+      std::ranges::fill(all, UnitBound{});
+      const std::size_t units = units_of(work.heads[kv_head]);
+      for (std::size_t q = 0; q < work.queries.tokens * group && units > 0; ++q) {
+        load_dense(work.queries.encoding, work.queries.row(q / group, kv_head * group + q % group), query);
+        for (float& number : query) number *= work.scale;
+        std::span<UnitBound> own = all.subspan(q * units, units);
+        for (const Segment& segment : work.heads[kv_head]) {
+          for (std::size_t row = 0; row < segment.rows; ++row) {
+            load_row(segment.keys, row, key);
+            const detail::KeyWidth parts = key_width(segment.keys, row, query);
+            const float slack = work.certainty == Certainty::none ? 0.0F : parts.slack(head_dim);
+            float width = parts.width(work.certainty) + slack;
+            float logit = dot(query, key) + width;
+            if (work.softcap > 0.0F) {
+              logit = work.softcap * (std::tanh(logit / work.softcap) + detail::cap_error);
+              width += work.softcap * detail::cap_error;
+            }
+            detail::add_bound(own[row / bounded_unit], logit, width, slack);
+          }
+          own = own.subspan((segment.rows + bounded_unit - 1) / bounded_unit);
+        }
+      }
+    }
+  }
+
  private:
+  // What the channels of a row's key, of which `keys` shows upper halves, add to the width of the query's logit.
+  [[nodiscard]] static detail::KeyWidth key_width(const Plane& keys, std::size_t row, std::span<const float> query) {
+    std::vector<float> turned(query.begin(), query.end());
+    if (keys.format.hadamard) rotate_hadamard(turned);
+    const PageLayout layout{keys.format, query.size(), keys.page_rows};
+    const RowAddress place = keys.address_of(row);
+    const bool per_token = keys.format.granularity == Granularity::per_token;
+    const std::size_t first = (per_token ? place.row : place.row / keys.format.group) * layout.params_per_row;
+    const auto* scales = reinterpret_cast<const half*>(place.page + layout.scales_offset) + first;
+    const auto* zeros = reinterpret_cast<const half*>(place.page + layout.zeros_offset) + first;
+    detail::KeyWidth sum;
+    for (std::size_t channel = 0; channel < turned.size(); ++channel) {
+      const std::size_t at = per_token ? channel / keys.format.group : channel;
+      sum.add(turned[channel], static_cast<float>(scales[at]), static_cast<float>(zeros[at]));
+    }
+    // One rounding may serve all groups of a row: then the largest step counts for every channel.
+    if (per_token) {
+      const auto most = std::ranges::max_element(turned, {}, [](float x) { return std::abs(x); });
+      float step = 0.0F;
+      for (std::size_t g = 0; g < layout.params_per_row; ++g) step = std::max(step, static_cast<float>(scales[g]));
+      sum.largest = std::abs(*most) * step;
+    }
+    return sum;
+  }
+
   [[nodiscard]] static float dot(std::span<const float> a, std::span<const float> b) {
     float sum = 0.0F;
     for (std::size_t i = 0; i < a.size(); ++i) sum += a[i] * b[i];
@@ -139,6 +198,6 @@ class ScalarEngine {
   }
 };
 
-static_assert(AttentionEngine<ScalarEngine>);
+static_assert(BoundingEngine<ScalarEngine>);
 
 }  // namespace kvpolicy

@@ -37,7 +37,9 @@ void check_rows(const char* name, const TensorView<const E>& rows, std::size_t t
 inline void check_spans(const AttendOptions& options, std::size_t tokens, std::size_t q_heads) {
   AttendOptions on_host = options;  // sink logits lie on the device: only their number can be seen
   on_host.attention_sink_bias = {};
-  check_options(on_host, tokens, q_heads);
+  require(options.read != Read::bounded,
+          "cuda::KvCache: Read::bounded is not served by the kernels, which keep no keys in halves; read all or selected");
+  check_options(on_host, tokens, q_heads, 0);
   require<ShapeError>(options.attention_sink_bias.empty() || options.attention_sink_bias.size() == q_heads,
                       "cuda::KvCache: attention_sink_bias has ", options.attention_sink_bias.size(),
                       " numbers, must have q_heads = ", q_heads, " or none");

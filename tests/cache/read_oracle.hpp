@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a bounded read left out, in double: rows are decoded from the bytes of their pages as docs/formats.md describes
+// them, with no code of the library's, and an engine in between notes which rows were attended to.
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <set>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <kvpolicy/core/attention.hpp>
+
+namespace test {
+
+/// A half's bits as a number.
+inline double half_number(const std::byte* at) {
+  std::uint16_t bits = 0;
+  std::memcpy(&bits, at, 2);
+  const int exponent = bits >> 10 & 31;
+  const double fraction = bits & 1023;
+  const double magnitude =
+      exponent == 0 ? std::ldexp(fraction, -24) : std::ldexp(1024 + fraction, exponent - 25);
+  return (bits & 0x8000) != 0 ? -magnitude : magnitude;
+}
+
+/// H x of the orthonormal Hadamard matrix of the largest power of two that divides the row, part by part.
+inline void turn(std::vector<double>& row) {
+  const std::size_t block = row.size() & (~row.size() + 1);
+  for (std::size_t first = 0; first < row.size(); first += block) {
+    std::vector<double> turned(block, 0.0);
+    for (std::size_t i = 0; i < block; ++i) {
+      for (std::size_t j = 0; j < block; ++j) {
+        turned[i] += (std::popcount(i & j) % 2 == 0 ? 1.0 : -1.0) * row[first + j];
+      }
+    }
+    for (std::size_t i = 0; i < block; ++i) row[first + i] = turned[i] / std::sqrt(static_cast<double>(block));
+  }
+}
+
+/// Row `row` of a plane of float, bfloat16 or codes in halves.
+inline std::vector<double> decoded(const kvpolicy::Plane& plane, std::size_t row, std::size_t channels) {
+  using kvpolicy::Encoding;
+  const std::size_t at = plane.first_row + row;
+  std::vector<double> numbers(channels);
+  const std::size_t wide = plane.format.encoding == Encoding::float32 ? 4 : 2;
+  if (plane.format.encoding == Encoding::float32 || plane.format.encoding == Encoding::bfloat16) {
+    const std::byte* from = plane.pages == nullptr ? plane.base + at * plane.row_stride
+                                                   : plane.pages[at / plane.page_rows] + at % plane.page_rows * wide * channels;
+    for (std::size_t c = 0; c < channels; ++c) {
+      std::uint32_t bits = 0;
+      std::memcpy(reinterpret_cast<std::byte*>(&bits) + (4 - wide), from + c * wide, wide);
+      numbers[c] = std::bit_cast<float>(bits);
+    }
+    return numbers;
+  }
+  const std::byte* page = plane.pages[at / plane.page_rows];
+  const std::size_t index = at % plane.page_rows;
+  const std::size_t codes = plane.page_rows * channels / 2;
+  const bool by_channel = plane.format.granularity == kvpolicy::Granularity::per_channel;
+  const std::size_t group = plane.format.group;
+  const std::size_t params =
+      by_channel ? plane.page_rows / group * channels : plane.page_rows * (channels / group);
+  const std::byte* lower = page + codes + 2 * params * 2;
+  const std::byte* scales = lower + codes;
+  const std::byte* zeros = scales + params * 2;
+  for (std::size_t c = 0; c < channels; ++c) {
+    const std::size_t byte = index * channels / 2 + c % (channels / 2);
+    const unsigned shift = c < channels / 2 ? 0 : 4;
+    const unsigned code = (static_cast<unsigned>(page[byte]) >> shift & 15U) << 4 |
+                          (static_cast<unsigned>(lower[byte]) >> shift & 15U);
+    const std::size_t param = by_channel ? index / group * channels + c : index * (channels / group) + c / group;
+    numbers[c] = half_number(scales + 2 * param) * code + half_number(zeros + 2 * param);
+  }
+  if (plane.format.hadamard) turn(numbers);
+  return numbers;
+}
+
+/// A row of a head as a query sees it.
+struct SeenRow {
+  std::int64_t position = 0;
+  double logit = 0;
+  std::vector<double> value;
+};
+
+/// An engine that notes the positions of the rows that it attends to, for each KV head.
+template <class Engine>
+class NotingEngine {
+ public:
+  NotingEngine() = default;
+  void attend(const kvpolicy::LayerAttention& work) {
+    noted.resize(work.heads.size());
+    for (std::size_t h = 0; h < work.heads.size(); ++h) {
+      for (const kvpolicy::Segment& rows : work.heads[h]) {
+        rows.for_each_run([&](const kvpolicy::RowRun& run) {
+          for (std::size_t i = run.first; i < run.first + run.rows; ++i) {
+            repeated = !noted[h].insert(rows.position_of(i)).second || repeated;
+          }
+        });
+      }
+    }
+    ++calls;
+    engine_.attend(work);
+  }
+  void observe(const kvpolicy::LayerObservation& work) { engine_.observe(work); }
+  void score(const kvpolicy::Plane& rows, std::span<const float> query, std::span<float> out) {
+    engine_.score(rows, query, out);
+  }
+  void bound(const kvpolicy::LayerBounds& work)
+    requires kvpolicy::BoundingEngine<Engine>
+  {
+    engine_.bound(work);
+  }
+  void forget() {
+    noted.clear();
+    repeated = false;
+    calls = 0;
+  }
+
+  std::vector<std::set<std::int64_t>> noted;
+  bool repeated = false;  // a row was attended to twice
+  int calls = 0;
+
+ private:
+  Engine engine_;
+};
+
+}  // namespace test
