@@ -23,6 +23,7 @@ class AnyEngine {
   virtual void attend_all(std::span<const LayerAttention> works) = 0;
   virtual void observe(const LayerObservation& work) = 0;
   virtual void score(const Plane& rows, std::span<const float> query, std::span<float> out) = 0;
+  virtual void bound(const LayerBounds& work) = 0;
   [[nodiscard]] std::string_view name() const noexcept { return name_; }
 
  protected:

@@ -78,6 +78,7 @@ void Engine::observe(const LayerObservation& work) { engine_->observe(work); }
 void Engine::score(const Plane& rows, std::span<const float> query, std::span<float> out) {
   engine_->score(rows, query, out);
 }
+void Engine::bound(const LayerBounds& work) { engine_->bound(work); }
 std::string_view Engine::instruction_set() const noexcept { return engine_->name(); }
 
 }  // namespace kvpolicy::compiled

@@ -23,6 +23,7 @@ class EngineOnTarget final : public AnyEngine {
   void score(const Plane& rows, std::span<const float> query, std::span<float> out) override {
     engine_.score(rows, query, out);
   }
+  void bound(const LayerBounds& work) override { engine_.bound(work); }
 
  private:
   cpu::Engine<AnyParallelFor> engine_;

@@ -88,6 +88,8 @@ class Engine {
   void observe(const LayerObservation& work);
   /// @throws ShapeError for a query length that 8 does not divide, std::bad_alloc
   void score(const Plane& rows, std::span<const float> query, std::span<float> out);
+  /// @throws ShapeError for a head_dim that 8 does not divide, std::bad_alloc
+  void bound(const LayerBounds& work);
 
   /// The instruction set of this engine.
   [[nodiscard]] std::string_view instruction_set() const noexcept;
@@ -96,6 +98,6 @@ class Engine {
   std::unique_ptr<detail::AnyEngine> engine_;
 };
 
-static_assert(BatchedEngine<Engine>);
+static_assert(BatchedEngine<Engine> && BoundingEngine<Engine>);
 
 }  // namespace kvpolicy::compiled

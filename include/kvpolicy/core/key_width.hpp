@@ -49,12 +49,12 @@ struct KeyWidth {
     return channels * largest * 8.0F / (2.0F * steps) + 0x1p-13F * size;
   }
 
-  /// What lower halves can add; `slack` comes on top of it.
-  [[nodiscard]] float width(Certainty certainty) const {
+  /// What lower halves and arithmetic can add.
+  [[nodiscard]] float width(Certainty certainty, float arithmetic) const {
     switch (certainty) {
-      case Certainty::sure: return reach;
+      case Certainty::sure: return reach + arithmetic;
       // A lower half that may be any of 16 has 255 / 12 of its squared steps as its variance, and reaches 7.5.
-      case Certainty::four_sigma: return 4.0F * std::sqrt(square * (255.0F / 12.0F / (7.5F * 7.5F)));
+      case Certainty::four_sigma: return 4.0F * std::sqrt(square * (255.0F / 12.0F / (7.5F * 7.5F))) + arithmetic;
       case Certainty::none: break;
     }
     return 0.0F;
@@ -65,18 +65,20 @@ struct KeyWidth {
 /// further apart, so widths hold for capped logits as well.
 inline constexpr float cap_error = 0x1p-18F;
 
+/// Two parts of a unit, of which either may be unknown.
+[[nodiscard]] inline UnitBound joined(const UnitBound& a, const UnitBound& b) {
+  if (!is_finite(a.mass) || !is_finite(b.mass)) return is_finite(a.mass) ? b : a;
+  const float highest = std::max(a.highest, b.highest);
+  return {highest, a.mass * std::exp(a.highest - highest) + b.mass * std::exp(b.highest - highest),
+          std::max(a.width, b.width), std::max(a.slack, b.slack)};
+}
+
 /// Adds a row whose logit is at most `bound` to a unit that has rows or none (`mass` 0).
 inline void add_bound(UnitBound& unit, float bound, float width, float slack) {
-  if (!is_finite(bound) || !is_finite(unit.highest)) {
-    constexpr float unknown = std::numeric_limits<float>::quiet_NaN();
-    unit = {unknown, unknown, unknown, unknown};
-    return;
-  }
-  const float highest = unit.mass == 0.0F ? bound : std::max(unit.highest, bound);
-  unit.mass = (unit.mass == 0.0F ? 0.0F : unit.mass * std::exp(unit.highest - highest)) + std::exp(bound - highest);
-  unit.highest = highest;
-  unit.width = std::max(unit.width, width);
-  unit.slack = std::max(unit.slack, slack);
+  constexpr float unknown = std::numeric_limits<float>::quiet_NaN();
+  const UnitBound row = is_finite(bound) ? UnitBound{bound, 1.0F, width, slack}
+                                         : UnitBound{unknown, unknown, unknown, unknown};
+  unit = unit.mass == 0.0F ? row : joined(unit, row);
 }
 
 }  // namespace kvpolicy::detail

@@ -122,8 +122,8 @@ class ScalarEngine {
           for (std::size_t row = 0; row < segment.rows; ++row) {
             load_row(segment.keys, row, key);
             const detail::KeyWidth parts = key_width(segment.keys, row, query);
-            const float slack = work.certainty == Certainty::none ? 0.0F : parts.slack(head_dim);
-            float width = parts.width(work.certainty) + slack;
+            const float slack = parts.slack(head_dim);
+            float width = parts.width(work.certainty, slack);
             float logit = dot(query, key) + width;
             if (work.softcap > 0.0F) {
               logit = work.softcap * (std::tanh(logit / work.softcap) + detail::cap_error);

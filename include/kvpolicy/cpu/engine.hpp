@@ -60,6 +60,9 @@ class Engine {
   /// @throws ShapeError for a query length that 8 does not divide, std::bad_alloc
   void score(const Plane& rows, std::span<const float> query, std::span<float> out);
 
+  /// @throws ShapeError for a head_dim that 8 does not divide, std::bad_alloc
+  void bound(const LayerBounds& work);
+
  private:
   // The rows that a tile sees, or a part of them that is cut by cumulated cost.
   struct Task {
@@ -69,6 +72,16 @@ class Engine {
     std::size_t parts;    // number of parts of the tile; their tasks are consecutive
     std::size_t partial;  // where its partial result begins, in floats, if parts > 1
   };
+
+  // Some rows whose bounds some queries of a KV head ask for. Units begin where parts do.
+  struct BoundTask {
+    Segment rows;
+    QueryTile tile;
+    UnitBound* out;      // of the tile's first query
+    std::size_t units;  // of the head
+  };
+  static constexpr std::size_t bound_rows = 2048;
+  static_assert(bound_rows % bounded_unit == 0);
 
   // What the calls together want of every worker.
   struct Needs {
@@ -205,6 +218,7 @@ class Engine {
   std::vector<Task> tasks_;
   std::vector<Task> whole_;  // those of one call before they are cut
   std::size_t partial_floats_ = 0;
+  std::vector<BoundTask> bounds_;
   std::vector<TreeMask> trees_;        // of the calls with a tree
   std::vector<ProductPlan> products_;  // of each call
   AlignedFloats partials_;
@@ -282,7 +296,44 @@ void Engine<Parallel, Tuning>::score(const Plane& rows, std::span<const float> q
   });
 }
 
-static_assert(BatchedEngine<Engine<SerialFor>>);
+template <ParallelFor Parallel, class Tuning>
+void Engine<Parallel, Tuning>::bound(const LayerBounds& work) {
+  if (work.heads.empty()) return;
+  const std::size_t group = work.queries_per_kv();
+  const std::size_t queries = work.queries.tokens * group;
+  const std::size_t width = checked("head_dim", work.queries.head_dim);
+  bounds_.clear();
+  for (std::size_t head = 0; head < work.heads.size(); ++head) {
+    std::ranges::fill(work.units[head], UnitBound{});
+    const std::size_t units = units_of(work.heads[head]);
+    UnitBound* out = work.units[head].data();
+    for (const Segment& segment : work.heads[head]) {
+      for (std::size_t row = 0; row < segment.rows; row += bound_rows) {
+        // All rows come before the queries, so these see all of them.
+        Segment rows = segment.part(row, std::min(bound_rows, segment.rows - row));
+        rows.position = 0;
+        rows.window = unlimited_window;
+        for (std::size_t q = 0; q < queries; q += Tuning::stream_queries) {
+          const QueryTile tile{work.queries, static_cast<std::int64_t>(bound_rows), group, head, q,
+                               std::min(Tuning::stream_queries, queries - q), work.scale, work.softcap};
+          bounds_.push_back({rows, tile, out + q * units + row / bounded_unit, units});
+        }
+      }
+      out += (segment.rows + bounded_unit - 1) / bounded_unit;
+    }
+  }
+  if (bounds_.empty()) return;
+  std::size_t cost = 0;
+  for (const BoundTask& task : bounds_) cost += seen_cost({&task.rows, 1}, task.tile);
+  reserve(std::clamp<std::size_t>(cost / Tuning::task_weight, 1, bounds_.size()), std::min(queries, Tuning::stream_queries),
+          {width, 0}, 0);
+  for_each(bounds_.size(), [&](std::size_t i, Worker<Tuning>& worker) {
+    const BoundTask& task = bounds_[i];
+    worker.bound(task.rows, task.tile, work.certainty, task.out, task.units);
+  });
+}
+
+static_assert(BatchedEngine<Engine<SerialFor>> && BoundingEngine<Engine<SerialFor>>);
 
 }  // namespace HWY_NAMESPACE
 

@@ -200,7 +200,7 @@ class StreamPass {
   }
 
   /// The logits of each query with each row: [queries, stride]; `ahead` is needed next and is prefetched.
-  const float* compute_logits(const RowTile& row_tile, const Prefetch& ahead) {
+  float* compute_logits(const RowTile& row_tile, const Prefetch& ahead) {
     const bool whole = width_.keys == tile_.key_dim();
     if (whole && integer_keys_.compute_logits(row_tile.keys, row_tile.rows, logits_, stride, ahead)) {
       return logits_;

@@ -14,6 +14,7 @@
 
 #include <kvpolicy/core/attention.hpp>
 #include <kvpolicy/cpu/aligned_buffer.hpp>
+#include <kvpolicy/cpu/key_bounds-inl.hpp>
 #include <kvpolicy/cpu/matrix_unit.hpp>
 #include <kvpolicy/cpu/partial-inl.hpp>
 #include <kvpolicy/cpu/query_tile-inl.hpp>
@@ -88,6 +89,10 @@ class Worker {
   /// out[i] = query . row i, for the rows whose cumulated cost begins in [from, to).
   void score(const Segment& rows, const QueryTile& tile, std::span<const float> query, std::size_t from,
              std::size_t to, std::span<float> out);
+
+  /// Bounds the logits of the tile's queries with all of `rows`, whose keys are upper halves: query m's units begin at
+  /// out + m * units.
+  void bound(const Segment& rows, const QueryTile& tile, Certainty certainty, UnitBound* out, std::size_t units);
 
  private:
   static constexpr RowTileLimit stream_limit{Tuning::stream_rows, Tuning::stream_quantized_rows};
@@ -218,6 +223,28 @@ void Worker<Tuning>::score(const Segment& rows, const QueryTile& tile, std::span
     reader.read(*next, stream_limit);
     const float* scores = pass.compute_logits(*row_tile, prefetch_of(next->keys, next->rows, query.size()));
     for (std::size_t i = 0; i < row_tile->rows; ++i) out[row_tile->ordinals[i]] = scores[i];
+  }
+}
+
+template <class Tuning>
+void Worker<Tuning>::bound(const Segment& rows, const QueryTile& tile, Certainty certainty, UnitBound* out,
+                           std::size_t units) {
+  RowTileReader reader{{&rows, 1}, tile, 0, seen_cost({&rows, 1}, tile)};
+  Queries queries{tile, tile.scale, queries_};
+  StreamPass pass{tile, own_partial(tile), scratch_};
+  queries.load_for(rows);
+  pass.set_queries(queries_);
+  QueryBounds bounds{certainty, tile.softcap, tile.key_dim()};
+  RowTile* row_tile = row_tiles_->data();
+  RowTile* next = row_tile + 1;
+  for (reader.read(*row_tile, stream_limit); row_tile->rows > 0; std::swap(row_tile, next)) {
+    reader.read(*next, stream_limit);
+    fetch_params(next->keys, next->rows, tile.key_dim());
+    float* logits = pass.compute_logits(*row_tile, prefetch_of(next->keys, next->rows, tile.key_dim()));
+    for (std::size_t m = 0; m < tile.rows; ++m) {
+      bounds.add(*row_tile, row_tile->ordinals[0], queries_ + m * tile.width().keys, logits + m * StreamPass::stride,
+                 out + m * units);
+    }
   }
 }
 

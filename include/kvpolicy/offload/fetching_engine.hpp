@@ -14,6 +14,7 @@
 #include <vector>
 
 #include <kvpolicy/core/attention.hpp>
+#include <kvpolicy/core/scalar_engine.hpp>
 #include <kvpolicy/memory/slow_memory.hpp>
 
 namespace kvpolicy::offload {
@@ -27,7 +28,7 @@ class FetchingEngine {
 
   [[nodiscard]] Inner& inner() { return inner_; }
 
-  /// @throws StorageError, and what the inner engine throws; `observe` and `score` throw the same
+  /// @throws StorageError, and what the inner engine throws; `observe`, `score` and `bound` throw the same
   void attend(const LayerAttention& work) {
     fetch(work.heads, work.queries.head_dim, work.out.head_dim);
     inner_.attend(work);
@@ -41,6 +42,14 @@ class FetchingEngine {
     list_ranges(*memory_, rows, query.size(), 0, out.size(), ranges_);
     memory_->fetch(ranges_);
     inner_.score(rows, query, out);
+  }
+  void bound(const LayerBounds& work) {
+    fetch(work.heads, work.queries.head_dim, 0);
+    if constexpr (BoundingEngine<Inner>) {
+      inner_.bound(work);
+    } else {
+      ScalarEngine{}.bound(work);
+    }
   }
 
  private:
