@@ -181,7 +181,7 @@ class Session {
   }
 
   [[nodiscard]] Reading reading() const {
-    return {plan_.needs.selected_reads ? Read::selected : Read::all, plan_.needs.selected_reads};
+    return reading_of(arguments_->plan.plan, plan_.needs);
   }
 
   std::vector<float> read(std::span<const int> tokens, Generated& result) {

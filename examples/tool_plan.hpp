@@ -23,6 +23,8 @@
 #include <kvpolicy/plan/duo_gates.hpp>
 #include <kvpolicy/plan/head_plan.hpp>
 
+#include "common/sequence.hpp"
+
 namespace kvpolicy::tools {
 
 struct PlanArguments {
@@ -87,6 +89,14 @@ template <Element E>
   });
   return needs;
 }
+
+/// How a plan that was named so reads while it decodes: `bounded:0.05` with a bound, plans with selecting heads what
+/// these choose anew at each token, any other plan all rows.
+[[nodiscard]] Reading reading_of(const std::string& plan, const PlanNeeds& needs);
+
+/// Refuses, for a tool that reads all rows, a plan that is read with a bound.
+/// @throws ConfigError
+void require_no_bound(const std::string& plan, std::string_view tool);
 
 /// Refuses, for a tool that reads a prompt once, a plan that needs it read again.
 /// @throws ConfigError

@@ -3,7 +3,9 @@
 // Counts the bytes of cached rows that one pass of a model reads, over all heads of a cache.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
+#include <span>
 
 #include <kvpolicy/core/attention.hpp>
 #include <kvpolicy/core/segment.hpp>
@@ -42,6 +44,35 @@ template <class Cache>
     total += bytes_shown(cache, head / shape.kv_heads, head % shape.kv_heads, read);
   }
   return total;
+}
+
+/// Bytes of a bounded read that read so many rows of each KV head in full, layers added up: the upper half of every key
+/// that has one, and the whole of those rows, upper halves of keys once more.
+template <class Cache>
+[[nodiscard]] std::size_t bytes_of_bounded(const Cache& cache, std::span<const std::size_t> rows_read) {
+  const ModelShape& shape = cache.plan().shape();
+  std::size_t total = 0;
+  std::size_t exact_rows = 0;
+  std::size_t halved_rows = 0;
+  std::size_t halved_bytes = 0;
+  for (std::size_t head = 0; head < shape.kv_head_count(); ++head) {
+    for (const Segment& segment : cache.segments(head / shape.kv_heads, head % shape.kv_heads, Read::all)) {
+      const std::size_t whole = bytes_of_rows(segment.keys, segment.rows, shape.head_dim) +
+                                bytes_of_rows(segment.values, segment.rows, shape.head_dim);
+      if (is_in_halves(segment.keys.format.encoding)) {
+        total += bytes_of_rows(segment.keys.upper_half(), segment.rows, shape.head_dim);
+        halved_rows += segment.rows;
+        halved_bytes += whole;
+      } else {
+        total += whole;
+        exact_rows += segment.rows;
+      }
+    }
+  }
+  std::size_t read = 0;
+  for (const std::size_t rows : rows_read) read += rows;
+  if (halved_rows == 0) return total;
+  return total + (read - std::min(read, exact_rows)) * halved_bytes / halved_rows;
 }
 
 }  // namespace kvpolicy::tools

@@ -99,7 +99,7 @@ ExamPlan make_exam_plan(const std::string& name, const ModelShape& shape, const 
   const PlanNeeds needs = needs_of(plan);
   require(!needs.scoring || compress == Compress::after_text, "--plan ", name,
           ": rows are scored by repeating the text, before a question is known; give --compress text");
-  const Reading reading{needs.selected_reads ? Read::selected : Read::all, needs.selected_reads};
+  const Reading reading = reading_of(name, needs);
   return {.name = name,
           .plan = std::move(plan),
           .settings = std::move(settings),

@@ -52,8 +52,14 @@ class PlanSequence final : public Sequence {
   }
 
   std::vector<float> decode(int token, const Reading& reading) override {
-    return reference::step(*model_, cache_, std::array{token}, reference::LogitsOf::last,
-                           {.read = reading.read, .refresh_selection = reading.refresh_each_step});
+    AttendOptions options{.read = reading.read, .refresh_selection = reading.refresh_each_step};
+    if (reading.read == Read::bounded) {
+      options.bound.epsilon = reading.epsilon;
+      options.bound.certainty = reading.certainty;
+      rows_read_.assign(cache_.plan().shape().kv_heads, 0);
+      options.bound.rows_read = rows_read_;
+    }
+    return reference::step(*model_, cache_, std::array{token}, reference::LogitsOf::last, options);
   }
 
   std::vector<float> score(std::span<const int> tokens) override {
@@ -113,6 +119,7 @@ class PlanSequence final : public Sequence {
   }
 
   [[nodiscard]] std::size_t bytes_read(const Reading& reading) const override {
+    if (reading.read == Read::bounded) return bytes_of_bounded(cache_, rows_read_);
     std::size_t total = bytes_shown(cache_, reading.read);
     if (!reading.refresh_each_step) return total;
     const ModelShape& shape = cache_.plan().shape();
@@ -134,6 +141,7 @@ class PlanSequence final : public Sequence {
 
   const reference::Llama* model_;
   Cache cache_;
+  std::vector<std::size_t> rows_read_;  // of the latest bounded read, layers added up
   std::optional<FastGenConfig> fastgen_;  // is set until the next compress
 };
 

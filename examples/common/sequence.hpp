@@ -23,6 +23,8 @@ namespace kvpolicy::tools {
 struct Reading {
   Read read = Read::all;
   bool refresh_each_step = false;  ///< selecting heads choose a new selection at every token
+  float epsilon = 0.0F;            ///< of Read::bounded: the share of attention that may stay unread
+  Certainty certainty = Certainty::sure;
 
   friend bool operator==(const Reading&, const Reading&) = default;
 };
@@ -75,7 +77,7 @@ class Sequence {
   /// Bytes of the rows that each KV head keeps, layer after layer. `bytes` counts whole pages,
   /// which are rarely full.
   [[nodiscard]] virtual std::vector<std::size_t> head_bytes() const = 0;
-  /// Bytes of cached rows that the next token's attention reads, over all heads.
+  /// Bytes of cached rows that the next token's attention reads, over all heads; of bounded reads the latest token's.
   [[nodiscard]] virtual std::size_t bytes_read(const Reading& reading = {}) const = 0;
 
  protected:

@@ -41,6 +41,16 @@ namespace fs = std::filesystem;
 // The bits of kivi4 and kivi2; 0 for any other text.
 std::size_t kivi_bits(std::string_view name) { return name == "kivi4" ? 4 : name == "kivi2" ? 2 : 0; }
 
+// Takes what the name of a plan says of its bound.
+Reading bound_of(PlanName& name) {
+  name.place({"epsilon"});
+  const double epsilon = name.number("epsilon", 0.05);
+  require(epsilon >= 0 && epsilon <= 1, "epsilon is ", epsilon, ", must be a share of the attention, 0 to 1");
+  return {.read = Read::bounded,
+          .epsilon = static_cast<float>(epsilon),
+          .certainty = name.choice("certainty", Certainty::sure)};
+}
+
 // Whose rows compete for the heads' budgets.
 enum class Competitors : std::uint8_t { head, layer, model };
 [[nodiscard]] constexpr std::array<std::string_view, 3> names_of(Competitors) {
@@ -68,6 +78,7 @@ class Maker {
     if (spec_.name == "full") return full();
     if (spec_.name == "sink_recent") return sink_recent();
     if (io::low_bits_named(spec_.name) || io::hugging_face_bits(spec_.name) != 0) return quantized();
+    if (spec_.name == "bounded") return bounded();
     if (kivi_bits(spec_.name) != 0) return kivi();
     if (spec_.name == "chunk") return chunks<MeanKey>();
     if (spec_.name == "quest") return chunks<MinMaxKey>();
@@ -132,6 +143,19 @@ class Maker {
     spec_.place({"residual"});
     spec_.require_exact_rows();
     return io::low_bit_plan<bfloat16>(spec_, spec_.name, shape_);
+  }
+
+  // How it is read, `reading_of` says.
+  [[nodiscard]] Plan bounded() {
+    static_cast<void>(bound_of(spec_));
+    const std::size_t residual = spec_.count("residual", 128);
+    const LowBits bits = spec_.storage.empty() ? LowBits{8, 4} : io::low_bits_named(spec_.storage);
+    require(bits.keys == 8, spec_.storage, " is not int8, or keys of 8 bits such as k8v4: bounds are by the upper 4 of 8");
+    LowBitFormat format = LowBitFormat::of_bounded(shape_, bits.values, residual);
+    format.storage.key_group = spec_.count("key_group", format.storage.key_group);
+    format.sinks = spec_.count("sinks", format.sinks);
+    format = format.rotated(spec_.choice("hadamard", format.hadamard()));
+    return Plan{shape_, format.head<bfloat16>()};
   }
 
   [[nodiscard]] Plan kivi() {
@@ -346,7 +370,7 @@ class Maker {
 void require_plan_source(const std::string& plan) {
   const PlanName spec{plan};
   constexpr std::string_view names[]{
-      "full", "sink_recent", "chunk",   "quest", "duo",      "headkv",  "snapkv",        "adakv", "tova",
+      "full", "bounded", "sink_recent", "chunk",   "quest", "duo",      "headkv",  "snapkv",        "adakv", "tova",
       "h2o",  "keynorm",     "keydiff", "kvzip", "expected", "pyramid", "streaming_llm", "search"};
   const bool named = std::ranges::count(names, spec.name) > 0 || io::low_bits_named(spec.name) ||
                      io::hugging_face_bits(spec.name) != 0 || kivi_bits(spec.name) != 0;
@@ -361,6 +385,8 @@ const char* plan_help() {
   int8 int6 int5 int4  every row in so many bits (also int3, int2), but for the first 4 and the latest 128;
                        int4:64 for 64. Below 8 bits rows are rotated, and keys share a scale along the text
   int8:halves=yes      8 bits, of which a draft may read the upper 4 (QuantSpec)
+  bounded:0.05         keys of 8 bits, values of 4; the upper 4 bits of every key are read, and then only rows that can
+                       matter: what stays unread holds at most 5 % of a query's attention, for sure
   k8v4 k4v2            and so on: keys of 8 bits, values of 4
   kivi2 kivi4          quantised whenever the residual is full, as published (KIVI)
   hf4 hf2              groups of 64 in a row, the latest 128 exact (transformers' QuantizedCache)
@@ -399,10 +425,22 @@ What a name leaves open is as published, or as listed here; other settings are w
   snapkv, adakv, keynorm,          compete=head|layer|model: whose rows compete for the budgets, as in
   keydiff, expected, kvzip         keydiff:128,compete=model; safeguard: the share of its own that a head keeps
   sink_recent, streaming_llm, duo  sinks=N recent=N mask=exact|chunk; duo also rule=exact_count|threshold
+  bounded                          certainty=sure|four_sigma|none (an estimate; none is top-p), key_group=64, residual=128;
+                                   bounded+int8:0.05 has values of 8 bits
   what is quantised                group=N channels that share a scale, residual=N, hadamard=none|keys|values|both
                                    (what is rotated first); kivi has flush=kivi|steady instead
   int4 and so on, duo+int4         keys=channel|token key_group=64 rows that share a scale; int4 also sinks=4
 )";
+}
+
+Reading reading_of(const std::string& plan, const PlanNeeds& needs) {
+  if (PlanName name{plan}; name.name == "bounded") return bound_of(name);
+  return {.read = needs.selected_reads ? Read::selected : Read::all, .refresh_each_step = needs.selected_reads};
+}
+
+void require_no_bound(const std::string& plan, std::string_view tool) {
+  require(PlanName{plan}.name != "bounded", tool, ": --plan ", plan,
+          " is read with a bound, which generate, compare, evaluate and visualize do");
 }
 
 void add_plan_options(CLI::App& app, PlanArguments& arguments) {

@@ -5,6 +5,7 @@
 // the same fast.
 #pragma once
 
+#include <array>
 #include <cmath>
 #include <concepts>
 #include <cstddef>
@@ -12,6 +13,7 @@
 #include <limits>
 #include <optional>
 #include <span>
+#include <string_view>
 
 #include <kvpolicy/core/ranking.hpp>
 #include <kvpolicy/core/segment.hpp>
@@ -34,6 +36,11 @@ enum class Certainty : std::uint8_t {
   none         ///< The upper halves are taken for the keys: top-p sampling of rows (Twilight, arXiv:2502.02770).
 };
 
+/// The names of the enumerators in files.
+[[nodiscard]] constexpr std::array<std::string_view, 3> names_of(Certainty) {
+  return {"sure", "four_sigma", "none"};
+}
+
 /// How much attention a query may leave unread (Read::bounded), and what it left.
 struct ReadBound {
   /// Rows are read until those that are left can hold at most this share of the query's attention, from 0 to 1. 0 reads
@@ -46,7 +53,7 @@ struct ReadBound {
   /// the rows it did not read hold at most. It is at most `epsilon` unless `most_rows` ended the read, and a bound as far
   /// as `certainty` goes. The output is off by at most this share of the distance between two values of the head.
   std::span<float> unread = {};
-  /// [kv_heads], written unless it is empty: rows that were read in full, for any query of the head.
+  /// [kv_heads], unless it is empty: increased by the rows that were read in full, for any query of the head.
   std::span<std::size_t> rows_read = {};
 };
 

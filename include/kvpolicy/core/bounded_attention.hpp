@@ -317,7 +317,7 @@ class BoundedAttention {
     for (std::size_t h = 0; h < heads_.size(); ++h) {
       const HeadRows& head = heads_[h];
       const bool all = head.bounded.empty();
-      if (!bound.rows_read.empty()) bound.rows_read[h] = head.exact_rows + (all ? 0 : head.choice.rows());
+      if (!bound.rows_read.empty()) bound.rows_read[h] += head.exact_rows + (all ? 0 : head.choice.rows());
       for (std::size_t q = 0; q < queries_of(work) && !bound.unread.empty(); ++q) {
         const std::size_t row = row_of(work, h, q);
         bound.unread[row] = all ? 0.0F : unread(head, q, total_.log_sum_exp[row]);

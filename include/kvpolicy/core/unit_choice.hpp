@@ -54,12 +54,10 @@ class UnitChoice {
   bool add(std::span<const UnitBound> bounds, std::span<const float> allowed, std::size_t most_rows,
            RowsOf rows_of) {
     weigh(bounds, allowed);
-    const std::size_t lowest = lowest_bin_to_read();
+    if (sum_left()) return false;
     const std::size_t before = rows_;
-    if (lowest < bins) {
-      take(lowest, most_rows, rows_of);
-      sum_left();
-    }
+    take(lowest_bin_to_read(), most_rows, rows_of);
+    static_cast<void>(sum_left());
     return rows_ != before;
   }
 
@@ -80,48 +78,57 @@ class UnitChoice {
   }
 
   void weigh(std::span<const UnitBound> bounds, std::span<const float> allowed) {
-    largest_.assign(units_, 0.0F);
     for (std::size_t q = 0; q < queries_; ++q) {
       const UnitBound* own = bounds.data() + q * units_;
       float* shares = shares_.data() + q * units_;
       const float base = allowed[q];
       for (std::size_t u = 0; u < units_; ++u) {
-        shares[u] = own[u].mass * exp_at_least(own[u].highest - base);
-        largest_[u] = std::max(largest_[u], shares[u]);
+        shares[u] = chosen_[u] != 0 ? 0.0F : own[u].mass * exp_at_least(own[u].highest - base);
       }
     }
-    for (std::size_t u = 0; u < units_; ++u) bins_of_[u] = static_cast<std::uint16_t>(bin_of(largest_[u]));
   }
 
-  // Units of lower bins together hold what each query allows, those of this one do not; `bins` if all units do.
+  // What is left for each query; returns whether that is no more than each allows.
+  [[nodiscard]] bool sum_left() {
+    bool fits = true;
+    for (std::size_t q = 0; q < queries_; ++q) {
+      const float* shares = shares_.data() + q * units_;
+      float sum[8] = {};  // apart, so that they are added in vectors
+      std::size_t u = 0;
+      for (; u + 8 <= units_; u += 8) {
+        for (std::size_t i = 0; i < 8; ++i) sum[i] += chosen_[u + i] != 0 ? 0.0F : shares[u + i];
+      }
+      for (; u < units_; ++u) sum[0] += chosen_[u] != 0 ? 0.0F : shares[u];
+      left_[q] = ((sum[0] + sum[1]) + (sum[2] + sum[3])) + ((sum[4] + sum[5]) + (sum[6] + sum[7]));
+      fits = fits && left_[q] <= 1.0F;
+    }
+    return fits;
+  }
+
+  // Units of lower bins together hold what each query allows, those of this one do not. Some query allows less than
+  // all units hold.
   [[nodiscard]] std::size_t lowest_bin_to_read() {
+    largest_.assign(units_, 0.0F);
+    for (std::size_t q = 0; q < queries_; ++q) {
+      const float* shares = shares_.data() + q * units_;
+      for (std::size_t u = 0; u < units_; ++u) largest_[u] = std::max(largest_[u], shares[u]);
+    }
+    for (std::size_t u = 0; u < units_; ++u) bins_of_[u] = static_cast<std::uint16_t>(bin_of(largest_[u]));
     std::ranges::fill(in_bins_, 0.0F);
     for (std::size_t q = 0; q < queries_; ++q) {
       const float* shares = shares_.data() + q * units_;
       float* sums = in_bins_.data() + q * bins;
-      for (std::size_t u = 0; u < units_; ++u) sums[bins_of_[u]] += chosen_[u] != 0 ? 0.0F : shares[u];
+      for (std::size_t u = 0; u < units_; ++u) sums[bins_of_[u]] += shares[u];
     }
-    std::size_t lowest = bins;
+    std::size_t lowest = bins - 1;
     for (std::size_t q = 0; q < queries_; ++q) {
       float sum = 0.0F;
-      std::size_t bin = 0;
-      for (; bin < bins; ++bin) {
+      for (std::size_t bin = 0; bin < lowest; ++bin) {
         sum += in_bins_[q * bins + bin];
-        if (!(sum <= 1.0F)) break;
+        if (!(sum <= 1.0F)) lowest = bin;
       }
-      lowest = std::min(lowest, bin);
-      left_[q] = sum;  // right if all units fit
     }
     return lowest;
-  }
-
-  void sum_left() {
-    for (std::size_t q = 0; q < queries_; ++q) {
-      const float* shares = shares_.data() + q * units_;
-      float sum = 0.0F;
-      for (std::size_t u = 0; u < units_; ++u) sum += chosen_[u] != 0 ? 0.0F : shares[u];
-      left_[q] = sum;
-    }
   }
 
   template <class RowsOf>

@@ -7,6 +7,7 @@
 #include <array>
 #include <cmath>
 #include <cstddef>
+#include <limits>
 
 #include <kvpolicy/core/key_width.hpp>
 #include <kvpolicy/cpu/query_tile-inl.hpp>
@@ -77,7 +78,13 @@ class QueryBounds {
   void add(const RowTile& row_tile, std::size_t first, const float* query, float* logits, UnitBound* out) {
     widen(row_tile, query, logits);
     if (softcap_ > 0.0F) cap(row_tile.rows, logits);
-    for (std::size_t row = 0; row < row_tile.rows;) {
+    std::size_t row = 0;
+    if constexpr (lanes >= bounded_unit) {
+      if (first % bounded_unit == 0) {
+        for (; row + lanes <= row_tile.rows; row += lanes) add_vector(row, logits, out + (first + row) / bounded_unit);
+      }
+    }
+    while (row < row_tile.rows) {
       const std::size_t unit = (first + row) / bounded_unit;
       const std::size_t end = std::min((unit + 1) * bounded_unit - first, row_tile.rows);
       add_rows(row, end, logits, out[unit]);
@@ -90,6 +97,7 @@ class QueryBounds {
   void widen(const RowTile& row_tile, const float* query, float* logits) {
     const RowFormat& format = row_tile.keys.format;
     const bool per_channel = format.granularity == Granularity::per_channel;
+    widths_vary_ = !per_channel || format.group % bounded_unit != 0 || row_tile.segment->keys.first_row % bounded_unit != 0;
     for (std::size_t row = 0; row < row_tile.rows;) {
       const half* scales = row_tile.keys.scales[row];
       const half* zeros = row_tile.keys.zeros[row];
@@ -97,12 +105,13 @@ class QueryBounds {
                                          : row_width(query, scales, zeros, format.group, head_dim_);
       const float slack = parts.slack(head_dim_);
       const float width = parts.width(certainty_, slack);
-      do {
+      std::size_t end = row + 1;
+      while (per_channel && end < row_tile.rows && row_tile.keys.scales[end] == scales) ++end;
+      for (; row < end; ++row) {
         logits[row] += width;
         widths_[row] = width;
         slacks_[row] = slack;
-        ++row;
-      } while (per_channel && row < row_tile.rows && row_tile.keys.scales[row] == scales);
+      }
     }
   }
 
@@ -115,12 +124,37 @@ class QueryBounds {
     }
   }
 
+  // A vector of rows that are whole units.
+  void add_vector(std::size_t row, const float* bounds, UnitBound* out) {
+    const auto bound = hn::LoadU(floats, bounds + row);
+    const auto highest = in_units(bound, [](auto a, auto b) KVPOLICY_CPU_INLINE_LAMBDA { return hn::Max(a, b); });
+    const auto mass = in_units(exp_nonpositive(hn::Sub(bound, highest)),
+                               [](auto a, auto b) KVPOLICY_CPU_INLINE_LAMBDA { return hn::Add(a, b); });
+    alignas(64) float highest_of[lanes];
+    alignas(64) float mass_of[lanes];
+    hn::Store(highest, floats, highest_of);
+    hn::Store(mass, floats, mass_of);
+    for (std::size_t at = 0; at < lanes; at += bounded_unit) {
+      UnitBound own{highest_of[at], mass_of[at], widths_[row + at], slacks_[row + at]};
+      for (std::size_t i = row + at + 1; i < row + at + bounded_unit && widths_vary_; ++i) widen_to(own, i);
+      set(own, out[at / bounded_unit]);
+    }
+  }
+  // In every lane, its unit's lanes joined.
+  template <class Join>
+  [[nodiscard]] static HWY_INLINE FloatVector in_units(FloatVector x, Join join) {
+    static_assert(bounded_unit == 8);
+    x = join(x, hn::Reverse2(floats, x));
+    x = join(x, hn::Reverse4(floats, x));
+    if constexpr (lanes >= 8) x = join(x, hn::Reverse8(floats, x));
+    return x;
+  }
+
   void add_rows(std::size_t row, std::size_t end, const float* bounds, UnitBound& unit) {
     UnitBound own{bounds[row], 0.0F, widths_[row], slacks_[row]};
     for (std::size_t i = row + 1; i < end; ++i) {
       own.highest = std::max(own.highest, bounds[i]);
-      own.width = std::max(own.width, widths_[i]);
-      own.slack = std::max(own.slack, slacks_[i]);
+      widen_to(own, i);
     }
     alignas(64) std::array<float, bounded_unit + lanes> away;
     for (std::size_t i = row; i < end; ++i) away[i - row] = bounds[i] - own.highest;
@@ -131,6 +165,14 @@ class QueryBounds {
       sum = hn::Add(sum, exp_nonpositive(hn::LoadU(floats, away.data() + i)));
     }
     own.mass = hn::GetLane(hn::SumOfLanes(floats, sum));
+    set(own, unit);
+  }
+
+  void widen_to(UnitBound& unit, std::size_t row) const {
+    unit.width = std::max(unit.width, widths_[row]);
+    unit.slack = std::max(unit.slack, slacks_[row]);
+  }
+  static void set(UnitBound own, UnitBound& unit) {
     if (!is_finite(own.mass) || !is_finite(own.highest)) {
       constexpr float unknown = std::numeric_limits<float>::quiet_NaN();
       own = {unknown, unknown, unknown, unknown};
@@ -141,8 +183,9 @@ class QueryBounds {
   Certainty certainty_;
   float softcap_;
   std::size_t head_dim_;
-  std::array<float, max_tile_rows> widths_;
-  std::array<float, max_tile_rows> slacks_;
+  bool widths_vary_ = true;
+  alignas(64) std::array<float, max_tile_rows> widths_;
+  alignas(64) std::array<float, max_tile_rows> slacks_;
 };
 
 KVPOLICY_CPU_END_TARGET

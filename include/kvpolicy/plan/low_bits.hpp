@@ -102,6 +102,17 @@ struct LowBitFormat {
     format.storage.halves = true;
     return format;
   }
+  /// The format of heads that keep every row for reads with a bound (core/bounded_attention.hpp): keys of 8 bits in
+  /// halves, whose scales along the text make the sure bound narrow, which a rotation would widen; values of `bits`.
+  [[nodiscard]] static LowBitFormat of_bounded(const ModelShape& shape, std::size_t value_bits = 4,
+                                               std::size_t residual = 128) {
+    LowBitFormat format = of_text({4, value_bits}, shape, residual);
+    format.storage.bits = 8;
+    format.storage.value_bits = value_bits == 8 ? 0 : value_bits;
+    format.storage.key_hadamard = false;
+    format.storage.halves = true;
+    return format;
+  }
   /// The settings of transformers' QuantizedCache: 64 channels of a row share a scale, and no first row is exact.
   [[nodiscard]] static LowBitFormat of_hugging_face(std::size_t bits, const ModelShape& shape) {
     LowBitFormat format = of_rows({bits, bits}, shape, 128);
