@@ -74,6 +74,7 @@ void run(const Arguments& arguments) {
   require_model_folder(folder);
   const auto model = reference::Llama::load(folder);
   arguments.context.check(model.config(), arguments.tokens.size());
+  require_no_bound(arguments.plan.plan, "logits");
   io::OrderedJson settings;
   const auto sequence =
       make_sequence(model, make_plan<float>(arguments.plan, model.config().shape(), folder, &settings));

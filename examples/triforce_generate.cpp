@@ -178,6 +178,7 @@ void run(Arguments& arguments) {
             arguments.method, " has no such cache");
     PlanArguments plan;
     plan.plan = arguments.draft_plan;
+    require_no_bound(plan.plan, "triforce_generate");
     setup.draft_plan = make_plan<bfloat16>(plan, model.config().shape(), arguments.model);
   }
   const std::vector<SpeculationTurn> turns = make_turns(arguments, model, setup.options.stop_tokens);

@@ -94,6 +94,7 @@ Recording make_recording(Arguments& arguments) {
   const auto model = TextModel::load(arguments.model);
   const std::vector<int> prompt = read_prompt(arguments, model);
   arguments.context.check(model.config(), prompt.size());
+  require_no_bound(arguments.plan.plan, "visualize");
   auto plan =
       make_plan<bfloat16>(arguments.plan, model.config().shape(), arguments.model, &arguments.made_with);
   Progress progress;

@@ -18,8 +18,9 @@
 #              its beginning
 #   choices    short questions with four endings, where compression should cost nothing
 #   storage    8, 4 and 2 bits, per token and per channel, by the number of exact rows
+#   bounds     reads with a bound beside Quest's and TriForce's chunks, by the bytes that a token reads
 #   memory     what the cache takes over the length of the text and the number of texts
-experiments=(tasks heads gates sinks needles settings budgets combined unasked language choices storage memory)
+experiments=(tasks heads gates sinks needles settings budgets combined unasked language choices storage bounds memory)
 targets=(plan)
 results=$all_results/smollm2
 folder=models/smollm2
@@ -191,6 +192,17 @@ measure_storage() {
   plans+=(kivi2:32,flush=steady hf4:128 duo:0.5 duo+int4:0.5)
   go_on storage 2048 --text novels --plans "${plans[@]}"
   ask storage_answers 2048 --suite niah_single_2 --text novels --plans "${plans[@]}"
+}
+
+# What a bound lets a query leave unread, and the same with estimates in its place; chunks at budgets that read as much.
+measure_bounds() {
+  local plans=(full bounded:0 bounded+int8:0.05) certainty epsilon budget
+  for certainty in sure four_sigma none; do
+    for epsilon in 0.01 0.05 0.2; do plans+=("bounded:$epsilon,certainty=$certainty"); done
+  done
+  for budget in 64 128 256 512 1024; do plans+=("quest:16,$budget" "chunk:16,$budget"); done
+  go_on bounds 2048 --text novels --plans "${plans[@]}"
+  ask_keys 2 bounds_answers 2048 --plans "${plans[@]}"
 }
 
 measure_memory() {

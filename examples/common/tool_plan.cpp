@@ -440,7 +440,7 @@ Reading reading_of(const std::string& plan, const PlanNeeds& needs) {
 
 void require_no_bound(const std::string& plan, std::string_view tool) {
   require(PlanName{plan}.name != "bounded", tool, ": --plan ", plan,
-          " is read with a bound, which generate, compare, evaluate and visualize do");
+          " is read with a bound, which generate, compare and evaluate do");
 }
 
 void add_plan_options(CLI::App& app, PlanArguments& arguments) {

@@ -154,6 +154,7 @@ std::shared_ptr<const Plan> Api::make_plan(const std::string& name) const {
   arguments.plan = name;
   auto made = tools::make_plan<bfloat16>(arguments, served_.shape(), folder_);
   tools::require_no_scoring(tools::needs_of(made), "serve");
+  tools::require_no_bound(name, "serve");
   served_.fit(made);
   return std::make_shared<const Plan>(std::move(made));
 }

@@ -95,8 +95,10 @@ class NotingEngine {
   NotingEngine() = default;
   void attend(const kvpolicy::LayerAttention& work) {
     noted.resize(work.heads.size());
+    shown.assign(work.heads.size(), {});
     for (std::size_t h = 0; h < work.heads.size(); ++h) {
       for (const kvpolicy::Segment& rows : work.heads[h]) {
+        shown[h].push_back(rows);
         rows.for_each_run([&](const kvpolicy::RowRun& run) {
           for (std::size_t i = run.first; i < run.first + run.rows; ++i) {
             repeated = !noted[h].insert(rows.position_of(i)).second || repeated;
@@ -123,6 +125,7 @@ class NotingEngine {
   }
 
   std::vector<std::set<std::int64_t>> noted;
+  std::vector<std::vector<kvpolicy::Segment>> shown;  // of the latest call
   bool repeated = false;  // a row was attended to twice
   int calls = 0;
 

@@ -73,14 +73,14 @@ inline void check_options(const AttendOptions& options, std::size_t tokens, std:
   require<ShapeError>(!is_nan(bound.epsilon) && bound.epsilon >= 0.0F && bound.epsilon <= 1.0F,
                       "KvCache: bound.epsilon is ", bound.epsilon, ", must be from 0 to 1");
   const bool bounded = options.read == Read::bounded;
-  require<ShapeError>(bound.unread.empty() || (bounded && bound.unread.size() == tokens * q_heads),
-                      "KvCache: bound.unread has ", bound.unread.size(), " places, must have ",
-                      bounded ? "tokens x q_heads = " : "none, since the read is not Read::bounded; that would take ",
-                      tokens * q_heads, bounded ? " or none" : "");
-  require<ShapeError>(bound.rows_read.empty() || (bounded && bound.rows_read.size() == kv_heads),
-                      "KvCache: bound.rows_read has ", bound.rows_read.size(), " places, must have ",
-                      bounded ? "kv_heads = " : "none, since the read is not Read::bounded; that would take ",
-                      kv_heads, bounded ? " or none" : "");
+  require<ShapeError>(bounded || (bound.unread.empty() && bound.rows_read.empty()),
+                      "KvCache: bound.unread has ", bound.unread.size(), " and bound.rows_read ",
+                      bound.rows_read.size(), " places, must have none, since the read is not Read::bounded");
+  require<ShapeError>(bound.unread.empty() || bound.unread.size() == tokens * q_heads, "KvCache: bound.unread has ",
+                      bound.unread.size(), " places, must have tokens x q_heads = ", tokens * q_heads, " or none");
+  require<ShapeError>(bound.rows_read.empty() || bound.rows_read.size() == kv_heads,
+                      "KvCache: bound.rows_read has ", bound.rows_read.size(),
+                      " places, must have kv_heads = ", kv_heads, " or none");
   for (const float logit : options.attention_sink_bias) {
     require<ShapeError>(!is_nan(logit), "KvCache: a sink logit is NaN, must be a number");
   }
