@@ -53,6 +53,15 @@ TEST_CASE("what a bounded read leaves holds no more attention than it says") {
   }
 }
 
+TEST_CASE("bounds hold for random texts, and for those made to break them") {
+  std::size_t rows = 0;
+  for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+    CAPTURE(seed);
+    rows += test::check_random_bounds<ScalarEngine>(seed);
+  }
+  CHECK(rows > 50'000);
+}
+
 TEST_CASE("bounds hold with caps, sink logits, scales, windows, values of another width and several queries") {
   const std::vector<float> biases{2.0F, -1.0F, 8.0F, 0.0F};
   std::uint64_t seed = 50;

@@ -85,6 +85,7 @@ inline std::vector<double> decoded(const kvpolicy::Plane& plane, std::size_t row
 struct SeenRow {
   std::int64_t position = 0;
   double logit = 0;
+  double size = 0;  // of the products that the logit is the sum of
   std::vector<double> value;
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The random tests of batches and prefixes, as often as one likes: ./scripts/long-runs. Set after set, each
+// The random tests of batches, prefixes and bounds, as often as one likes: ./scripts/long-runs. Set after set, each
 // from a seed of its own; the first that goes wrong ends the run and names its seed.
 #define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>
@@ -23,6 +23,7 @@
 
 #include <kvpolicy/cpu.hpp>
 
+#include "cache/bounded_text.hpp"
 #include "cache/prefix_texts.hpp"
 #include "support/batch_twins.hpp"
 #include "support/random_saved_plan.hpp"
@@ -34,6 +35,7 @@ using Json = nlohmann::ordered_json;
 struct Settings {
   std::size_t batches = 100'000;
   std::size_t prefix_operations = 1'000'000;
+  std::size_t bounds = 10'000'000;
   std::uint64_t seed = 1;
   std::string engine = "scalar";
   std::string json;
@@ -52,7 +54,7 @@ struct Settings {
   return {};
 }
 
-/// One of the two parts of a run: so many sets as it takes to do so much.
+/// One of the parts of a run: so many sets as it takes to do so much.
 struct Part {
   std::string_view name;    // in the JSON
   std::string_view option;  // of the command
@@ -77,11 +79,13 @@ class Record {
   explicit Record(Settings settings)
       : settings_{std::move(settings)},
         batches_{"batches", "--batches", settings_.batches},
-        prefixes_{"prefixes", "--prefix-operations", settings_.prefix_operations} {}
+        prefixes_{"prefixes", "--prefix-operations", settings_.prefix_operations},
+        bounds_{"bounds", "--bounds", settings_.bounds} {}
 
   [[nodiscard]] const Settings& settings() const { return settings_; }
   [[nodiscard]] Part& batches() { return batches_; }
   [[nodiscard]] Part& prefixes() { return prefixes_; }
+  [[nodiscard]] Part& bounds() { return bounds_; }
 
   /// Runs sets until the part has done what is wanted; run_set(seed) returns how much it did.
   template <class RunSet>
@@ -106,7 +110,7 @@ class Record {
              {"engine", settings_.engine},
              {"first_seed", settings_.seed},
              {"passed", passed}};
-    for (const Part* part : {&batches_, &prefixes_}) {
+    for (const Part* part : {&batches_, &prefixes_, &bounds_}) {
       if (!passed && part->running) all["failed"] = {{"part", part->name}, {"seed", *part->running}};
       all[std::string{part->name}] = part->json();
     }
@@ -121,14 +125,15 @@ class Record {
 
   /// How the set that failed is run again, by itself.
   void tell_failure() const {
-    for (const Part* part : {&batches_, &prefixes_}) {
+    for (const Part* part : {&batches_, &prefixes_, &bounds_}) {
       if (!part->running) continue;
-      const Part& other = part == &batches_ ? prefixes_ : batches_;
-      std::fprintf(
-          stderr, "failed: %s, seed %llu; again with ./scripts/long-runs --engine %s --seed %llu %s 1 %s 0\n",
-          std::string{part->name}.c_str(), static_cast<unsigned long long>(*part->running),
-          settings_.engine.c_str(), static_cast<unsigned long long>(*part->running),
-          std::string{part->option}.c_str(), std::string{other.option}.c_str());
+      std::string alone;
+      for (const Part* each : {&batches_, &prefixes_, &bounds_}) {
+        alone.append(" ").append(each->option).append(each == part ? " 1" : " 0");
+      }
+      std::fprintf(stderr, "failed: %s, seed %llu; again with ./scripts/long-runs --engine %s --seed %llu%s\n",
+                   std::string{part->name}.c_str(), static_cast<unsigned long long>(*part->running),
+                   settings_.engine.c_str(), static_cast<unsigned long long>(*part->running), alone.c_str());
     }
   }
 
@@ -143,6 +148,7 @@ class Record {
   Settings settings_;
   Part batches_;
   Part prefixes_;
+  Part bounds_;
   double told_ = now();
 };
 
@@ -224,14 +230,23 @@ TEST_CASE("random texts with prefixes, bit for bit as from their beginnings") {
                      : run_all_prefixes<kvpolicy::ScalarEngine>(record->prefixes());
 }
 
+TEST_CASE("random reads with a bound, against attention in double") {
+  record->run(record->bounds(), [](std::uint64_t seed) {
+    return is_on_cpu_engine() ? test::check_random_bounds<kvpolicy::cpu::Engine<>>(seed)
+                              : test::check_random_bounds<kvpolicy::ScalarEngine>(seed);
+  });
+}
+
 int main(int argc, char** argv) {
   Settings settings;
   CLI::App app{
-      "Random batches and random texts with prefixes, compared bit for bit with caches that are alone. One "
-      "thread."};
+      "Random batches and random texts with prefixes, compared bit for bit with caches that are alone, and random reads "
+      "with a bound, compared with attention in double. One thread."};
   app.add_option("--batches", settings.batches, "how many batches to step")->capture_default_str();
   app.add_option("--prefix-operations", settings.prefix_operations,
                  "how many calls of find, keep, evict and clear to make, as texts are read that begin alike")
+      ->capture_default_str();
+  app.add_option("--bounds", settings.bounds, "how many rows to bound, each time that a query's are")
       ->capture_default_str();
   app.add_option("--seed", settings.seed, "of the first set of each part; the next has the next one")
       ->capture_default_str();

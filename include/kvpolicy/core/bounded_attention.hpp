@@ -328,7 +328,7 @@ class BoundedAttention {
   // The share of the rows that query q of a head left.
   [[nodiscard]] static float unread(const HeadRows& head, std::size_t q, float log_sum_exp) {
     if (std::ranges::all_of(head.read, [](std::uint8_t read) { return read != 0; })) return 0.0F;
-    if (!head.is_known) return 1.0F;
+    if (!head.is_known || !is_finite(head.choice.left()[q])) return 1.0F;
     const double left = head.choice.left()[q] * (1.0 + 0x1p-12);
     const double beside = std::exp(static_cast<double>(least(log_sum_exp, head.slack[q])) - head.allowed[q]);
     return static_cast<float>(left / (left + beside));
