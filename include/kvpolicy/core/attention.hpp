@@ -146,7 +146,7 @@ struct UnitBound {
 struct LayerBounds {
   ConstTensor queries;  ///< [tokens, q_heads, head_dim]
   std::span<const std::span<const Segment>> heads;     ///< [kv_heads]; an empty list is skipped
-  std::span<const std::span<UnitBound>> units;         ///< [kv_heads] of [tokens, group, units of the head's segments]
+  std::span<const std::span<UnitBound>> units = {};    ///< [kv_heads] of [tokens, group, units of the head's segments]
   float scale = 1.0F;
   float softcap = 0.0F;
   Certainty certainty = Certainty::sure;

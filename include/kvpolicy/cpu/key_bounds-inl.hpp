@@ -21,31 +21,43 @@ KVPOLICY_CPU_BEGIN_TARGET
 
 using kvpolicy::detail::KeyWidth;
 
-/// The width of a query's logits with keys that share this grid along the text.
-[[nodiscard]] inline KeyWidth channel_widths(const float* query, const half* scales, const half* zeros,
-                                             std::size_t head_dim) {
-  auto reach = zero_vector();
-  auto square = zero_vector();
-  auto largest = zero_vector();
-  auto size = zero_vector();
+/// The widths of the logits of Q queries, `apart` floats from each other, with keys that share a grid along the text.
+template <std::size_t Q>
+HWY_INLINE void channel_widths(const float* queries, std::size_t apart, const half* scales, const half* zeros,
+                               std::size_t head_dim, KeyWidth* widths) {
+  FloatVector reach[Q];
+  FloatVector square[Q];
+  FloatVector largest[Q];
+  FloatVector size[Q];
+  KVPOLICY_CPU_UNROLL
+  for (std::size_t q = 0; q < Q; ++q) reach[q] = square[q] = largest[q] = size[q] = zero_vector();
   std::size_t channel = 0;
   for (; channel + lanes <= head_dim; channel += lanes) {
-    const auto number = hn::Abs(hn::LoadU(floats, query + channel));
     const auto scale = load_half(scales + channel);
     const auto zero = hn::Abs(load_half(zeros + channel));
-    auto change = hn::MulAdd(zero, hn::Set(floats, KeyWidth::zero_error), hn::Set(floats, KeyWidth::smallest_error));
-    change = hn::Mul(number, hn::MulAdd(scale, hn::Set(floats, KeyWidth::half_range), change));
-    reach = hn::Add(reach, change);
-    square = hn::MulAdd(change, change, square);
-    largest = hn::Max(largest, hn::Mul(number, scale));
-    size = hn::MulAdd(number, hn::MulAdd(scale, hn::Set(floats, 15.0F), zero), size);
+    const auto rounding =
+        hn::MulAdd(zero, hn::Set(floats, KeyWidth::zero_error), hn::Set(floats, KeyWidth::smallest_error));
+    const auto step = hn::MulAdd(scale, hn::Set(floats, KeyWidth::half_range), rounding);
+    const auto most = hn::MulAdd(scale, hn::Set(floats, 15.0F), zero);
+    KVPOLICY_CPU_UNROLL
+    for (std::size_t q = 0; q < Q; ++q) {
+      const auto number = hn::Abs(hn::LoadU(floats, queries + q * apart + channel));
+      const auto change = hn::Mul(number, step);
+      reach[q] = hn::Add(reach[q], change);
+      square[q] = hn::MulAdd(change, change, square[q]);
+      largest[q] = hn::Max(largest[q], hn::Mul(number, scale));
+      size[q] = hn::MulAdd(number, most, size[q]);
+    }
   }
-  KeyWidth sum{hn::GetLane(hn::SumOfLanes(floats, reach)), hn::GetLane(hn::SumOfLanes(floats, square)),
-               hn::GetLane(hn::MaxOfLanes(floats, largest)), hn::GetLane(hn::SumOfLanes(floats, size))};
-  for (; channel < head_dim; ++channel) {
-    sum.add(query[channel], static_cast<float>(scales[channel]), static_cast<float>(zeros[channel]));
+  KVPOLICY_CPU_UNROLL
+  for (std::size_t q = 0; q < Q; ++q) {
+    float sums[4];
+    store_sums(reach[q], square[q], size[q], zero_vector(), sums);
+    widths[q] = {sums[0], sums[1], hn::GetLane(hn::MaxOfLanes(floats, largest[q])), sums[2]};
+    for (std::size_t c = channel; c < head_dim; ++c) {
+      widths[q].add(queries[q * apart + c], static_cast<float>(scales[c]), static_cast<float>(zeros[c]));
+    }
   }
-  return sum;
 }
 
 /// The same for one key, whose groups of neighbouring channels have grids of their own.
@@ -67,66 +79,85 @@ using kvpolicy::detail::KeyWidth;
   return sum;
 }
 
-/// Bounds for one query, tile after tile: from its logits to units.
-class QueryBounds {
+/// Turns the logits of a tile of queries with upper halves into bounds of units, one row tile after another.
+class TileBounds {
  public:
-  QueryBounds(Certainty certainty, float softcap, std::size_t head_dim)
-      : certainty_{certainty}, softcap_{softcap}, head_dim_{head_dim} {}
+  /// `queries` [tile.rows, width().keys], at most `most_queries`.
+  TileBounds(const QueryTile& tile, const float* queries, Certainty certainty)
+      : tile_{tile}, queries_{queries}, apart_{tile.width().keys}, certainty_{certainty} {}
 
-  /// Adds the rows of a row tile, whose first is row `first` of the units `out`. `logits` has room for a vector behind
-  /// the last row, and is overwritten.
-  void add(const RowTile& row_tile, std::size_t first, const float* query, float* logits, UnitBound* out) {
-    widen(row_tile, query, logits);
-    if (softcap_ > 0.0F) cap(row_tile.rows, logits);
-    std::size_t row = 0;
-    if constexpr (lanes >= bounded_unit) {
-      if (first % bounded_unit == 0) {
-        for (; row + lanes <= row_tile.rows; row += lanes) add_vector(row, logits, out + (first + row) / bounded_unit);
+  static constexpr std::size_t most_queries = 64;
+
+  /// Adds the rows of a row tile, whose first is row `first` of the units; query m's begin at out + m * units. `logits`
+  /// [queries, stride] have room for a vector behind a query's last row, and are overwritten.
+  void add(const RowTile& row_tile, std::size_t first, float* logits, std::size_t stride, UnitBound* out,
+           std::size_t units) {
+    const bool per_channel = row_tile.keys.format.granularity == Granularity::per_channel;
+    // Rows that share a grid, whole row tiles mostly.
+    for (std::size_t row = 0; row < row_tile.rows;) {
+      std::size_t end = row + 1;
+      while (per_channel && end < row_tile.rows && row_tile.keys.scales[end] == row_tile.keys.scales[row]) ++end;
+      std::array<KeyWidth, most_queries> widths;
+      find_widths(row_tile, row, widths.data());
+      for (std::size_t m = 0; m < tile_.rows; ++m) {
+        const float slack = widths[m].slack(tile_.key_dim());
+        add_rows(logits + m * stride, row, end, first, widths[m].width(certainty_, slack), slack, out + m * units);
       }
-    }
-    while (row < row_tile.rows) {
-      const std::size_t unit = (first + row) / bounded_unit;
-      const std::size_t end = std::min((unit + 1) * bounded_unit - first, row_tile.rows);
-      add_rows(row, end, logits, out[unit]);
       row = end;
     }
   }
 
  private:
-  // Logits become bounds; notes the width and the slack of each row.
-  void widen(const RowTile& row_tile, const float* query, float* logits) {
+  void find_widths(const RowTile& row_tile, std::size_t row, KeyWidth* widths) const {
     const RowFormat& format = row_tile.keys.format;
-    const bool per_channel = format.granularity == Granularity::per_channel;
-    widths_vary_ = !per_channel || format.group % bounded_unit != 0 || row_tile.segment->keys.first_row % bounded_unit != 0;
-    for (std::size_t row = 0; row < row_tile.rows;) {
-      const half* scales = row_tile.keys.scales[row];
-      const half* zeros = row_tile.keys.zeros[row];
-      const KeyWidth parts = per_channel ? channel_widths(query, scales, zeros, head_dim_)
-                                         : row_width(query, scales, zeros, format.group, head_dim_);
-      const float slack = parts.slack(head_dim_);
-      const float width = parts.width(certainty_, slack);
-      std::size_t end = row + 1;
-      while (per_channel && end < row_tile.rows && row_tile.keys.scales[end] == scales) ++end;
-      for (; row < end; ++row) {
-        logits[row] += width;
-        widths_[row] = width;
-        slacks_[row] = slack;
+    const half* scales = row_tile.keys.scales[row];
+    const half* zeros = row_tile.keys.zeros[row];
+    if (format.granularity == Granularity::per_token) {
+      for (std::size_t m = 0; m < tile_.rows; ++m) {
+        widths[m] = row_width(queries_ + m * apart_, scales, zeros, format.group, tile_.key_dim());
       }
+      return;
+    }
+    for_each_portion<query_portion>(tile_.rows, [&]<std::size_t Q>(std::size_t m) KVPOLICY_CPU_LAMBDA {
+      channel_widths<Q>(queries_ + m * apart_, apart_, scales, zeros, tile_.key_dim(), widths + m);
+    });
+  }
+
+  // One query's rows [row, end) of a row tile.
+  void add_rows(float* logits, std::size_t row, std::size_t end, std::size_t first, float width, float slack,
+                UnitBound* out) const {
+    const float error = tile_.softcap * kvpolicy::detail::cap_error;
+    for (std::size_t i = row; i < end; ++i) logits[i] += width;
+    if (tile_.softcap > 0.0F) {
+      for (std::size_t i = row; i < end; i += lanes) cap_logits(tile_.softcap, logits + i, std::min(lanes, end - i), error);
+      width += error;
+    }
+    if constexpr (lanes % bounded_unit == 0) {
+      if ((first + row) % bounded_unit == 0) {
+        for (; row + lanes <= end; row += lanes) {
+          add_vector(logits + row, width, slack, out + (first + row) / bounded_unit);
+        }
+      }
+    }
+    while (row < end) {
+      const std::size_t unit = (first + row) / bounded_unit;
+      const std::size_t last = std::min((unit + 1) * bounded_unit - first, end);
+      for (; row < last; ++row) kvpolicy::detail::add_bound(out[unit], logits[row], width, slack);
     }
   }
 
-  void cap(std::size_t rows, float* logits) {
-    cap_logits(softcap_, logits, rows);
-    const float error = softcap_ * kvpolicy::detail::cap_error;
-    for (std::size_t row = 0; row < rows; ++row) {
-      logits[row] += error;
-      widths_[row] += error;
-    }
+  // softcap * tanh(logit / softcap), and what that may be off by.
+  static void cap_logits(float softcap, float* logits, std::size_t count, float error) {
+    alignas(64) float capped[lanes];
+    std::copy_n(logits, count, capped);
+    std::fill(capped + count, capped + lanes, 0.0F);
+    HWY_NAMESPACE::cap_logits(softcap, capped, lanes);
+    for (std::size_t i = 0; i < count; ++i) logits[i] = capped[i] + error;
   }
 
   // A vector of rows that are whole units.
-  void add_vector(std::size_t row, const float* bounds, UnitBound* out) {
-    const auto bound = hn::LoadU(floats, bounds + row);
+  static HWY_INLINE void add_vector(const float* bounds, float width, float slack, UnitBound* out) {
+    const auto bound = hn::LoadU(floats, bounds);
     const auto highest = in_units(bound, [](auto a, auto b) KVPOLICY_CPU_INLINE_LAMBDA { return hn::Max(a, b); });
     const auto mass = in_units(exp_nonpositive(hn::Sub(bound, highest)),
                                [](auto a, auto b) KVPOLICY_CPU_INLINE_LAMBDA { return hn::Add(a, b); });
@@ -134,10 +165,13 @@ class QueryBounds {
     alignas(64) float mass_of[lanes];
     hn::Store(highest, floats, highest_of);
     hn::Store(mass, floats, mass_of);
-    for (std::size_t at = 0; at < lanes; at += bounded_unit) {
-      UnitBound own{highest_of[at], mass_of[at], widths_[row + at], slacks_[row + at]};
-      for (std::size_t i = row + at + 1; i < row + at + bounded_unit && widths_vary_; ++i) widen_to(own, i);
-      set(own, out[at / bounded_unit]);
+    for (std::size_t at = 0; at < lanes; at += bounded_unit, ++out) {
+      UnitBound own{highest_of[at], mass_of[at], width, slack};
+      if (!is_finite(own.mass) || !is_finite(own.highest)) {
+        constexpr float unknown = std::numeric_limits<float>::quiet_NaN();
+        own = {unknown, unknown, unknown, unknown};
+      }
+      *out = out->mass == 0.0F ? own : kvpolicy::detail::joined(*out, own);
     }
   }
   // In every lane, its unit's lanes joined.
@@ -150,42 +184,10 @@ class QueryBounds {
     return x;
   }
 
-  void add_rows(std::size_t row, std::size_t end, const float* bounds, UnitBound& unit) {
-    UnitBound own{bounds[row], 0.0F, widths_[row], slacks_[row]};
-    for (std::size_t i = row + 1; i < end; ++i) {
-      own.highest = std::max(own.highest, bounds[i]);
-      widen_to(own, i);
-    }
-    alignas(64) std::array<float, bounded_unit + lanes> away;
-    for (std::size_t i = row; i < end; ++i) away[i - row] = bounds[i] - own.highest;
-    std::fill(away.begin() + static_cast<std::ptrdiff_t>(end - row), away.end(),
-              -std::numeric_limits<float>::infinity());
-    auto sum = zero_vector();
-    for (std::size_t i = 0; i < bounded_unit; i += lanes) {
-      sum = hn::Add(sum, exp_nonpositive(hn::LoadU(floats, away.data() + i)));
-    }
-    own.mass = hn::GetLane(hn::SumOfLanes(floats, sum));
-    set(own, unit);
-  }
-
-  void widen_to(UnitBound& unit, std::size_t row) const {
-    unit.width = std::max(unit.width, widths_[row]);
-    unit.slack = std::max(unit.slack, slacks_[row]);
-  }
-  static void set(UnitBound own, UnitBound& unit) {
-    if (!is_finite(own.mass) || !is_finite(own.highest)) {
-      constexpr float unknown = std::numeric_limits<float>::quiet_NaN();
-      own = {unknown, unknown, unknown, unknown};
-    }
-    unit = unit.mass == 0.0F ? own : kvpolicy::detail::joined(unit, own);
-  }
-
+  const QueryTile& tile_;
+  const float* queries_;
+  std::size_t apart_;
   Certainty certainty_;
-  float softcap_;
-  std::size_t head_dim_;
-  bool widths_vary_ = true;
-  alignas(64) std::array<float, max_tile_rows> widths_;
-  alignas(64) std::array<float, max_tile_rows> slacks_;
 };
 
 KVPOLICY_CPU_END_TARGET

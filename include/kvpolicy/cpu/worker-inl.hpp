@@ -49,6 +49,7 @@ class Worker {
   static_assert(Tuning::stream_quantized_rows >= 1 && Tuning::stream_quantized_rows <= max_tile_rows);
   static_assert(Tuning::tile_rows >= 1 && Tuning::tile_rows <= max_tile_rows);
   static_assert(Tuning::stream_queries >= 1 && Tuning::tile_queries >= 1);
+  static_assert(Tuning::stream_queries <= TileBounds::most_queries);
 
   using Pass = TilePass<typename Tuning::Tiles>;
 
@@ -234,17 +235,14 @@ void Worker<Tuning>::bound(const Segment& rows, const QueryTile& tile, Certainty
   StreamPass pass{tile, own_partial(tile), scratch_};
   queries.load_for(rows);
   pass.set_queries(queries_);
-  QueryBounds bounds{certainty, tile.softcap, tile.key_dim()};
+  TileBounds bounds{tile, queries_, certainty};
   RowTile* row_tile = row_tiles_->data();
   RowTile* next = row_tile + 1;
   for (reader.read(*row_tile, stream_limit); row_tile->rows > 0; std::swap(row_tile, next)) {
     reader.read(*next, stream_limit);
     fetch_params(next->keys, next->rows, tile.key_dim());
     float* logits = pass.compute_logits(*row_tile, prefetch_of(next->keys, next->rows, tile.key_dim()));
-    for (std::size_t m = 0; m < tile.rows; ++m) {
-      bounds.add(*row_tile, row_tile->ordinals[0], queries_ + m * tile.width().keys, logits + m * StreamPass::stride,
-                 out + m * units);
-    }
+    bounds.add(*row_tile, row_tile->ordinals[0], logits, StreamPass::stride, out, units);
   }
 }
 
