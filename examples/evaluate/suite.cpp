@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -95,13 +96,15 @@ void answer_language(const TextModel& model, const Sequence& read, const ExamPla
   }
 }
 
-// The logits before each of the tokens, which the cache reads one by one.
-std::vector<Logits> along(Sequence& cache, const Reading& reading, Logits first,
-                          std::span<const int> tokens) {
+// The logits before each of the tokens, which the cache reads one by one; `bytes_read` gets the bytes of rows that each
+// of them read.
+std::vector<Logits> along(Sequence& cache, const Reading& reading, Logits first, std::span<const int> tokens,
+                          std::vector<double>* bytes_read = nullptr) {
   std::vector<Logits> said;
   said.push_back(std::move(first));
   for (std::size_t i = 0; i + 1 < tokens.size(); ++i) {
     said.push_back(cache.decode(tokens[i], reading));
+    if (bytes_read != nullptr) bytes_read->push_back(static_cast<double>(cache.bytes_read(reading)));
   }
   return said;
 }
@@ -153,16 +156,22 @@ void compare_answers(const Sequence& read, const ExamPlan& plan, const std::vect
 
 // The logits before each continuing token, from a cache that has read all of the text but its last
 // token.
-std::vector<Logits> going_on(Sequence& cache, const Reading& reading, const Task& task) {
+std::vector<Logits> going_on(Sequence& cache, const Reading& reading, const Task& task,
+                             std::vector<double>* bytes_read = nullptr) {
   Logits first = cache.decode(task.body.back(), reading);
-  return along(cache, reading, std::move(first), task.follows);
+  return along(cache, reading, std::move(first), task.follows, bytes_read);
 }
 
 void go_on(Sequence& cache, const ExamPlan& plan, const Task& task, const std::vector<Logits>& truth,
            Outcome& outcome) {
   if (plan.compresses) cache.compress();
   count_bytes(cache, outcome);
-  const std::vector<Logits> said = going_on(cache, plan.reading, task);
+  std::vector<double> bytes_read;
+  const std::vector<Logits> said = going_on(cache, plan.reading, task, &bytes_read);
+  if (!bytes_read.empty()) {
+    const double sum = std::accumulate(bytes_read.begin(), bytes_read.end(), 0.0);
+    outcome.measures["text_bytes_read"].push_back(sum / static_cast<double>(bytes_read.size()));
+  }
   double nats = 0;
   for (std::size_t i = 0; i < said.size(); ++i) {
     nats += surprise(said[i], static_cast<std::size_t>(task.follows[i]));
