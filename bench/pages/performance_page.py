@@ -148,10 +148,26 @@ def batch(path):
                      "of the memory's best rate"], rows, left=1))
 
 
+def bounded(*paths):
+    """Attention with a bound beside reads of all rows."""
+    if not paths:
+        return "Not yet measured: `./scripts/bench-model --model models/smollm2 --bounded texts/novels.txt --out`."
+    context, entries = read(paths[0])
+    cases = fastest(entries)
+    full = cases["full"]
+    rows = [[f"`{name}`", f"{100 * entry['rows']:.0f} %", f"{number(entry['mb'])} MB", f"{100 * entry['unread']:.1f} %",
+             f"{number(entry['ms'])} ms ({number(entry['min_ms'])} to {number(entry['p90_ms'])})", f"{full['ms'] / entry['ms']:.2f}"]
+            for name, entry in cases.items()]
+    return (f"A layer of {context['model']} on {context['cpu']}, {context['num_cpus']} threads, {int(context['rows']):,} rows that repeat those of a text of "
+            f"{int(context['tokens']):,} tokens, mean of 7 layers, {context['date'][:10]}.\n\n"
+            + table(["case", "rows read in full", "bytes read", "left unread, at most", "time: median (fastest to 90th percentile)", "times as fast as `full`"], rows, left=1))
+
+
 CPU_FILES = [file for _, file in CPU_RUNS]
 TABLES = {"cpu_speed": ([INTEL, INTEL_TORCH], cpu_speed), "cuda_goals": (["attention_*.json"], cuda_goals),
           "cpu_machines": (CPU_FILES, cpu_machines),
           "cpu_goals": (CPU_FILES, cpu_goals), "cpu_torch": ([INTEL, INTEL_TORCH], cpu_torch),
           "cpu_ggml": ([INTEL, INTEL_GGML], cpu_ggml),
           "model": ([f"model_smollm2_{who}.json" for who in ("ours", "transformers", "llama2c")], model),
+          "bounded": (["bounded_smollm2.json*"], bounded),
           "batch": (["batch_amd_epyc_2core.json"], batch)}

@@ -287,6 +287,46 @@ def language(*runs):
     return "\n\n".join(text) + picture("KL divergence to the full cache", "language")
 
 
+CERTAINTIES = {"sure": "", "four_sigma": ", four sigma", "none": ", none (top-p)"}
+
+
+def bounded_label(point):
+    """A plan of the experiment `bounds` for readers."""
+    settings = point.get("settings", {})
+    if "epsilon" not in settings:
+        return f"`{point['plan']}`"
+    name = point["plan"].split(":")[0]
+    return f"`{name}:{settings['epsilon']:g}`{CERTAINTIES[settings['certainty']]}"
+
+
+@measured_by("bounds")
+def bounds(*runs):
+    """Plans by the bytes that a token reads, the most first."""
+    points = [point for run in runs for point in run["points"]]
+    texts = [point for point in points if "text_kl" in point]
+    answers = [point for point in points if "marks" in point]
+    full = of(texts, plan="full")
+
+    def read(own):
+        return interval(own, lambda point: point["text_bytes_read"])[0]
+
+    rows = []
+    for own in by(texts, lambda point: point["plan"]).values():
+        plan = own[0]["plan"]
+        asked_of = of(answers, plan=plan)
+        rows.append((read(own), [bounded_label(own[0]), f"{100 * read(own) / read(full):.0f} %",
+                                 f"{100 * results.bytes_share(own, full):.0f} %",
+                                 number(interval(own, lambda point: point["text_kl"]), 4),
+                                 f"{100 * interval(own, lambda point: point['text_same'])[0]:.1f}",
+                                 *([percent(interval(asked_of))] if answers else [])]))
+    rows.sort(key=lambda row: -row[0])
+    told = f"{len(bootstrap.texts_of_points(full, lambda point: point['text_kl']))} texts, with the 95 % interval"
+    if answers:
+        told += f"; {asked(of(answers, plan='full'))}"
+    return (told + ".\n\n" + table(["plan", "read for a token", "kept", "KL, nats a token", "same likeliest token, %",
+                                    *(["answered, %"] if answers else [])], [row for _, row in rows]))
+
+
 @measured_by("choices")
 def choices(run):
     points = run["points"]
@@ -351,6 +391,6 @@ TABLES = {f"smollm2_{name}": ([f"smollm2/{file}" for file in files], make) for n
     ("tasks", ["tasks_*.json"], tasks), ("heads", ["heads.json*"], heads), ("gates", ["gates.json*"], gates),
     ("sinks", ["sinks.json*"], sinks), ("needles", ["needles.json*"], needles), ("settings", ["settings.json*"], settings),
     ("budgets", ["budgets.json*"], budgets), ("combined", ["combined.json*"], combined),
-    ("unasked", ["unasked.json*"], unasked),
+    ("unasked", ["unasked.json*"], unasked), ("bounds", ["bounds*.json"], bounds),
     ("language", ["language_*.json"], language), ("choices", ["choices.json*"], choices),
     ("storage", ["storage*.json"], storage), ("memory", ["memory.json*"], memory), ("peers", ["peers_*.json"], peers)]}
