@@ -180,9 +180,7 @@ class Session {
     return std::min(arguments_->most_new, context - tokens + 1);  // the last token is not read
   }
 
-  [[nodiscard]] Reading reading() const {
-    return reading_of(arguments_->plan.plan, plan_.needs);
-  }
+  [[nodiscard]] Reading reading() const { return reading_of(arguments_->plan.plan, plan_.needs); }
 
   std::vector<float> read(std::span<const int> tokens, Generated& result) {
     const Stopwatch prefill;

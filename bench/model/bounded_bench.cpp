@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Times attention of one token over long texts, read with a bound, beside reads of all rows: with the keys, values and
-// queries of a model, because how much a bound leaves unread depends on them. The rows of a text are repeated until there
-// are enough, so its attention is spread as it is over that text; a longer text of its own would leave more unread.
+// Times attention of one token over long texts, read with a bound, beside reads of all rows: with the keys, values
+// and queries of a model, because how much a bound leaves unread depends on them. The rows of a text are repeated
+// until there are enough, so its attention is spread as it is over that text; a longer text of its own would leave
+// more unread.
 //
 //   bounded_bench --model DIR --text FILE [--tokens N] [--rows N] [--threads N] [--benchmark_filter=...]
 //                 [--benchmark_out=FILE --benchmark_out_format=json]
@@ -67,7 +68,9 @@ class NotingEngine {
     engine_.attend(work);
   }
   void observe(const LayerObservation& work) { engine_.observe(work); }
-  void score(const Plane& rows, std::span<const float> query, std::span<float> out) { engine_.score(rows, query, out); }
+  void score(const Plane& rows, std::span<const float> query, std::span<float> out) {
+    engine_.score(rows, query, out);
+  }
 
   std::vector<std::vector<float>> queries;  // call after call
 
@@ -99,11 +102,14 @@ class RecordedText {
       for (std::size_t h = 0; h < shape_.kv_heads; ++h) {
         for (const Segment& segment : cache.segments(layer, h)) {
           for (std::size_t r = 0; r < segment.rows; ++r) {
-            const std::size_t at = (static_cast<std::size_t>(segment.position_of(r)) * shape_.kv_heads + h) * shape_.head_dim;
+            const std::size_t at =
+                (static_cast<std::size_t>(segment.position_of(r)) * shape_.kv_heads + h) * shape_.head_dim;
             load_row(segment.keys, r, row);
-            std::ranges::transform(row, rows.keys.begin() + static_cast<std::ptrdiff_t>(at), [](float x) { return bfloat16{x}; });
+            std::ranges::transform(row, rows.keys.begin() + static_cast<std::ptrdiff_t>(at),
+                                   [](float x) { return bfloat16{x}; });
             load_row(segment.values, r, row);
-            std::ranges::transform(row, rows.values.begin() + static_cast<std::ptrdiff_t>(at), [](float x) { return bfloat16{x}; });
+            std::ranges::transform(row, rows.values.begin() + static_cast<std::ptrdiff_t>(at),
+                                   [](float x) { return bfloat16{x}; });
           }
         }
       }
@@ -116,15 +122,19 @@ class RecordedText {
     return {.layers = 1, .q_heads = shape_.q_heads, .kv_heads = shape_.kv_heads, .head_dim = shape_.head_dim};
   }
   [[nodiscard]] std::span<const LayerRows> layers() const { return layers_; }
-  [[nodiscard]] std::size_t rows() const { return std::max<std::size_t>(1, arguments.rows / tokens_) * tokens_; }
+  [[nodiscard]] std::size_t rows() const {
+    return std::max<std::size_t>(1, arguments.rows / tokens_) * tokens_;
+  }
 
   /// A cache with the rows of one layer.
-  [[nodiscard]] cpu::KvCache<bfloat16> cache(const LayerRows& layer, const HeadSettings<bfloat16>& head) const {
+  [[nodiscard]] cpu::KvCache<bfloat16> cache(const LayerRows& layer,
+                                             const HeadSettings<bfloat16>& head) const {
     cpu::KvCache<bfloat16> cache{HeadPlan<bfloat16>{shape(), head}, {.max_append = tokens_}};
     const auto view = [&](const std::vector<bfloat16>& rows) {
       return TensorView<const bfloat16>{rows.data(), tokens_, shape_.kv_heads, shape_.head_dim};
     };
-    for (std::size_t done = 0; done < rows(); done += tokens_) cache.append(0, view(layer.keys), view(layer.values));
+    for (std::size_t done = 0; done < rows(); done += tokens_)
+      cache.append(0, view(layer.keys), view(layer.values));
     // One more row, so that no more than that waits in the tail.
     cache.append(0, view(layer.keys).slice(0, 1), view(layer.values).slice(0, 1));
     return cache;
@@ -143,7 +153,8 @@ struct Case {
   AttendOptions options = {};
 };
 
-std::vector<float> attend(cpu::KvCache<bfloat16>& cache, const LayerRows& layer, const AttendOptions& options) {
+std::vector<float> attend(cpu::KvCache<bfloat16>& cache, const LayerRows& layer,
+                          const AttendOptions& options) {
   const ModelShape shape = recorded->shape();
   std::vector<float> out(shape.q_heads * shape.head_dim);
   cache.attend(0, TensorView<const float>{layer.queries.data(), 1, shape.q_heads, shape.head_dim},
@@ -154,12 +165,13 @@ std::vector<float> attend(cpu::KvCache<bfloat16>& cache, const LayerRows& layer,
 // What a layer's read left and what it read; ends the program if the output is not as near as that allows.
 struct Checked {
   double unread = 0;
-  double rows = 0;   // of all
+  double rows = 0;  // of all
   double bytes = 0;
 };
 Checked check(cpu::KvCache<bfloat16>& cache, const LayerRows& layer, const Case& timed) {
   const ModelShape shape = recorded->shape();
-  if (timed.options.read != Read::bounded) return {0, 1, static_cast<double>(tools::bytes_shown(cache, timed.options.read))};
+  if (timed.options.read != Read::bounded)
+    return {0, 1, static_cast<double>(tools::bytes_shown(cache, timed.options.read))};
   std::vector<float> unread(shape.q_heads);
   std::vector<std::size_t> rows(shape.kv_heads);
   AttendOptions options = timed.options;
@@ -168,7 +180,8 @@ Checked check(cpu::KvCache<bfloat16>& cache, const LayerRows& layer, const Case&
   const std::vector<float> all = attend(cache, layer, {});
   const std::vector<float> out = attend(cache, layer, options);
   double farthest = 0;
-  for (const bfloat16 value : layer.values) farthest = std::max(farthest, 2 * std::abs(static_cast<double>(static_cast<float>(value))));
+  for (const bfloat16 value : layer.values)
+    farthest = std::max(farthest, 2 * std::abs(static_cast<double>(static_cast<float>(value))));
   for (std::size_t i = 0; i < out.size(); ++i) {
     const double most = static_cast<double>(unread[i / shape.head_dim]) * farthest + 0.02;
     if (std::abs(static_cast<double>(all[i] - out[i])) <= most) continue;
@@ -178,7 +191,8 @@ Checked check(cpu::KvCache<bfloat16>& cache, const LayerRows& layer, const Case&
   }
   double read = 0;
   for (const std::size_t count : rows) read += static_cast<double>(count);
-  return {static_cast<double>(*std::ranges::max_element(unread)), read / static_cast<double>(shape.kv_heads * cache.tokens()),
+  return {static_cast<double>(*std::ranges::max_element(unread)),
+          read / static_cast<double>(shape.kv_heads * cache.tokens()),
           static_cast<double>(tools::bytes_of_bounded(cache, rows))};
 }
 
@@ -200,7 +214,8 @@ void run(benchmark::State& state, const Case& timed) {
     // Layer after layer, so that none finds its rows in a processor's cache.
     repeat(arguments.patience, [&] {
       samples.add(seconds_of([&] {
-                    for (std::size_t i = 0; i < layers.size(); ++i) (void)attend(caches[i], layers[i], timed.options);
+                    for (std::size_t i = 0; i < layers.size(); ++i)
+                      (void)attend(caches[i], layers[i], timed.options);
                   }) /
                   static_cast<double>(layers.size()));
     });
@@ -211,7 +226,8 @@ void run(benchmark::State& state, const Case& timed) {
     state.counters["mb"] = mean.bytes * 1e-6;
     state.counters["rows"] = mean.rows;
     state.counters["unread"] = mean.unread;
-    state.counters["read_alone_ms"] = mean.bytes / read_ceiling(reader, pool, std::max<std::size_t>(1, machine().cores), 2) * 1e3;
+    state.counters["read_alone_ms"] =
+        mean.bytes / read_ceiling(reader, pool, std::max<std::size_t>(1, machine().cores), 2) * 1e3;
   }
 }
 
@@ -224,9 +240,11 @@ std::vector<Case> cases(const ModelShape& shape) {
   for (const float epsilon : {0.2F, 0.05F, 0.01F}) {
     for (const Certainty certainty : {Certainty::sure, Certainty::four_sigma, Certainty::none}) {
       char name[64];
-      std::snprintf(name, sizeof name, "bounded/%s/%g", std::string{names_of(certainty)[static_cast<std::size_t>(certainty)]}.c_str(),
+      std::snprintf(name, sizeof name, "bounded/%s/%g",
+                    std::string{names_of(certainty)[static_cast<std::size_t>(certainty)]}.c_str(),
                     static_cast<double>(epsilon));
-      all.push_back({name, bounded, {.read = Read::bounded, .bound = {.epsilon = epsilon, .certainty = certainty}}});
+      all.push_back(
+          {name, bounded, {.read = Read::bounded, .bound = {.epsilon = epsilon, .certainty = certainty}}});
     }
   }
   return all;
@@ -244,8 +262,8 @@ std::vector<int> read_tokens(const reference::Llama& model) {
   std::string text{std::istreambuf_iterator<char>{file}, {}};
   text.resize(std::min(text.size(), 8 * arguments.tokens));
   tokens = reference::Tokenizer::load(arguments.model).encode(text);
-  require(tokens.size() >= arguments.tokens, arguments.text, ": has ", tokens.size(), " tokens in its first ", text.size(),
-          " bytes, ", arguments.tokens, " were asked for");
+  require(tokens.size() >= arguments.tokens, arguments.text, ": has ", tokens.size(), " tokens in its first ",
+          text.size(), " bytes, ", arguments.tokens, " were asked for");
   tokens.resize(arguments.tokens);
   return tokens;
 }
@@ -291,7 +309,9 @@ int main(int argc, char** argv) {
   benchmark::Initialize(&argc, rest.data());
   if (benchmark::ReportUnrecognizedArguments(argc, rest.data())) return 1;
   benchmark::AddCustomContext("cpu", machine().cpu);
-  benchmark::AddCustomContext("model", arguments.model.empty() ? "random weights" : std::filesystem::path{arguments.model}.filename().string());
+  benchmark::AddCustomContext("model", arguments.model.empty()
+                                           ? "random weights"
+                                           : std::filesystem::path{arguments.model}.filename().string());
   benchmark::AddCustomContext("tokens", std::to_string(arguments.tokens));
   benchmark::AddCustomContext("rows", std::to_string(recorded->rows()));
   benchmark::RunSpecifiedBenchmarks();

@@ -141,7 +141,7 @@ class PlanSequence final : public Sequence {
 
   const reference::Llama* model_;
   Cache cache_;
-  std::vector<std::size_t> rows_read_;  // of the latest bounded read, layers added up
+  std::vector<std::size_t> rows_read_;    // of the latest bounded read, layers added up
   std::optional<FastGenConfig> fastgen_;  // is set until the next compress
 };
 

@@ -61,8 +61,8 @@ class Sequence {
   /// @throws ConfigError for sequences that are not on the CPU; as reference::score_by_repeating
   virtual void score_rows(std::span<const int> text, const reference::RepeatRequest& ask);
 
-  /// For each KV head, layer after layer, the largest score that `score_rows` has given a row, the first `sinks` and the
-  /// latest `recent` rows left out; 0 for heads that do not wait for scores.
+  /// For each KV head, layer after layer, the largest score that `score_rows` has given a row, the first `sinks` and
+  /// the latest `recent` rows left out; 0 for heads that do not wait for scores.
   /// @throws ConfigError for sequences that are not on the CPU
   [[nodiscard]] virtual std::vector<double> largest_scores(std::size_t sinks, std::size_t recent) const;
 

@@ -150,7 +150,8 @@ class Maker {
     static_cast<void>(bound_of(spec_));
     const std::size_t residual = spec_.count("residual", 128);
     const LowBits bits = spec_.storage.empty() ? LowBits{8, 4} : io::low_bits_named(spec_.storage);
-    require(bits.keys == 8, spec_.storage, " is not int8, or keys of 8 bits such as k8v4: bounds are by the upper 4 of 8");
+    require(bits.keys == 8, spec_.storage,
+            " is not int8, or keys of 8 bits such as k8v4: bounds are by the upper 4 of 8");
     LowBitFormat format = LowBitFormat::of_bounded(shape_, bits.values, residual);
     format.storage.key_group = spec_.count("key_group", format.storage.key_group);
     format.sinks = spec_.count("sinks", format.sinks);
@@ -370,8 +371,8 @@ class Maker {
 void require_plan_source(const std::string& plan) {
   const PlanName spec{plan};
   constexpr std::string_view names[]{
-      "full", "bounded", "sink_recent", "chunk",   "quest", "duo",      "headkv",  "snapkv",        "adakv", "tova",
-      "h2o",  "keynorm",     "keydiff", "kvzip", "expected", "pyramid", "streaming_llm", "search"};
+      "full", "bounded", "sink_recent", "chunk",   "quest", "duo",      "headkv",  "snapkv",        "adakv",
+      "tova", "h2o",     "keynorm",     "keydiff", "kvzip", "expected", "pyramid", "streaming_llm", "search"};
   const bool named = std::ranges::count(names, spec.name) > 0 || io::low_bits_named(spec.name) ||
                      io::hugging_face_bits(spec.name) != 0 || kivi_bits(spec.name) != 0;
   std::error_code ignored;
@@ -425,7 +426,7 @@ What a name leaves open is as published, or as listed here; other settings are w
   snapkv, adakv, keynorm,          compete=head|layer|model: whose rows compete for the budgets, as in
   keydiff, expected, kvzip         keydiff:128,compete=model; safeguard: the share of its own that a head keeps
   sink_recent, streaming_llm, duo  sinks=N recent=N mask=exact|chunk; duo also rule=exact_count|threshold
-  bounded                          certainty=sure|four_sigma|none (an estimate; none is top-p), key_group=64, residual=128;
+  bounded                          certainty=sure|four_sigma|none (estimates; none is top-p), key_group=64, residual=128;
                                    bounded+int8:0.05 has values of 8 bits
   what is quantised                group=N channels that share a scale, residual=N, hadamard=none|keys|values|both
                                    (what is rotated first); kivi has flush=kivi|steady instead
@@ -435,7 +436,8 @@ What a name leaves open is as published, or as listed here; other settings are w
 
 Reading reading_of(const std::string& plan, const PlanNeeds& needs) {
   if (PlanName name{plan}; name.name == "bounded") return bound_of(name);
-  return {.read = needs.selected_reads ? Read::selected : Read::all, .refresh_each_step = needs.selected_reads};
+  return {.read = needs.selected_reads ? Read::selected : Read::all,
+          .refresh_each_step = needs.selected_reads};
 }
 
 void require_no_bound(const std::string& plan, std::string_view tool) {

@@ -25,13 +25,13 @@ using Text = test::BoundedText<ScalarEngine>;
 using Cache = KvCache<float, test::NotingEngine<ScalarEngine>>;
 
 const ModelShape small{.layers = 1, .q_heads = 4, .kv_heads = 2, .head_dim = 32};
-const std::vector<Format> formats{Format{},
-                                  Format{.key_group = 16, .residual = 0, .sinks = 0},
-                                  Format{.hadamard = true},
-                                  Format{.keys = Granularity::per_token, .key_group = 0},
-                                  Format{.keys = Granularity::per_token, .key_group = 8, .value_group = 16, .hadamard = true}};
+const std::vector<Format> formats{
+    Format{}, Format{.key_group = 16, .residual = 0, .sinks = 0}, Format{.hadamard = true},
+    Format{.keys = Granularity::per_token, .key_group = 0},
+    Format{.keys = Granularity::per_token, .key_group = 8, .value_group = 16, .hadamard = true}};
 
-Text text_of(std::size_t tokens, std::uint64_t seed, const Format& format = {}, const ModelShape& shape = small) {
+Text text_of(std::size_t tokens, std::uint64_t seed, const Format& format = {},
+             const ModelShape& shape = small) {
   Text text{shape, test::settings<float>(format), seed};
   text.append(tokens);
   return text;
@@ -62,7 +62,8 @@ TEST_CASE("bounds hold for random texts, and for those made to break them") {
   CHECK(rows > 50'000);
 }
 
-TEST_CASE("bounds hold with caps, sink logits, scales, windows, values of another width and several queries") {
+TEST_CASE(
+    "bounds hold with caps, sink logits, scales, windows, values of another width and several queries") {
   const std::vector<float> biases{2.0F, -1.0F, 8.0F, 0.0F};
   std::uint64_t seed = 50;
   for (const Format& format : formats) {
@@ -155,7 +156,8 @@ TEST_CASE("heads without codes in halves read all rows") {
 
 TEST_CASE("calls of many queries read all rows") {
   Text text{small, test::settings<float>(Format{}), 5};
-  text.cache = Cache{HeadPlan<float>{small, test::settings<float>(Format{})}, {.max_rollback = 64, .max_append = 4096}};
+  text.cache = Cache{HeadPlan<float>{small, test::settings<float>(Format{})},
+                     {.max_rollback = 64, .max_append = 4096}};
   text.append(300);
   const std::size_t fits = most_bounded_queries / 2;  // of a group of two
   const auto few = text.read(text.queries(fits, 4.0F), {.bound = {.epsilon = 0.9F, .most_rows = 8}});
@@ -200,18 +202,23 @@ TEST_CASE("options of a bounded read that do not fit are refused, and nothing ch
     CHECK_THROWS_WITH_AS(text.cache.attend(0, q.view(), out.view(), options), said, ShapeError);
     CHECK(out.numbers() == before);
   };
-  refused({.read = Read::bounded, .bound = {.epsilon = -0.1F}}, "KvCache: bound.epsilon is -0.1, must be from 0 to 1");
-  refused({.read = Read::bounded, .bound = {.epsilon = 1.5F}}, "KvCache: bound.epsilon is 1.5, must be from 0 to 1");
-  CHECK_THROWS_AS(text.cache.attend(0, q.view(), out.view(), {.read = Read::bounded, .bound = {.epsilon = NAN}}),
-                  ShapeError);
+  refused({.read = Read::bounded, .bound = {.epsilon = -0.1F}},
+          "KvCache: bound.epsilon is -0.1, must be from 0 to 1");
+  refused({.read = Read::bounded, .bound = {.epsilon = 1.5F}},
+          "KvCache: bound.epsilon is 1.5, must be from 0 to 1");
+  CHECK_THROWS_AS(
+      text.cache.attend(0, q.view(), out.view(), {.read = Read::bounded, .bound = {.epsilon = NAN}}),
+      ShapeError);
   refused({.read = Read::bounded, .bound = {.unread = std::span{unread}.first(3)}},
           "KvCache: bound.unread has 3 places, must have tokens x q_heads = 4 or none");
   refused({.read = Read::bounded, .bound = {.rows_read = std::span{rows}.first(1)}},
           "KvCache: bound.rows_read has 1 places, must have kv_heads = 2 or none");
   refused({.bound = {.unread = unread}},
-          "KvCache: bound.unread has 4 and bound.rows_read 0 places, must have none, since the read is not Read::bounded");
+          "KvCache: bound.unread has 4 and bound.rows_read 0 places, must have none, since the read is not "
+          "Read::bounded");
   refused({.bound = {.rows_read = rows}},
-          "KvCache: bound.unread has 0 and bound.rows_read 2 places, must have none, since the read is not Read::bounded");
+          "KvCache: bound.unread has 0 and bound.rows_read 2 places, must have none, since the read is not "
+          "Read::bounded");
 }
 
 TEST_CASE("a step reads with a bound, and a fork and a batch read the same") {
@@ -254,8 +261,9 @@ TEST_CASE("a step reads with a bound, and a fork and a batch read the same") {
   twice(all_k, k);
   twice(all_v, v);
   const std::array<std::int32_t, 3> indptr{0, 1, 2};
-  CHECK(batch.step(0, sequences, indptr, std::as_const(all_q).view(), std::as_const(all_k).view(),
-                   std::as_const(all_v).view(), all_out.view())
+  CHECK(batch
+            .step(0, sequences, indptr, std::as_const(all_q).view(), std::as_const(all_k).view(),
+                  std::as_const(all_v).view(), all_out.view())
             .empty());
   CHECK(batched == unread);
   for (std::size_t h = 0; h < small.q_heads; ++h) {
@@ -279,13 +287,15 @@ TEST_CASE("a branching tree of guesses reads with a bound") {
   v.randomize(text.random);
   const auto step = [&](Cache cache, const AttendOptions& options) {
     test::Tensor<float> out{3, small.q_heads, small.head_dim};
-    cache.step(0, std::as_const(q).view(), std::as_const(k).view(), std::as_const(v).view(), out.view(), options);
+    cache.step(0, std::as_const(q).view(), std::as_const(k).view(), std::as_const(v).view(), out.view(),
+               options);
     return out.numbers();
   };
   std::vector<float> unread(3 * small.q_heads, NAN);
   const auto all = step(text.cache.fork(), {.tree = &tree});
-  const auto bounded = step(text.cache.fork(),
-                            {.read = Read::bounded, .bound = {.epsilon = 0.02F, .unread = unread}, .tree = &tree});
+  const auto bounded =
+      step(text.cache.fork(),
+           {.read = Read::bounded, .bound = {.epsilon = 0.02F, .unread = unread}, .tree = &tree});
   for (const float share : unread) CHECK((share >= 0.0F && share <= 0.02F));
   for (std::size_t i = 0; i < all.size(); ++i) {
     // Off by at most the share of the distance between two values, which are normal numbers.

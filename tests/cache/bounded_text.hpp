@@ -33,15 +33,15 @@ struct Format {
 template <kvpolicy::Element E>
 kvpolicy::HeadSettings<E> settings(const Format& format) {
   const kvpolicy::ResidualConfig storage{.bits = 8,
-                               .key_group = format.key_group,
-                               .value_group = format.value_group,
-                               .residual = format.residual,
-                               .key_hadamard = format.hadamard,
-                               .value_hadamard = format.hadamard,
-                               .halves = true};
+                                         .key_group = format.key_group,
+                                         .value_group = format.value_group,
+                                         .residual = format.residual,
+                                         .key_hadamard = format.hadamard,
+                                         .value_hadamard = format.hadamard,
+                                         .halves = true};
   if (format.keys == kvpolicy::Granularity::per_channel) {
-    return typename kvpolicy::QuantizedResidualCache<E, kvpolicy::Granularity::per_channel>::Config{.sinks = format.sinks,
-                                                                                .storage = storage};
+    return typename kvpolicy::QuantizedResidualCache<E, kvpolicy::Granularity::per_channel>::Config{
+        .sinks = format.sinks, .storage = storage};
   }
   return typename kvpolicy::QuantizedResidualCache<E>::Config{.sinks = format.sinks, .storage = storage};
 }
@@ -52,11 +52,14 @@ struct BoundedText {
   kvpolicy::ModelShape shape;
   kvpolicy::KvCache<float, NotingEngine<Engine>> cache;
   Random random;
-  double tolerance = 2e-4;  // of outputs and sums
+  double tolerance = 2e-4;                            // of outputs and sums
   std::vector<std::vector<kvpolicy::Segment>> whole;  // what a read of all rows shows, of each head
 
-  BoundedText(const kvpolicy::ModelShape& shape_, const kvpolicy::HeadSettings<float>& head, std::uint64_t seed)
-      : shape{shape_}, cache{kvpolicy::HeadPlan<float>{shape_, head}, {.max_rollback = 4, .max_append = 4096}}, random{seed} {}
+  BoundedText(const kvpolicy::ModelShape& shape_, const kvpolicy::HeadSettings<float>& head,
+              std::uint64_t seed)
+      : shape{shape_},
+        cache{kvpolicy::HeadPlan<float>{shape_, head}, {.max_rollback = 4, .max_append = 4096}},
+        random{seed} {}
 
   // Keys whose channels differ in size and place, as those of models do. All but the latest rows are committed.
   void append(std::size_t tokens, float size = 1.0F) {
@@ -105,7 +108,7 @@ struct BoundedText {
 
   // All rows of a KV head that a query at position t sees, in double.
   [[nodiscard]] std::vector<SeenRow> rows(std::size_t head, const std::vector<double>& q, std::int64_t t,
-                                                const kvpolicy::AttendOptions& options, double scale) const {
+                                          const kvpolicy::AttendOptions& options, double scale) const {
     std::vector<SeenRow> seen;
     for (const kvpolicy::Segment& segment : whole[head]) {
       for (std::size_t i = 0; i < segment.rows; ++i) {
@@ -121,7 +124,8 @@ struct BoundedText {
         logit *= scale;
         const double cap = static_cast<double>(options.softcap);
         if (cap > 0) logit = cap * std::tanh(logit / cap);
-        seen.push_back({p, logit, size, decoded(segment.values, i, shape.value_dim == 0 ? shape.head_dim : shape.value_dim)});
+        seen.push_back({p, logit, size,
+                        decoded(segment.values, i, shape.value_dim == 0 ? shape.head_dim : shape.value_dim)});
       }
     }
     return seen;
@@ -148,13 +152,17 @@ struct BoundedText {
         const double scale = options.scale ? static_cast<double>(*options.scale)
                                            : 1.0 / std::sqrt(static_cast<double>(shape.head_dim));
         const auto all = rows(h / group, query, position, options, scale);
-        double top = options.attention_sink_bias.empty() ? -1e300 : static_cast<double>(options.attention_sink_bias[h]);
+        double top = options.attention_sink_bias.empty()
+                         ? -1e300
+                         : static_cast<double>(options.attention_sink_bias[h]);
         double largest = 0;
         for (const SeenRow& row : all) {
           top = std::max(top, row.logit);
           largest = std::max(largest, row.size);
         }
-        double total = options.attention_sink_bias.empty() ? 0 : std::exp(static_cast<double>(options.attention_sink_bias[h]) - top);
+        double total = options.attention_sink_bias.empty()
+                           ? 0
+                           : std::exp(static_cast<double>(options.attention_sink_bias[h]) - top);
         double left = 0;
         std::vector<double> out(all.front().value.size(), 0.0);
         double weight_read = total;
@@ -171,16 +179,19 @@ struct BoundedText {
         const double said = static_cast<double>(result.unread[t * shape.q_heads + h]);
         const double truth = left / total;
         CHECK(said >= 0.0);
-        if (options.bound.certainty == kvpolicy::Certainty::sure) CHECK_MESSAGE(truth <= said, "left ", truth, ", said ", said);
+        if (options.bound.certainty == kvpolicy::Certainty::sure)
+          CHECK_MESSAGE(truth <= said, "left ", truth, ", said ", said);
         if (options.bound.most_rows == std::numeric_limits<std::size_t>::max()) {
           CHECK_MESSAGE(said <= static_cast<double>(options.bound.epsilon) * (1 + 1e-6), "said ", said);
         }
         double off = 0;
         for (std::size_t c = 0; c < out.size(); ++c) {
-          off = std::max(off, std::abs(static_cast<double>(result.out.number(t, h, c)) - out[c] / weight_read));
+          off =
+              std::max(off, std::abs(static_cast<double>(result.out.number(t, h, c)) - out[c] / weight_read));
         }
         CHECK_MESSAGE(off < tolerance * (1 + largest), "the output is off by ", off);
-        CHECK(static_cast<double>(result.log_sum_exp[t * shape.q_heads + h]) == doctest::Approx(top + std::log(weight_read)).epsilon(tolerance * (1 + largest)));
+        CHECK(static_cast<double>(result.log_sum_exp[t * shape.q_heads + h]) ==
+              doctest::Approx(top + std::log(weight_read)).epsilon(tolerance * (1 + largest)));
         share.unread = std::max(share.unread, truth);
         share.mean += static_cast<double>(result.rows[h / group]) / static_cast<double>(cache.tokens(0)) /
                       static_cast<double>(shape.q_heads * q.tokens());
@@ -204,18 +215,25 @@ std::size_t check_random_bounds(std::uint64_t seed) {
   format.residual = one_of<std::size_t>(random, {0, 1, 16});
   format.sinks = one_of<std::size_t>(random, {0, 4});
   const std::size_t kv_heads = 1 + below(random, 2);
-  BoundedText<Engine> text{{.layers = 1, .q_heads = kv_heads * (1 + below(random, 4)), .kv_heads = kv_heads, .head_dim = head_dim},
-                           settings<float>(format),
-                           seed};
+  BoundedText<Engine> text{
+      {.layers = 1, .q_heads = kv_heads * (1 + below(random, 4)), .kv_heads = kv_heads, .head_dim = head_dim},
+      settings<float>(format),
+      seed};
   const std::size_t tokens = 1 + below(random, 400);
   const std::size_t kind = below(random, 5);
   text.append_keys(tokens, [&](std::size_t t, std::size_t, std::size_t c) {
     switch (kind) {
       // Whole keys as far from their upper halves as can be, all to one side or to either.
-      case 0: return t % 8 == 0 ? 0.0F : t % 8 == 1 ? 255.0F : 16.0F * static_cast<float>(below(random, 16)) + 15.0F;
-      case 1: return t % 8 == 0 ? 0.0F : t % 8 == 1 ? 255.0F : 16.0F * static_cast<float>(below(random, 16)) + (c % 2 == 0 ? 15.0F : 0.0F);
-      case 2: return 3.0F + 1e-4F * normal(random);        // nearly equal
-      case 3: return 1000.0F + 40.0F * normal(random);     // far from zero, where half is coarse
+      case 0:
+        return t % 8 == 0   ? 0.0F
+               : t % 8 == 1 ? 255.0F
+                            : 16.0F * static_cast<float>(below(random, 16)) + 15.0F;
+      case 1:
+        return t % 8 == 0   ? 0.0F
+               : t % 8 == 1 ? 255.0F
+                            : 16.0F * static_cast<float>(below(random, 16)) + (c % 2 == 0 ? 15.0F : 0.0F);
+      case 2: return 3.0F + 1e-4F * normal(random);     // nearly equal
+      case 3: return 1000.0F + 40.0F * normal(random);  // far from zero, where half is coarse
       default: return (c % 7 == 3 ? 6.0F : 1.0F) * normal(random) + (c % 5 == 0 ? 4.0F : 0.0F);
     }
   });

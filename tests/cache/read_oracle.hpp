@@ -39,7 +39,8 @@ inline void turn(std::vector<double>& row) {
         turned[i] += (std::popcount(i & j) % 2 == 0 ? 1.0 : -1.0) * row[first + j];
       }
     }
-    for (std::size_t i = 0; i < block; ++i) row[first + i] = turned[i] / std::sqrt(static_cast<double>(block));
+    for (std::size_t i = 0; i < block; ++i)
+      row[first + i] = turned[i] / std::sqrt(static_cast<double>(block));
   }
 }
 
@@ -50,8 +51,9 @@ inline std::vector<double> decoded(const kvpolicy::Plane& plane, std::size_t row
   std::vector<double> numbers(channels);
   const std::size_t wide = plane.format.encoding == Encoding::float32 ? 4 : 2;
   if (plane.format.encoding == Encoding::float32 || plane.format.encoding == Encoding::bfloat16) {
-    const std::byte* from = plane.pages == nullptr ? plane.base + at * plane.row_stride
-                                                   : plane.pages[at / plane.page_rows] + at % plane.page_rows * wide * channels;
+    const std::byte* from = plane.pages == nullptr
+                                ? plane.base + at * plane.row_stride
+                                : plane.pages[at / plane.page_rows] + at % plane.page_rows * wide * channels;
     for (std::size_t c = 0; c < channels; ++c) {
       std::uint32_t bits = 0;
       std::memcpy(reinterpret_cast<std::byte*>(&bits) + (4 - wide), from + c * wide, wide);
@@ -74,7 +76,8 @@ inline std::vector<double> decoded(const kvpolicy::Plane& plane, std::size_t row
     const unsigned shift = c < channels / 2 ? 0 : 4;
     const unsigned code = (static_cast<unsigned>(page[byte]) >> shift & 15U) << 4 |
                           (static_cast<unsigned>(lower[byte]) >> shift & 15U);
-    const std::size_t param = by_channel ? index / group * channels + c : index * (channels / group) + c / group;
+    const std::size_t param =
+        by_channel ? index / group * channels + c : index * (channels / group) + c / group;
     numbers[c] = half_number(scales + 2 * param) * code + half_number(zeros + 2 * param);
   }
   if (plane.format.hadamard) turn(numbers);
@@ -127,7 +130,7 @@ class NotingEngine {
 
   std::vector<std::set<std::int64_t>> noted;
   std::vector<std::vector<kvpolicy::Segment>> shown;  // of the latest call
-  bool repeated = false;  // a row was attended to twice
+  bool repeated = false;                              // a row was attended to twice
   int calls = 0;
 
  private:

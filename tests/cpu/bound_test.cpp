@@ -42,8 +42,8 @@ struct Keys {
   std::vector<const std::byte*> table;
   Segment rows;
 
-  Keys(test::Random& random, const RowFormat& format, std::size_t first, std::size_t count, std::size_t head_dim,
-       bool adversarial) {
+  Keys(test::Random& random, const RowFormat& format, std::size_t first, std::size_t count,
+       std::size_t head_dim, bool adversarial) {
     constexpr std::size_t page_rows = 64;
     const PageLayout layout{format, head_dim, page_rows};
     const std::size_t unit = format.granularity == Granularity::per_channel ? format.group : 1;
@@ -55,7 +55,9 @@ struct Keys {
         for (std::size_t c = 0; c < head_dim; ++c) {
           float number = (c % 7 == 3 ? 9.0F : 1.0F) * test::normal(random) + (c % 5 == 0 ? 20.0F : 0.0F);
           // Codes of which every lower half is 0 or 15, so that whole keys lie as far from upper ones as they can.
-          if (adversarial) number = (test::below(random, 2) == 0 ? 15.0F : 0.0F) + 16.0F * static_cast<float>(test::below(random, 16));
+          if (adversarial)
+            number = (test::below(random, 2) == 0 ? 15.0F : 0.0F) +
+                     16.0F * static_cast<float>(test::below(random, 16));
           encoder.row(i)[c] = adversarial && (at + i) % 8 < 2 ? ((at + i) % 8 == 0 ? 0.0F : 255.0F) : number;
         }
       }
@@ -104,7 +106,8 @@ std::vector<UnitBound> bounds(Engine& engine, LayerBounds work, std::size_t quer
 void check_close(const std::vector<UnitBound>& a, const std::vector<UnitBound>& b) {
   for (std::size_t i = 0; i < a.size(); ++i) {
     const double size = 1.0 + std::abs(static_cast<double>(a[i].highest));
-    CHECK(std::abs(static_cast<double>(a[i].highest - b[i].highest)) < 1e-4 * size + static_cast<double>(a[i].slack));
+    CHECK(std::abs(static_cast<double>(a[i].highest - b[i].highest)) <
+          1e-4 * size + static_cast<double>(a[i].slack));
     CHECK(static_cast<double>(a[i].width) == doctest::Approx(static_cast<double>(b[i].width)).epsilon(1e-4));
     CHECK(static_cast<double>(a[i].slack) == doctest::Approx(static_cast<double>(b[i].slack)).epsilon(1e-4));
     const double mass_a = std::log(static_cast<double>(a[i].mass)) + static_cast<double>(a[i].highest);
@@ -136,8 +139,11 @@ TEST_CASE("no whole key's logit is above its unit's bound, whatever the engine")
         // The sign of a query that meets the worst case: lower halves all at one end.
         if (adversarial) q.fill([&](auto...) { return test::below(random, 4) == 0 ? -0.3F : 0.3F; });
         for (const Certainty certainty : {Certainty::sure, Certainty::four_sigma, Certainty::none}) {
-          LayerBounds work{.queries = ConstTensor{std::as_const(q).view()}, .heads = {&head, 1}, .scale = 0.25F,
-                           .softcap = count == 65 ? 30.0F : 0.0F, .certainty = certainty};
+          LayerBounds work{.queries = ConstTensor{std::as_const(q).view()},
+                           .heads = {&head, 1},
+                           .scale = 0.25F,
+                           .softcap = count == 65 ? 30.0F : 0.0F,
+                           .certainty = certainty};
           const auto slow = bounds(scalar, work, tokens * group);
           const auto fast = bounds(engine, work, tokens * group);
           check_close(slow, fast);
@@ -158,7 +164,8 @@ TEST_CASE("no whole key's logit is above its unit's bound, whatever the engine")
                   CHECK(logit <= static_cast<double>(own_slow.highest));
                 }
                 mass += std::exp(logit - static_cast<double>(own.highest));
-                mass_low += std::exp(logit + 2 * static_cast<double>(own.width) - static_cast<double>(own.highest));
+                mass_low +=
+                    std::exp(logit + 2 * static_cast<double>(own.width) - static_cast<double>(own.highest));
               }
               if (certainty != Certainty::sure) continue;
               CHECK(mass <= static_cast<double>(own.mass) * (1 + 1e-5));
@@ -178,11 +185,13 @@ TEST_CASE("a query that is not finite makes its bounds unknown, and those of no 
   upper.keys = upper.keys.upper_half();
   upper.values = upper.keys;
   const std::span<const Segment> head{&upper, 1};
-  for (const float bad : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN(), 3e38F}) {
+  for (const float bad :
+       {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN(), 3e38F}) {
     test::Tensor<float> q{1, 2, 64};
     q.randomize(random);
     q.at(0, 1, 17) = bad;
-    const LayerBounds work{.queries = ConstTensor{std::as_const(q).view()}, .heads = {&head, 1}, .scale = 1.0F};
+    const LayerBounds work{
+        .queries = ConstTensor{std::as_const(q).view()}, .heads = {&head, 1}, .scale = 1.0F};
     ScalarEngine scalar;
     cpu::Engine<cpu::SerialFor> engine;
     const std::size_t units = units_of(head);

@@ -131,7 +131,8 @@ class Record {
       for (const Part* each : {&batches_, &prefixes_, &bounds_}) {
         alone.append(" ").append(each->option).append(each == part ? " 1" : " 0");
       }
-      std::fprintf(stderr, "failed: %s, seed %llu; again with ./scripts/long-runs --engine %s --seed %llu%s\n",
+      std::fprintf(stderr,
+                   "failed: %s, seed %llu; again with ./scripts/long-runs --engine %s --seed %llu%s\n",
                    std::string{part->name}.c_str(), static_cast<unsigned long long>(*part->running),
                    settings_.engine.c_str(), static_cast<unsigned long long>(*part->running), alone.c_str());
     }
@@ -240,7 +241,8 @@ TEST_CASE("random reads with a bound, against attention in double") {
 int main(int argc, char** argv) {
   Settings settings;
   CLI::App app{
-      "Random batches and random texts with prefixes, compared bit for bit with caches that are alone, and random reads "
+      "Random batches and random texts with prefixes, compared bit for bit with caches that are alone, and "
+      "random reads "
       "with a bound, compared with attention in double. One thread."};
   app.add_option("--batches", settings.batches, "how many batches to step")->capture_default_str();
   app.add_option("--prefix-operations", settings.prefix_operations,

@@ -86,6 +86,10 @@ TEST_CASE("the bytes read are those of the rows that are shown") {
   CHECK(read("sink_recent:16,64") == doctest::Approx(4.0 * 79 * static_cast<double>(row)).epsilon(0.02));
   CHECK(read("quest:16,64") < read("full") / 2);
   CHECK(read("int4:32") < read("full") / 2);
+  // A quarter of the keys' bits, which are two thirds of all, and then the rows that matter, or all of them.
+  CHECK(read("bounded:1,residual=16") < read("bounded:0.5,residual=16"));
+  CHECK(read("bounded:0.5,residual=16") <= read("bounded:0,residual=16") * 1.5);
+  CHECK(read("bounded:1,residual=16") < read("full") / 4);
 }
 
 TEST_CASE("plans describe themselves") {

@@ -42,6 +42,34 @@ std::string refusal(const std::string& name) {
 
 }  // namespace
 
+TEST_CASE("--plan bounded: the format, and how it is read") {
+  using Bounded = QuantizedResidualCache<float, Granularity::per_channel>;
+  const auto format = plan_named("bounded:0.1").at(0, 0).get<Bounded>();
+  CHECK(plan_named("bounded:0.1") == Plan{shape, LowBitFormat::of_bounded(shape).head<float>()});
+  CHECK(format.storage.halves);
+  CHECK(format.storage.key_encoding() == Encoding::uint4x2);
+  CHECK(format.storage.value_encoding() == Encoding::uint4);
+  CHECK_FALSE(format.storage.key_hadamard);
+  CHECK(plan_named("bounded+int8").at(0, 0).get<Bounded>().storage.value_encoding() == Encoding::uint4x2);
+  CHECK(plan_named("bounded:0.1,residual=32,sinks=0,key_group=16").at(1, 1).get<Bounded>().storage.residual ==
+        32);
+  const auto reading = [](const std::string& name) { return reading_of(name, needs_of(plan_named(name))); };
+  CHECK(reading("bounded") == Reading{.read = Read::bounded, .epsilon = 0.05F});
+  CHECK(reading("bounded:0.2,certainty=none") ==
+        Reading{.read = Read::bounded, .epsilon = 0.2F, .certainty = Certainty::none});
+  CHECK(reading("quest:16,64") == Reading{.read = Read::selected, .refresh_each_step = true});
+  CHECK(reading("int8:halves=yes") == Reading{});
+  CHECK(refusal("bounded:1.5").find("epsilon is 1.5, must be a share of the attention, 0 to 1") !=
+        std::string::npos);
+  CHECK(refusal("bounded+int4:0.1").find("int4 is not int8, or keys of 8 bits such as k8v4") !=
+        std::string::npos);
+  CHECK(refusal("bounded:0.1,certainty=maybe").find("must be one of sure, four_sigma, none") !=
+        std::string::npos);
+  CHECK_THROWS_WITH_AS(
+      require_no_bound("bounded:0.1", "serve"),
+      "serve: --plan bounded:0.1 is read with a bound, which generate, compare and evaluate do", ConfigError);
+}
+
 TEST_CASE("--plan: a number of rows per head, ranked by the scorer that the name states") {
   const auto same = [](const std::string& name, const HeadSettings<float>& settings) {
     return plan_named(name) == Plan{shape, settings};

@@ -76,8 +76,9 @@ inline void check_options(const AttendOptions& options, std::size_t tokens, std:
   require<ShapeError>(bounded || (bound.unread.empty() && bound.rows_read.empty()),
                       "KvCache: bound.unread has ", bound.unread.size(), " and bound.rows_read ",
                       bound.rows_read.size(), " places, must have none, since the read is not Read::bounded");
-  require<ShapeError>(bound.unread.empty() || bound.unread.size() == tokens * q_heads, "KvCache: bound.unread has ",
-                      bound.unread.size(), " places, must have tokens x q_heads = ", tokens * q_heads, " or none");
+  require<ShapeError>(bound.unread.empty() || bound.unread.size() == tokens * q_heads,
+                      "KvCache: bound.unread has ", bound.unread.size(),
+                      " places, must have tokens x q_heads = ", tokens * q_heads, " or none");
   require<ShapeError>(bound.rows_read.empty() || bound.rows_read.size() == kv_heads,
                       "KvCache: bound.rows_read has ", bound.rows_read.size(),
                       " places, must have kv_heads = ", kv_heads, " or none");

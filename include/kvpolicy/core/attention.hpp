@@ -23,17 +23,17 @@
 namespace kvpolicy {
 
 /// What a read shows: every row; of a ChunkRetrieval head only the rows of its selection; every row, but of codes
-/// that are stored in halves only the upper one (QuantSpec, arXiv:2502.10424); or, of keys in halves, every upper half
-/// and then only the rows that can matter, with a bound on what the others could have been (core/bounded_attention.hpp).
-/// A head without a selection, or without codes in halves, shows the same as for `all`. All but `all` read less and are
-/// approximate: what is drafted over them is verified over `all`.
+/// that are stored in halves only the upper one (QuantSpec, arXiv:2502.10424); or, of keys in halves, every upper
+/// half and then only the rows that can matter, with a bound on what the others could have been
+/// (core/bounded_attention.hpp). A head without a selection, or without codes in halves, shows the same as for `all`.
+/// All but `all` read less and are approximate: what is drafted over them is verified over `all`.
 enum class Read : std::uint8_t { all, selected, upper_half, bounded };
 
 /// What makes sure that a key's lower half does not lift its logit above the bound.
 enum class Certainty : std::uint8_t {
   sure,        ///< Nothing can: each channel is off by its half step in the worst direction.
   four_sigma,  ///< Four standard deviations of the logit, as if lower halves were drawn at random. An estimate.
-  none         ///< The upper halves are taken for the keys: top-p sampling of rows (Twilight, arXiv:2502.02770).
+  none  ///< The upper halves are taken for the keys, as for the top-p of Twilight (arXiv:2502.02770).
 };
 
 /// The names of the enumerators in files.
@@ -43,15 +43,16 @@ enum class Certainty : std::uint8_t {
 
 /// How much attention a query may leave unread (Read::bounded), and what it left.
 struct ReadBound {
-  /// Rows are read until those that are left can hold at most this share of the query's attention, from 0 to 1. 0 reads
-  /// all rows.
+  /// Rows are read until those that are left can hold at most this share of the query's attention, from 0 to 1. 0
+  /// reads all rows.
   float epsilon = 0.05F;
   /// At most so many rows in halves are read in full for a KV head. Where that ends a read early, `unread` says so.
   std::size_t most_rows = std::numeric_limits<std::size_t>::max();
   Certainty certainty = Certainty::sure;
-  /// [tokens, q_heads], written unless it is empty: the share of the query's attention, over all rows that it sees, that
-  /// the rows it did not read hold at most. It is at most `epsilon` unless `most_rows` ended the read, and a bound as far
-  /// as `certainty` goes. The output is off by at most this share of the distance between two values of the head.
+  /// [tokens, q_heads], written unless it is empty: the share of the query's attention, over all rows that it sees,
+  /// that the rows it did not read hold at most. It is at most `epsilon` unless `most_rows` ended the read, and a
+  /// bound as far as `certainty` goes. The output is off by at most this share of the distance between two values of
+  /// the head.
   std::span<float> unread = {};
   /// [kv_heads], unless it is empty: increased by the rows that were read in full, for any query of the head.
   std::span<std::size_t> rows_read = {};
@@ -111,8 +112,8 @@ struct LayerAttention {
 };
 
 /// Asks how much attention each row gets: its attention probability, summed over the queries (the column
-/// sums of the attention matrix), or the largest of them. No segment may contain nodes of a tree. Values are not read,
-/// so their planes may be empty.
+/// sums of the attention matrix), or the largest of them. No segment may contain nodes of a tree. Values are not
+/// read, so their planes may be empty.
 struct LayerObservation {
   ConstTensor queries;  ///< [tokens, q_heads, head_dim]
   std::int64_t first_position = 0;
@@ -130,8 +131,8 @@ struct LayerObservation {
 /// Rows that are bounded together and read together.
 inline constexpr std::size_t bounded_unit = 8;
 
-/// How large the logits of a unit of rows can be for one query, by the upper halves of their keys. All of it is NaN where
-/// that is not known, because a number is not finite.
+/// How large the logits of a unit of rows can be for one query, by the upper halves of their keys. All of it is NaN
+/// where that is not known, because a number is not finite.
 struct UnitBound {
   float highest = 0;  ///< the largest of the rows' bounds, each its logit by upper halves plus its width
   float mass = 0;     ///< sum over the rows of exp(bound - highest)
@@ -141,12 +142,13 @@ struct UnitBound {
 
 /// Asks how large the logits of rows can be by the upper halves of their keys. Segments show upper halves (Plane::
 /// upper_half) of rows of the text that have consecutive positions, all of which count for every query; they have no
-/// runs and no rotation. Values are not read. The units of a segment begin at its first row, and the last one may have
-/// fewer rows.
+/// runs and no rotation. Values are not read. The units of a segment begin at its first row, and the last one may
+/// have fewer rows.
 struct LayerBounds {
-  ConstTensor queries;  ///< [tokens, q_heads, head_dim]
-  std::span<const std::span<const Segment>> heads;     ///< [kv_heads]; an empty list is skipped
-  std::span<const std::span<UnitBound>> units = {};    ///< [kv_heads] of [tokens, group, units of the head's segments]
+  ConstTensor queries;                              ///< [tokens, q_heads, head_dim]
+  std::span<const std::span<const Segment>> heads;  ///< [kv_heads]; an empty list is skipped
+  std::span<const std::span<UnitBound>> units =
+      {};  ///< [kv_heads] of [tokens, group, units of the head's segments]
   float scale = 1.0F;
   float softcap = 0.0F;
   Certainty certainty = Certainty::sure;
@@ -182,6 +184,7 @@ concept BatchedEngine = AttentionEngine<E> && requires(E& engine, std::span<cons
 
 /// An engine that bounds logits by itself; for others ScalarEngine does it.
 template <class E>
-concept BoundingEngine = AttentionEngine<E> && requires(E& engine, const LayerBounds& work) { engine.bound(work); };
+concept BoundingEngine =
+    AttentionEngine<E> && requires(E& engine, const LayerBounds& work) { engine.bound(work); };
 
 }  // namespace kvpolicy

@@ -2,14 +2,14 @@
 //
 // Attention that reads the rows which can matter, and says how much the others can have held (Read::bounded). Keys in
 // halves are their own sketch: the upper halves of all keys bound every logit, rows are read in full in falling order
-// of their bound, and once those that are left can hold only a small share of a query's attention beside what was read,
-// they stay unread. Quest (arXiv:2406.10774) and TriForce (arXiv:2404.11912) read a fixed number of rows, chosen by
-// summaries of chunks, which cannot say what was missed; Twilight (arXiv:2502.02770) reads until estimated weights add
-// up to p, as `Certainty::none` does.
+// of their bound, and once those that are left can hold only a small share of a query's attention beside what was
+// read, they stay unread. Quest (arXiv:2406.10774) and TriForce (arXiv:2404.11912) read a fixed number of rows,
+// chosen by summaries of chunks, which cannot say what was missed; Twilight (arXiv:2502.02770) reads until estimated
+// weights add up to p, as `Certainty::none` does.
 //
-// A call takes three steps of an engine: it attends to the rows that are not in halves, bounds the others, and attends
-// to the chosen ones. A choice needs the sum of the weights that will be read. It is estimated first; where it turns out
-// to be smaller, a second choice, which knows enough, adds the rows that are missing.
+// A call takes three steps of an engine: it attends to the rows that are not in halves, bounds the others, and
+// attends to the chosen ones. A choice needs the sum of the weights that will be read. It is estimated first; where
+// it turns out to be smaller, a second choice, which knows enough, adds the rows that are missing.
 #pragma once
 
 #include <algorithm>
@@ -69,18 +69,18 @@ class BoundedAttention {
   };
   // What is known of one KV head.
   struct HeadRows {
-    SegmentList exact;               // read as any rows are
-    SegmentList bounded;             // of which some rows are read
-    SegmentList upper;               // the same, their upper halves
-    SegmentList chosen;              // the rows of `bounded` to be read next, as runs
-    std::vector<UnitBound> bounds;   // [queries, units]
-    std::vector<float> allowed;      // [queries]: logarithm of what may stay unread
-    std::vector<float> slack;        // [queries]: how far a logit may be off by arithmetic
+    SegmentList exact;                      // read as any rows are
+    SegmentList bounded;                    // of which some rows are read
+    SegmentList upper;                      // the same, their upper halves
+    SegmentList chosen;                     // the rows of `bounded` to be read next, as runs
+    std::vector<UnitBound> bounds;          // [queries, units]
+    std::vector<float> allowed;             // [queries]: logarithm of what may stay unread
+    std::vector<float> slack;               // [queries]: how far a logit may be off by arithmetic
     std::vector<std::vector<RowRun>> runs;  // of each segment of `chosen`
-    std::vector<std::uint8_t> read;  // [units]
+    std::vector<std::uint8_t> read;         // [units]
     detail::UnitChoice choice;
     std::size_t exact_rows = 0;
-    bool is_known = false;           // no bound and no logit is NaN or infinite
+    bool is_known = false;  // no bound and no logit is NaN or infinite
 
     [[nodiscard]] std::size_t units() const { return units_of(upper); }
   };
@@ -222,7 +222,8 @@ class BoundedAttention {
         }
         head.is_known = head.is_known && !is_nan(exact) && exact != std::numeric_limits<float>::infinity();
         float sum = exact > -std::numeric_limits<float>::infinity() ? std::exp(exact - top) : 0.0F;
-        for (const UnitBound& unit : own) sum += unit.mass * detail::exp_at_least(unit.highest - unit.width - top);
+        for (const UnitBound& unit : own)
+          sum += unit.mass * detail::exp_at_least(unit.highest - unit.width - top);
         head.allowed[q] = top + std::log(limits.epsilon * sum);
         head.slack[q] = slack;
       }
@@ -244,7 +245,8 @@ class BoundedAttention {
       HeadRows& head = heads_[h];
       if (!head.is_known || head.units() == 0) continue;
       for (std::size_t q = 0; q < queries; ++q) {
-        head.allowed[q] = std::log(odds(limits.epsilon)) + least(total_.log_sum_exp[row_of(work, h, q)], head.slack[q]);
+        head.allowed[q] =
+            std::log(odds(limits.epsilon)) + least(total_.log_sum_exp[row_of(work, h, q)], head.slack[q]);
       }
       any = head.choice.add(head.bounds, head.allowed, limits.most_rows, rows_of_units(head)) || any;
     }
@@ -252,10 +254,12 @@ class BoundedAttention {
   }
 
   // What may be left for each part that was read. At 1 it would be without end.
-  [[nodiscard]] static float odds(float epsilon) { return std::min(epsilon / (1.0F - std::min(epsilon, 1.0F)), 1e6F); }
+  [[nodiscard]] static float odds(float epsilon) {
+    return std::min(epsilon / (1.0F - std::min(epsilon, 1.0F)), 1e6F);
+  }
 
-  // What the rows that were read weigh at least, as a logarithm, if each logit may be off by `slack` and arithmetic in
-  // float by what it is.
+  // What the rows that were read weigh at least, as a logarithm, if each logit may be off by `slack` and arithmetic
+  // in float by what it is.
   [[nodiscard]] static float least(float log_sum_exp, float slack) {
     if (!is_finite(log_sum_exp)) return log_sum_exp;
     return log_sum_exp - slack - (0x1p-10F + 0x1p-18F * std::abs(log_sum_exp));

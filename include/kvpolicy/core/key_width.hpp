@@ -2,8 +2,8 @@
 //
 // How far a logit can be from what the upper half of its key says (Read::bounded). A key's upper half stands for the
 // middle of the 16 codes that begin with it (PageLayout), so a channel is off by at most 7.5 of the key's own steps,
-// and a logit by at most the sum of these times the query's channels. Boxes or balls around chunks of keys bound a logit
-// as surely, but so loosely that nearly every row would have to be read.
+// and a logit by at most the sum of these times the query's channels. Boxes or balls around chunks of keys bound a
+// logit as surely, but so loosely that nearly every row would have to be read.
 #pragma once
 
 #include <algorithm>
@@ -40,9 +40,9 @@ struct KeyWidth {
   }
 
   /// What arithmetic may add. Engines may round a query, times the scales of keys, to 16 bits, or to as many as keep
-  /// sums within 32 (cpu/integer_keys-inl.hpp); a code counts from the middle, so half a step of the query costs 8 steps
-  /// of an upper half at most, and as much for the whole code, whose steps are 16 times smaller. Otherwise numbers are
-  /// floats, or two terms in bfloat16.
+  /// sums within 32 (cpu/integer_keys-inl.hpp); a code counts from the middle, so half a step of the query costs 8
+  /// steps of an upper half at most, and as much for the whole code, whose steps are 16 times smaller. Otherwise
+  /// numbers are floats, or two terms in bfloat16.
   [[nodiscard]] float slack(std::size_t head_dim) const {
     const auto channels = static_cast<float>(head_dim);
     const float steps = std::min(32767.0F, 2147483647.0F / (255.0F * channels));
@@ -54,15 +54,16 @@ struct KeyWidth {
     switch (certainty) {
       case Certainty::sure: return reach + arithmetic;
       // A lower half that may be any of 16 has 255 / 12 of its squared steps as its variance, and reaches 7.5.
-      case Certainty::four_sigma: return 4.0F * std::sqrt(square * (255.0F / 12.0F / (7.5F * 7.5F))) + arithmetic;
+      case Certainty::four_sigma:
+        return 4.0F * std::sqrt(square * (255.0F / 12.0F / (7.5F * 7.5F))) + arithmetic;
       case Certainty::none: break;
     }
     return 0.0F;
   }
 };
 
-/// What an engine's tanh may be off by: a bound that is capped has this much of the cap on top. A cap brings logits no
-/// further apart, so widths hold for capped logits as well.
+/// What an engine's tanh may be off by: a bound that is capped has this much of the cap on top. A cap brings logits
+/// no further apart, so widths hold for capped logits as well.
 inline constexpr float cap_error = 0x1p-18F;
 
 /// Two parts of a unit, of which either may be unknown.
@@ -76,8 +77,8 @@ inline constexpr float cap_error = 0x1p-18F;
 /// Adds a row whose logit is at most `bound` to a unit that has rows or none (`mass` 0).
 inline void add_bound(UnitBound& unit, float bound, float width, float slack) {
   constexpr float unknown = std::numeric_limits<float>::quiet_NaN();
-  const UnitBound row = is_finite(bound) ? UnitBound{bound, 1.0F, width, slack}
-                                         : UnitBound{unknown, unknown, unknown, unknown};
+  const UnitBound row =
+      is_finite(bound) ? UnitBound{bound, 1.0F, width, slack} : UnitBound{unknown, unknown, unknown, unknown};
   unit = unit.mass == 0.0F ? row : joined(unit, row);
 }
 

@@ -139,7 +139,8 @@ class ScalarEngine {
 
  private:
   // What the channels of a row's key, of which `keys` shows upper halves, add to the width of the query's logit.
-  [[nodiscard]] static detail::KeyWidth key_width(const Plane& keys, std::size_t row, std::span<const float> query) {
+  [[nodiscard]] static detail::KeyWidth key_width(const Plane& keys, std::size_t row,
+                                                  std::span<const float> query) {
     std::vector<float> turned(query.begin(), query.end());
     if (keys.format.hadamard) rotate_hadamard(turned);
     const PageLayout layout{keys.format, query.size(), keys.page_rows};
@@ -157,7 +158,8 @@ class ScalarEngine {
     if (per_token) {
       const auto most = std::ranges::max_element(turned, {}, [](float x) { return std::abs(x); });
       float step = 0.0F;
-      for (std::size_t g = 0; g < layout.params_per_row; ++g) step = std::max(step, static_cast<float>(scales[g]));
+      for (std::size_t g = 0; g < layout.params_per_row; ++g)
+        step = std::max(step, static_cast<float>(scales[g]));
       sum.largest = std::abs(*most) * step;
     }
     return sum;

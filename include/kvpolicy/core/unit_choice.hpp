@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which units of a KV head's rows are read, by the bounds of their logits (core/bounded_attention.hpp): those with the
-// largest bounds, until the others can hold no more than each query allows. The units are not sorted: an eighth of a
-// power of two decides between them, which costs a pass and reads hardly more.
+// Which units of a KV head's rows are read, by the bounds of their logits (core/bounded_attention.hpp): those with
+// the largest bounds, until the others can hold no more than each query allows. The units are not sorted: an eighth
+// of a power of two decides between them, which costs a pass and reads hardly more.
 #pragma once
 
 #include <algorithm>
@@ -16,8 +16,8 @@
 
 namespace kvpolicy::detail {
 
-/// e^x, or up to 6.2 % more: the chord above 2^x between whole powers, which compilers can turn into vectors. Below -87
-/// it is 2^-126, above 88 it is 2^127.
+/// e^x, or up to 6.2 % more: the chord above 2^x between whole powers, which compilers can turn into vectors. Below
+/// -87 it is 2^-126, above 88 it is 2^127.
 [[nodiscard]] inline float exp_at_least(float x) {
   constexpr float log2_e = 1.442695F;
   constexpr float bias = 127.0F + 0x1p-14F;  // more than rounding can take away
@@ -48,8 +48,8 @@ class UnitChoice {
   [[nodiscard]] std::span<const float> left() const { return left_; }
 
   /// Chooses further units until those that are left can hold exp(allowed[q]) at most for each query q, or until
-  /// `most_rows` rows are chosen. `bounds` [queries, units] are finite; unit u has `rows_of(u)` rows. Returns whether it
-  /// chose any.
+  /// `most_rows` rows are chosen. `bounds` [queries, units] are finite; unit u has `rows_of(u)` rows. Returns whether
+  /// it chose any.
   template <class RowsOf>
   bool add(std::span<const UnitBound> bounds, std::span<const float> allowed, std::size_t most_rows,
            RowsOf rows_of) {
@@ -68,8 +68,8 @@ class UnitChoice {
   }
 
  private:
-  // Bins of what a unit can hold for the query that allows it least, in parts of what that allows: eight for each power
-  // of two, from 2^-32 on. What alone is too much is in the last one.
+  // Bins of what a unit can hold for the query that allows it least, in parts of what that allows: eight for each
+  // power of two, from 2^-32 on. What alone is too much is in the last one.
   static constexpr std::size_t bins = 32 * 8 + 1;
   [[nodiscard]] static std::size_t bin_of(float share) {
     constexpr std::int32_t first = (127 - 32) * 8;
@@ -162,12 +162,12 @@ class UnitChoice {
   std::size_t queries_ = 0;
   std::size_t units_ = 0;
   std::size_t rows_ = 0;
-  std::vector<std::uint8_t> chosen_;     // [units]
-  std::vector<float> shares_;            // [queries, units]
-  std::vector<float> largest_;           // [units], of all queries
-  std::vector<std::uint16_t> bins_of_;   // [units]
-  std::vector<float> in_bins_;           // [queries, bins]
-  std::vector<float> left_;              // [queries]
+  std::vector<std::uint8_t> chosen_;    // [units]
+  std::vector<float> shares_;           // [queries, units]
+  std::vector<float> largest_;          // [units], of all queries
+  std::vector<std::uint16_t> bins_of_;  // [units]
+  std::vector<float> in_bins_;          // [queries, bins]
+  std::vector<float> left_;             // [queries]
 };
 
 }  // namespace kvpolicy::detail

@@ -77,7 +77,7 @@ class Engine {
   struct BoundTask {
     Segment rows;
     QueryTile tile;
-    UnitBound* out;      // of the tile's first query
+    UnitBound* out;     // of the tile's first query
     std::size_t units;  // of the head
   };
   static constexpr std::size_t bound_rows = 2048;
@@ -314,8 +314,14 @@ void Engine<Parallel, Tuning>::bound(const LayerBounds& work) {
         rows.position = 0;
         rows.window = unlimited_window;
         for (std::size_t q = 0; q < queries; q += Tuning::stream_queries) {
-          const QueryTile tile{work.queries, static_cast<std::int64_t>(bound_rows), group, head, q,
-                               std::min(Tuning::stream_queries, queries - q), work.scale, work.softcap};
+          const QueryTile tile{work.queries,
+                               static_cast<std::int64_t>(bound_rows),
+                               group,
+                               head,
+                               q,
+                               std::min(Tuning::stream_queries, queries - q),
+                               work.scale,
+                               work.softcap};
           bounds_.push_back({rows, tile, out + q * units + row / bounded_unit, units});
         }
       }
@@ -325,8 +331,8 @@ void Engine<Parallel, Tuning>::bound(const LayerBounds& work) {
   if (bounds_.empty()) return;
   std::size_t cost = 0;
   for (const BoundTask& task : bounds_) cost += seen_cost({&task.rows, 1}, task.tile);
-  reserve(std::clamp<std::size_t>(cost / Tuning::task_weight, 1, bounds_.size()), std::min(queries, Tuning::stream_queries),
-          {width, 0}, 0);
+  reserve(std::clamp<std::size_t>(cost / Tuning::task_weight, 1, bounds_.size()),
+          std::min(queries, Tuning::stream_queries), {width, 0}, 0);
   for_each(bounds_.size(), [&](std::size_t i, Worker<Tuning>& worker) {
     const BoundTask& task = bounds_[i];
     worker.bound(task.rows, task.tile, work.certainty, task.out, task.units);

@@ -10,6 +10,7 @@
 #include <limits>
 
 #include <kvpolicy/core/key_width.hpp>
+#include <kvpolicy/cpu/prefetch-inl.hpp>
 #include <kvpolicy/cpu/query_tile-inl.hpp>
 #include <kvpolicy/cpu/row_tile-inl.hpp>
 #include <kvpolicy/cpu/stream-inl.hpp>
@@ -61,8 +62,8 @@ HWY_INLINE void channel_widths(const float* queries, std::size_t apart, const ha
 }
 
 /// The same for one key, whose groups of neighbouring channels have grids of their own.
-[[nodiscard]] inline KeyWidth row_width(const float* query, const half* scales, const half* zeros, std::size_t group,
-                                        std::size_t head_dim) {
+[[nodiscard]] inline KeyWidth row_width(const float* query, const half* scales, const half* zeros,
+                                        std::size_t group, std::size_t head_dim) {
   KeyWidth sum;
   float largest = 0.0F;
   float step = 0.0F;
@@ -88,20 +89,24 @@ class TileBounds {
 
   static constexpr std::size_t most_queries = 64;
 
-  /// Adds the rows of a row tile, whose first is row `first` of the units; query m's begin at out + m * units. `logits`
-  /// [queries, stride] have room for a vector behind a query's last row, and are overwritten.
-  void add(const RowTile& row_tile, std::size_t first, float* logits, std::size_t stride, UnitBound* out,
-           std::size_t units) {
+  /// Adds the rows of a row tile, whose first is row `first` of the units; query m's begin at out + m * units.
+  /// `logits` [queries, stride] have room for a vector behind a query's last row, and are overwritten. `next` is the
+  /// row tile after it, whose scales are prefetched.
+  void add(const RowTile& row_tile, const RowTile& next, std::size_t first, float* logits, std::size_t stride,
+           UnitBound* out, std::size_t units) {
+    fetch_params(next.keys, next.rows, tile_.key_dim());
     const bool per_channel = row_tile.keys.format.granularity == Granularity::per_channel;
     // Rows that share a grid, whole row tiles mostly.
     for (std::size_t row = 0; row < row_tile.rows;) {
       std::size_t end = row + 1;
-      while (per_channel && end < row_tile.rows && row_tile.keys.scales[end] == row_tile.keys.scales[row]) ++end;
+      while (per_channel && end < row_tile.rows && row_tile.keys.scales[end] == row_tile.keys.scales[row])
+        ++end;
       std::array<KeyWidth, most_queries> widths;
       find_widths(row_tile, row, widths.data());
       for (std::size_t m = 0; m < tile_.rows; ++m) {
         const float slack = widths[m].slack(tile_.key_dim());
-        add_rows(logits + m * stride, row, end, first, widths[m].width(certainty_, slack), slack, out + m * units);
+        add_rows(logits + m * stride, row, end, first, widths[m].width(certainty_, slack), slack,
+                 out + m * units);
       }
       row = end;
     }
@@ -129,7 +134,8 @@ class TileBounds {
     const float error = tile_.softcap * kvpolicy::detail::cap_error;
     for (std::size_t i = row; i < end; ++i) logits[i] += width;
     if (tile_.softcap > 0.0F) {
-      for (std::size_t i = row; i < end; i += lanes) cap_logits(tile_.softcap, logits + i, std::min(lanes, end - i), error);
+      for (std::size_t i = row; i < end; i += lanes)
+        cap_logits(tile_.softcap, logits + i, std::min(lanes, end - i), error);
       width += error;
     }
     if constexpr (lanes % bounded_unit == 0) {
@@ -158,7 +164,8 @@ class TileBounds {
   // A vector of rows that are whole units.
   static HWY_INLINE void add_vector(const float* bounds, float width, float slack, UnitBound* out) {
     const auto bound = hn::LoadU(floats, bounds);
-    const auto highest = in_units(bound, [](auto a, auto b) KVPOLICY_CPU_INLINE_LAMBDA { return hn::Max(a, b); });
+    const auto highest =
+        in_units(bound, [](auto a, auto b) KVPOLICY_CPU_INLINE_LAMBDA { return hn::Max(a, b); });
     const auto mass = in_units(exp_nonpositive(hn::Sub(bound, highest)),
                                [](auto a, auto b) KVPOLICY_CPU_INLINE_LAMBDA { return hn::Add(a, b); });
     alignas(64) float highest_of[lanes];

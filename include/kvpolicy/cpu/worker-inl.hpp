@@ -93,7 +93,8 @@ class Worker {
 
   /// Bounds the logits of the tile's queries with all of `rows`, whose keys are upper halves: query m's units begin at
   /// out + m * units.
-  void bound(const Segment& rows, const QueryTile& tile, Certainty certainty, UnitBound* out, std::size_t units);
+  void bound(const Segment& rows, const QueryTile& tile, Certainty certainty, UnitBound* out,
+             std::size_t units);
 
  private:
   static constexpr RowTileLimit stream_limit{Tuning::stream_rows, Tuning::stream_quantized_rows};
@@ -240,9 +241,8 @@ void Worker<Tuning>::bound(const Segment& rows, const QueryTile& tile, Certainty
   RowTile* next = row_tile + 1;
   for (reader.read(*row_tile, stream_limit); row_tile->rows > 0; std::swap(row_tile, next)) {
     reader.read(*next, stream_limit);
-    fetch_params(next->keys, next->rows, tile.key_dim());
     float* logits = pass.compute_logits(*row_tile, prefetch_of(next->keys, next->rows, tile.key_dim()));
-    bounds.add(*row_tile, row_tile->ordinals[0], logits, StreamPass::stride, out, units);
+    bounds.add(*row_tile, *next, row_tile->ordinals[0], logits, StreamPass::stride, out, units);
   }
 }
 

@@ -38,7 +38,8 @@ inline void check_spans(const AttendOptions& options, std::size_t tokens, std::s
   AttendOptions on_host = options;  // sink logits lie on the device: only their number can be seen
   on_host.attention_sink_bias = {};
   require(options.read != Read::bounded,
-          "cuda::KvCache: Read::bounded is not served by the kernels, which keep no keys in halves; read all or selected");
+          "cuda::KvCache: Read::bounded is not served by the kernels, which keep no keys in halves; read all "
+          "or selected");
   check_options(on_host, tokens, q_heads, 0);
   require<ShapeError>(options.attention_sink_bias.empty() || options.attention_sink_bias.size() == q_heads,
                       "cuda::KvCache: attention_sink_bias has ", options.attention_sink_bias.size(),
