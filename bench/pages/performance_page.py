@@ -159,8 +159,8 @@ def bounded(*paths):
              f"{number(entry['ms'])} ms ({number(entry['min_ms'])} to {number(entry['p90_ms'])})", f"{full['ms'] / entry['ms']:.2f}"]
             for name, entry in cases.items()]
     return (f"A layer of {context['model']} on {context['cpu']}, {context['num_cpus']} threads, {int(context['rows']):,} rows that repeat those of a text of "
-            f"{int(context['tokens']):,} tokens, mean of 7 layers, {context['date'][:10]}.\n\n"
-            + table(["case", "rows read in full", "bytes read", "left unread, at most", "time: median (fastest to 90th percentile)", "times as fast as `full`"], rows, left=1))
+            f"{int(context['tokens']):,} tokens, mean of 7 layers, the unread share the largest of them, {context['date'][:10]}.\n\n"
+            + table(["case", "rows read in full", "bytes read", "left unread (largest of all; without \"sure\" an estimate)", "time: median (fastest to 90th percentile)", "times as fast as `full`"], rows, left=1))
 
 
 CPU_FILES = [file for _, file in CPU_RUNS]

@@ -109,6 +109,7 @@ class ShapeSubject final : public Subject {
     }
     tools::PlanArguments arguments;
     arguments.plan = name;
+    tools::require_no_bound(name, "serving_bench");
     return tools::make_plan<bfloat16>(arguments, shape);
   }
 
@@ -182,6 +183,7 @@ class TextSubject final : public Subject {
   [[nodiscard]] serve::Plan plan_named(const std::string& name) const override {
     tools::PlanArguments arguments;
     arguments.plan = name;
+    tools::require_no_bound(name, "serving_bench");
     return tools::make_plan<bfloat16>(arguments, model_.config().shape(), folder_);
   }
 

@@ -426,7 +426,8 @@ What a name leaves open is as published, or as listed here; other settings are w
   snapkv, adakv, keynorm,          compete=head|layer|model: whose rows compete for the budgets, as in
   keydiff, expected, kvzip         keydiff:128,compete=model; safeguard: the share of its own that a head keeps
   sink_recent, streaming_llm, duo  sinks=N recent=N mask=exact|chunk; duo also rule=exact_count|threshold
-  bounded                          certainty=sure|four_sigma|none (estimates; none is top-p), key_group=64, residual=128;
+  bounded                          (how it is read is in the name, not in a plan file that is made from it)
+                                   certainty=sure|four_sigma|none (estimates), key_group=64, residual=128;
                                    bounded+int8:0.05 has values of 8 bits
   what is quantised                group=N channels that share a scale, residual=N, hadamard=none|keys|values|both
                                    (what is rotated first); kivi has flush=kivi|steady instead

@@ -76,7 +76,7 @@ struct Case {
 };
 std::vector<Case> cases() {
   std::vector<Case> all;
-  for (const std::size_t head_dim : {8, 40, 64, 128, 576}) {
+  for (const std::size_t head_dim : {8, 40, 128, 576}) {
     for (const std::size_t group : {16, 32, 64}) {
       all.push_back({{Encoding::uint4x2, Granularity::per_channel, group}, head_dim});
     }
@@ -124,7 +124,8 @@ TEST_CASE("no whole key's logit is above its unit's bound, whatever the engine")
   cpu::Engine<cpu::SerialFor> engine;
   cpu::Engine<TwoWorkers, SmallTiles> other;
   for (const auto& [format, head_dim] : cases()) {
-    for (const std::size_t count : {1, 7, 8, 65, 200}) {
+    for (const std::size_t count : {1, 8, 65, 135}) {
+      if (head_dim == 576 && count != 65) continue;
       for (const bool adversarial : {false, true}) {
         const std::size_t align = format.granularity == Granularity::per_channel ? 3 : 5;
         const Keys keys{random, format, test::below(random, 2) * align, count, head_dim, adversarial};

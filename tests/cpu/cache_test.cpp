@@ -16,6 +16,7 @@
 #include <kvpolicy/cpu.hpp>
 #include <kvpolicy/plan/shipped_policies.hpp>
 
+#include "cache/bounded_text.hpp"
 #include "support/compare.hpp"
 #include "support/random_tree.hpp"
 #include "support/shipped_plan.hpp"
@@ -250,3 +251,12 @@ TEST_CASE("compressing chooses the same rows") {
 }
 
 }  // namespace
+
+TEST_CASE("the CPU engine's bounds hold for random texts, and for those made to break them") {
+  std::size_t rows = 0;
+  for (std::uint64_t seed = 1; seed <= 60; ++seed) {
+    CAPTURE(seed);
+    rows += test::check_random_bounds<kvpolicy::cpu::Engine<kvpolicy::cpu::SerialFor>>(seed);
+  }
+  CHECK(rows > 100'000);
+}

@@ -2,7 +2,8 @@
 //
 // One step for many sequences, each with its own cache, plan, number of new tokens and options. A part of a prompt,
 // decoding sequences and trees of draft tokens may be mixed. The attention of all sequences is one call of the
-// engine, so there is one parallel region.
+// engine, so there is one parallel region; only sequences that are read with a bound (Read::bounded) have calls
+// of their own.
 //
 // Tensors are ragged, as in FlashInfer and vLLM: the tokens of all sequences one after another, and `indptr`, which
 // says where the tokens of each sequence begin.
@@ -206,7 +207,7 @@ class Batch {
           if (next == pending_.size() || pending_[next].sequence != i) return;
           Pending& call = pending_[next++];
           if (chooses(call)) {
-            bounded_.attend(engine_, call.attention);
+            detail::bounded_attention().attend(engine_, call.attention);
           } else if (!attended) {
             engine_.attend(call.attention);
           }
@@ -236,7 +237,6 @@ class Batch {
   }
 
   Engine engine_;
-  BoundedAttention bounded_;
   // The lists of the current call.
   std::vector<Cache*> caches_;
   std::vector<Pending> pending_;

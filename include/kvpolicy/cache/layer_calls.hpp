@@ -178,7 +178,7 @@ class LayerCalls {
   void run(Layer& layer, const LayerAttention& attention) {
     KVPOLICY_TRY {
       if (attention.options.read == Read::bounded) {
-        bounded_.attend(engine_, attention);
+        bounded_attention().attend(engine_, attention);
       } else {
         engine_.attend(attention);
       }
@@ -278,9 +278,10 @@ class LayerCalls {
 
   // What follows once the rows are kept: it must not fail any more.
   void finish_call(Layer& layer, const ConstTensor& q, const AttendOptions& options) {
-    // A read of all rows that asks for a refresh chooses for the reads that follow: after the
+    // A read that shows all rows and asks for a refresh chooses for the reads that follow: after the
     // call, so that its own rows can be chosen.
-    if (options.read == Read::all && options.refresh_selection) {
+    const bool shows_all = options.read == Read::all || options.read == Read::bounded;
+    if (shows_all && options.refresh_selection) {
       KVPOLICY_TRY {
         prepare_refresh(layer, q, layer.tokens - q.tokens, options.selection_query, true);
         layer.end_refresh(true);
@@ -300,7 +301,6 @@ class LayerCalls {
   Engine engine_;
   std::size_t observed_rows_ = 0;
   // Scratch of a call.
-  BoundedAttention bounded_;
   std::vector<SegmentList> shown_;
   std::vector<std::span<const Segment>> heads_;
   SegmentList rows_;

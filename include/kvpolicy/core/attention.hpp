@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The complete interface between a cache and an attention engine: one layer's queries, the segments of each
-// KV head, and three operations. `ScalarEngine` defines what the operations compute; `cpu::Engine` computes
-// the same fast.
+// KV head, and three operations, with a fourth that is optional. `ScalarEngine` defines what the operations compute;
+// `cpu::Engine` computes the same fast.
 #pragma once
 
 #include <array>
@@ -33,7 +33,7 @@ enum class Read : std::uint8_t { all, selected, upper_half, bounded };
 enum class Certainty : std::uint8_t {
   sure,        ///< Nothing can: each channel is off by its half step in the worst direction.
   four_sigma,  ///< Four standard deviations of the logit, as if lower halves were drawn at random. An estimate.
-  none  ///< The upper halves are taken for the keys, as for the top-p of Twilight (arXiv:2502.02770).
+  none         ///< The upper halves are taken for the keys, as for the top-p of Twilight (arXiv:2502.02770).
 };
 
 /// The names of the enumerators in files.
@@ -41,20 +41,24 @@ enum class Certainty : std::uint8_t {
   return {"sure", "four_sigma", "none"};
 }
 
-/// How much attention a query may leave unread (Read::bounded), and what it left.
+/// How much attention a query may leave unread (Read::bounded), and what it left. A call with more than
+/// `most_bounded_queries` queries for a KV head (core/bounded_attention.hpp), tokens times group, reads all rows: it
+/// heeds neither `epsilon` nor `most_rows`. What the spans hold after a call that throws is not specified.
 struct ReadBound {
   /// Rows are read until those that are left can hold at most this share of the query's attention, from 0 to 1. 0
-  /// reads all rows.
+  /// reads all rows, whatever `most_rows` is.
   float epsilon = 0.05F;
   /// At most so many rows in halves are read in full for a KV head. Where that ends a read early, `unread` says so.
   std::size_t most_rows = std::numeric_limits<std::size_t>::max();
   Certainty certainty = Certainty::sure;
   /// [tokens, q_heads], written unless it is empty: the share of the query's attention, over all rows that it sees,
   /// that the rows it did not read hold at most. It is at most `epsilon` unless `most_rows` ended the read, and a
-  /// bound as far as `certainty` goes. The output is off by at most this share of the distance between two values of
-  /// the head.
+  /// bound as far as `certainty` goes; weights of rows that are not in halves are taken as the engine computes them.
+  /// The output is off by at most this share of the distance between two values of the head, or between a value and 0
+  /// where there are sink logits, besides rounding.
   std::span<float> unread = {};
-  /// [kv_heads], unless it is empty: increased by the rows that were read in full, for any query of the head.
+  /// [kv_heads], unless it is empty: increased by the rows that the call read in full for any query of the head, those
+  /// that are not in halves included.
   std::span<std::size_t> rows_read = {};
 };
 
@@ -67,7 +71,7 @@ struct AttendOptions {
   Read read = Read::all;
   ReadBound bound = {};  ///< for Read::bounded
   /// Makes ChunkRetrieval heads choose a new selection. A `selected` read chooses before it reads. An `all`
-  /// read (the end of a prompt, say) chooses afterwards, for the `selected` reads that follow.
+  /// or `bounded` read (the end of a prompt, say) chooses afterwards, for the `selected` reads that follow.
   bool refresh_selection = false;
   /// Index of the call's token whose query chooses the selection; default: the last. A rollback to before
   /// that token undoes the selection. In a call with a tree it must be set, to a node that all paths

@@ -31,8 +31,8 @@ namespace kvpolicy {
 /// If a KV head has more queries in a call, tokens times group, the call reads all rows: together they need most.
 inline constexpr std::size_t most_bounded_queries = 64;
 
-/// Performs calls with Read::bounded on any engine, and keeps the memory for that: a call like the one before it
-/// allocates nothing. A copy starts with memory of its own. Not synchronised.
+/// Performs calls with Read::bounded on any engine, and keeps the memory for that, about 20 bytes for each query and 8
+/// rows: a call like the one before it allocates nothing. A copy starts with memory of its own. Not synchronised.
 class BoundedAttention {
  public:
   BoundedAttention() = default;
@@ -216,7 +216,7 @@ class BoundedAttention {
         float top = exact;
         float slack = 0.0F;
         for (const UnitBound& unit : own) {
-          head.is_known = head.is_known && is_finite(unit.highest);
+          head.is_known = head.is_known && is_finite(unit.highest) && is_finite(unit.slack);
           top = std::max(top, unit.highest);
           slack = std::max(slack, unit.slack);
         }
@@ -245,8 +245,10 @@ class BoundedAttention {
       HeadRows& head = heads_[h];
       if (!head.is_known || head.units() == 0) continue;
       for (std::size_t q = 0; q < queries; ++q) {
-        head.allowed[q] =
+        const float most =
             std::log(odds(limits.epsilon)) + least(total_.log_sum_exp[row_of(work, h, q)], head.slack[q]);
+        head.allowed[q] =
+            most - (0x1p-10F + 0x1p-20F * std::abs(most));  // more than rounding adds to the report
       }
       any = head.choice.add(head.bounds, head.allowed, limits.most_rows, rows_of_units(head)) || any;
     }
@@ -268,7 +270,12 @@ class BoundedAttention {
   // Attends to the chosen units that were not read yet.
   template <class Engine>
   void read_chosen(Engine& engine, const LayerAttention& work) {
-    for (HeadRows& head : heads_) list_chosen(head);
+    bool any = false;
+    for (HeadRows& head : heads_) {
+      list_chosen(head);
+      any = any || !head.chosen.empty();
+    }
+    if (!any) return;
     attend_to(engine, work, &HeadRows::chosen, {}, part_);
     const std::size_t value_dim = work.out.head_dim;
     for (std::size_t row = 0; row < total_.log_sum_exp.size(); ++row) {
@@ -332,7 +339,7 @@ class BoundedAttention {
   // The share of the rows that query q of a head left.
   [[nodiscard]] static float unread(const HeadRows& head, std::size_t q, float log_sum_exp) {
     if (std::ranges::all_of(head.read, [](std::uint8_t read) { return read != 0; })) return 0.0F;
-    if (!head.is_known || !is_finite(head.choice.left()[q])) return 1.0F;
+    if (!head.is_known || !is_finite(head.choice.left()[q]) || !is_finite(head.allowed[q])) return 1.0F;
     const double left = head.choice.left()[q] * (1.0 + 0x1p-12);
     const double beside = std::exp(static_cast<double>(least(log_sum_exp, head.slack[q])) - head.allowed[q]);
     return static_cast<float>(left / (left + beside));
@@ -346,4 +353,13 @@ class BoundedAttention {
   std::vector<std::span<UnitBound>> bounds_;
 };
 
+namespace detail {
+
+/// The thread's own, for caches: what one call takes of memory the next one has.
+[[nodiscard]] inline BoundedAttention& bounded_attention() {
+  thread_local BoundedAttention attention;
+  return attention;
+}
+
+}  // namespace detail
 }  // namespace kvpolicy

@@ -42,11 +42,11 @@ struct KeyWidth {
   /// What arithmetic may add. Engines may round a query, times the scales of keys, to 16 bits, or to as many as keep
   /// sums within 32 (cpu/integer_keys-inl.hpp); a code counts from the middle, so half a step of the query costs 8
   /// steps of an upper half at most, and as much for the whole code, whose steps are 16 times smaller. Otherwise
-  /// numbers are floats, or two terms in bfloat16.
-  [[nodiscard]] float slack(std::size_t head_dim) const {
+  /// a product is off by `rounding` of its size: numbers are floats, or two terms in bfloat16.
+  [[nodiscard]] float slack(std::size_t head_dim, float rounding = 0x1p-13F) const {
     const auto channels = static_cast<float>(head_dim);
     const float steps = std::min(32767.0F, 2147483647.0F / (255.0F * channels));
-    return channels * largest * 8.0F / (2.0F * steps) + 0x1p-13F * size;
+    return channels * largest * 8.0F / (2.0F * steps) + rounding * size;
   }
 
   /// What lower halves and arithmetic can add.
@@ -55,7 +55,7 @@ struct KeyWidth {
       case Certainty::sure: return reach + arithmetic;
       // A lower half that may be any of 16 has 255 / 12 of its squared steps as its variance, and reaches 7.5.
       case Certainty::four_sigma:
-        return 4.0F * std::sqrt(square * (255.0F / 12.0F / (7.5F * 7.5F))) + arithmetic;
+        return std::min(reach, 4.0F * std::sqrt(square * (255.0F / 12.0F / (7.5F * 7.5F)))) + arithmetic;
       case Certainty::none: break;
     }
     return 0.0F;

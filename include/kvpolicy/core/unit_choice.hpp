@@ -6,6 +6,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -16,12 +17,12 @@
 
 namespace kvpolicy::detail {
 
-/// e^x, or up to 6.2 % more: the chord above 2^x between whole powers, which compilers can turn into vectors. Below
-/// -87 it is 2^-126, above 88 it is 2^127.
+/// e^x, or up to 6.2 % more: the chord above 2^x between whole powers, which compilers can turn into vectors. Below -87
+/// it is 2^-126, from 88.8 on infinite.
 [[nodiscard]] inline float exp_at_least(float x) {
   constexpr float log2_e = 1.442695F;
   constexpr float bias = 127.0F + 0x1p-14F;  // more than rounding can take away
-  const float power = std::min(std::max(x * log2_e + bias, 1.0F), 254.0F);
+  const float power = std::min(std::max(x * log2_e + bias, 1.0F), 255.0F);
   return std::bit_cast<float>(static_cast<std::int32_t>(power * 0x1p23F));
 }
 
@@ -142,20 +143,18 @@ class UnitChoice {
   // Chooses the units from bin `lowest` on; where there are too many, those of the highest bins.
   template <class RowsOf>
   void take(std::size_t lowest, std::size_t most_rows, RowsOf rows_of) {
-    std::size_t wanted = 0;
+    std::array<std::size_t, bins> rows_in = {};
     for (std::size_t u = 0; u < units_; ++u) {
-      if (bins_of_[u] >= lowest && chosen_[u] == 0) wanted += rows_of(u);
+      if (chosen_[u] == 0) rows_in[bins_of_[u]] += rows_of(u);
     }
-    if (wanted <= most_rows - rows_) {
-      for (std::size_t u = 0; u < units_; ++u) {
-        if (bins_of_[u] >= lowest) choose(u, most_rows, rows_of);
-      }
-      return;
+    std::size_t room = most_rows - std::min(most_rows, rows_);
+    std::size_t whole = bins;  // bins from here on are taken as a whole
+    while (whole > lowest && rows_in[whole - 1] <= room) room -= rows_in[--whole];
+    for (std::size_t u = 0; u < units_; ++u) {
+      if (bins_of_[u] >= whole) choose(u, most_rows, rows_of);
     }
-    for (std::size_t bin = bins; bin-- > lowest && rows_ < most_rows;) {
-      for (std::size_t u = 0; u < units_; ++u) {
-        if (bins_of_[u] == bin) choose(u, most_rows, rows_of);
-      }
+    for (std::size_t u = 0; u < units_ && whole > lowest && rows_ < most_rows; ++u) {
+      if (bins_of_[u] + std::size_t{1} == whole) choose(u, most_rows, rows_of);
     }
   }
 

@@ -83,9 +83,13 @@ HWY_INLINE void channel_widths(const float* queries, std::size_t apart, const ha
 /// Turns the logits of a tile of queries with upper halves into bounds of units, one row tile after another.
 class TileBounds {
  public:
-  /// `queries` [tile.rows, width().keys], at most `most_queries`.
-  TileBounds(const QueryTile& tile, const float* queries, Certainty certainty)
-      : tile_{tile}, queries_{queries}, apart_{tile.width().keys}, certainty_{certainty} {}
+  /// `queries` [tile.rows, width().keys], at most `most_queries`. `rounding`: of KeyWidth::slack.
+  TileBounds(const QueryTile& tile, const float* queries, Certainty certainty, float rounding)
+      : tile_{tile},
+        queries_{queries},
+        apart_{tile.width().keys},
+        certainty_{certainty},
+        rounding_{rounding} {}
 
   static constexpr std::size_t most_queries = 64;
 
@@ -104,7 +108,7 @@ class TileBounds {
       std::array<KeyWidth, most_queries> widths;
       find_widths(row_tile, row, widths.data());
       for (std::size_t m = 0; m < tile_.rows; ++m) {
-        const float slack = widths[m].slack(tile_.key_dim());
+        const float slack = widths[m].slack(tile_.key_dim(), rounding_);
         add_rows(logits + m * stride, row, end, first, widths[m].width(certainty_, slack), slack,
                  out + m * units);
       }
@@ -195,6 +199,7 @@ class TileBounds {
   const float* queries_;
   std::size_t apart_;
   Certainty certainty_;
+  float rounding_;
 };
 
 KVPOLICY_CPU_END_TARGET

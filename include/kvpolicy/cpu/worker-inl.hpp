@@ -236,7 +236,9 @@ void Worker<Tuning>::bound(const Segment& rows, const QueryTile& tile, Certainty
   StreamPass pass{tile, own_partial(tile), scratch_};
   queries.load_for(rows);
   pass.set_queries(queries_);
-  TileBounds bounds{tile, queries_, certainty};
+  // Where queries are always rounded to bfloat16, a logit of the rows that are read is off by more.
+  constexpr bool rounds = Tuning::bfloat16_products == Bfloat16Products::always;
+  TileBounds bounds{tile, queries_, certainty, rounds ? 0x1p-7F : 0x1p-13F};
   RowTile* row_tile = row_tiles_->data();
   RowTile* next = row_tile + 1;
   for (reader.read(*row_tile, stream_limit); row_tile->rows > 0; std::swap(row_tile, next)) {

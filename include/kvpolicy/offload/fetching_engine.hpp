@@ -6,6 +6,7 @@
 // changed.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <new>
 #include <span>
@@ -73,7 +74,11 @@ class FetchingEngine {
     }
     if (ranges_.empty()) return;
     memory_->fetch(ranges_);
-    if (value_dim == 0) return;
+    // What a query chose says nothing of what the next one will read.
+    const bool chosen = std::ranges::any_of(heads, [](std::span<const Segment> segments) {
+      return std::ranges::any_of(segments, [](const Segment& rows) { return !rows.runs.empty(); });
+    });
+    if (value_dim == 0 || chosen) return;
     if (const std::vector<Range>* ahead = follow(ranges_.front().data())) memory_->fetch_ahead(*ahead);
   }
 

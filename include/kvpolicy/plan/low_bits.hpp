@@ -103,7 +103,8 @@ struct LowBitFormat {
     return format;
   }
   /// The format of heads that keep every row for reads with a bound (core/bounded_attention.hpp): keys of 8 bits in
-  /// halves, whose scales along the text make the sure bound narrow, which a rotation would widen; values of `bits`.
+  /// halves, whose scales along the text make the sure bound narrow, which a rotation would widen; values of
+  /// `value_bits`.
   [[nodiscard]] static LowBitFormat of_bounded(const ModelShape& shape, std::size_t value_bits = 4,
                                                std::size_t residual = 128) {
     LowBitFormat format = of_text({4, value_bits}, shape, residual);
