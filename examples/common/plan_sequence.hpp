@@ -119,7 +119,9 @@ class PlanSequence final : public Sequence {
   }
 
   [[nodiscard]] std::size_t bytes_read(const Reading& reading) const override {
-    if (reading.read == Read::bounded) return bytes_of_bounded(cache_, rows_read_);
+    // With epsilon 0 it is a read of all rows.
+    const bool bounded = reading.read == Read::bounded && reading.epsilon > 0.0F;
+    if (bounded) return bytes_of_bounded(cache_, rows_read_);
     std::size_t total = bytes_shown(cache_, reading.read);
     if (!reading.refresh_each_step) return total;
     const ModelShape& shape = cache_.plan().shape();
