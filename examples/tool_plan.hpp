@@ -91,7 +91,7 @@ template <Element E>
 }
 
 /// How a plan that was named so reads while it decodes: `bounded:0.05` with a bound, plans with selecting heads what
-/// these choose anew at each token, any other plan all rows.
+/// these choose again at each token, any other plan all rows.
 [[nodiscard]] Reading reading_of(const std::string& plan, const PlanNeeds& needs);
 
 /// Refuses, for a tool that reads all rows, a plan that is read with a bound.

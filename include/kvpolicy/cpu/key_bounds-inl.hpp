@@ -94,7 +94,7 @@ class TileBounds {
   static constexpr std::size_t most_queries = 64;
 
   /// Adds the rows of a row tile, whose first is row `first` of the units; query m's begin at out + m * units.
-  /// `logits` [queries, stride] have room for a vector behind a query's last row, and are overwritten. `next` is the
+  /// `logits` [queries, stride] have room for a vector after a query's last row, and are overwritten. `next` is the
   /// row tile after it, whose scales are prefetched.
   void add(const RowTile& row_tile, const RowTile& next, std::size_t first, float* logits, std::size_t stride,
            UnitBound* out, std::size_t units) {
