@@ -225,6 +225,15 @@ TEST_CASE_FIXTURE(Fixture, "a device step refuses strides whose product is no ad
       "1073741824 tokens, must be fewer than 2^30"));
 }
 
+TEST_CASE_FIXTURE(Fixture, "a device refuses reads with a bound by name") {
+  Step s;
+  s.options.read = Read::bounded;
+  refuses<ConfigError>([&] { cache.step(0, s.q, s.k, s.v, s.out, s.options); },
+                       {"Read::bounded is not served by the kernels"});
+  refuses<ConfigError>([&] { cache.attend(0, s.q, s.out, s.options); },
+                       {"Read::bounded is not served by the kernels"});
+}
+
 TEST_CASE_FIXTURE(Fixture, "a device step refuses options that are not numbers") {
   const test::DeviceArray<float> numbers{40};
   const auto refused = [&](auto spoil, const std::vector<std::string>& parts) {

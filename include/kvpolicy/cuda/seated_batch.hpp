@@ -13,6 +13,7 @@
 
 #include <kvpolicy/core/attention.hpp>
 #include <kvpolicy/core/tensor_view.hpp>
+#include <kvpolicy/cuda/call_checks.hpp>
 #include <kvpolicy/cuda/kv_cache.hpp>
 #include <kvpolicy/cuda/sequence_table.hpp>
 
@@ -58,11 +59,12 @@ class SeatedBatch {
   /// Gives a seat to a cache, from the next step on that is put on the stream, captured ones included. A read of
   /// selected chunks takes those that were chosen by the cache's own calls, or all rows if none were.
   /// @throws ShapeError for a seat that is not there, ConfigError for a cache that has a seat already, or of
-  /// another engine or page size; CapacityError inside a capture, and for a cache whose steps need more than the
+  /// another engine or page size, or that is to be read with a bound; CapacityError inside a capture, and for a cache whose steps need more than the
   /// two launches: heads that add up attention, compress by themselves, have a summary of the caller's own, or
   /// have rows in slow memory; RollbackError if a tree is pending, DeviceError
   void seat(std::size_t seat, Cache& cache, Read read = Read::all, cudaStream_t stream = nullptr) {
     static_cast<void>(checked(seat));
+    refuse_bound(read);
     refuse_capture(stream, "giving a seat");
     check_fits(cache);
     DeviceWrites writes{stream};
