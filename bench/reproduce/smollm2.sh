@@ -201,6 +201,7 @@ measure_bounds() {
     for epsilon in 0.01 0.05 0.2; do plans+=("bounded:$epsilon,certainty=$certainty"); done
   done
   for budget in 64 128 256 512 1024; do plans+=("quest:16,$budget" "chunk:16,$budget"); done
+  for budget in 512 1024; do plans+=("quest+int8:16,$budget" "chunk+int8:16,$budget"); done
   go_on bounds 2048 --text novels --plans "${plans[@]}"
   ask_keys 2 bounds_answers 2048 --plans "${plans[@]}"
 }

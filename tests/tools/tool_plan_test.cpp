@@ -11,6 +11,7 @@
 #include <common/files.hpp>
 #include <generate/plan_view.hpp>
 #include <kvpolicy/io/duo_pattern.hpp>
+#include <kvpolicy/plan/low_bits.hpp>
 #include <kvpolicy/plan/shipped_policies.hpp>
 
 #include "support/temporary_folder.hpp"
