@@ -221,6 +221,7 @@ class BoundedAttention {
           slack = std::max(slack, unit.slack);
         }
         head.is_known = head.is_known && !is_nan(exact) && exact != std::numeric_limits<float>::infinity();
+        if (!head.is_known) break;
         float sum = exact > -std::numeric_limits<float>::infinity() ? std::exp(exact - top) : 0.0F;
         for (const UnitBound& unit : own)
           sum += unit.mass * detail::exp_at_least(unit.highest - unit.width - top);
