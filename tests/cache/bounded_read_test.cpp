@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <limits>
 #include <span>
 #include <stdexcept>
@@ -44,7 +45,7 @@ Text text_of(std::size_t tokens, std::uint64_t seed, const Format& format = {},
 TEST_CASE("what a bounded read leaves holds no more attention than it says") {
   std::uint64_t seed = 1;
   for (const Format& format : formats) {
-    for (const std::size_t tokens : {1, 31, 65, 301}) {
+    for (const std::size_t tokens : std::initializer_list<std::size_t>{1, 31, 65, 301}) {
       Text text = text_of(tokens, seed++, format);
       for (const float size : {0.3F, 1.0F, 4.0F}) {
         for (const float epsilon : {1.0F, 0.3F, 0.05F, 0.001F}) {
@@ -72,7 +73,7 @@ TEST_CASE(
     ModelShape shape = small;
     shape.value_dim = 16;
     if (format.hadamard || format.value_group != 0) shape.value_dim = 0;
-    for (const std::size_t window : {0, 100}) {
+    for (const std::size_t window : std::initializer_list<std::size_t>{0, 100}) {
       Text text{shape, test::settings<float>(format), seed++};
       if (window > 0) {
         HeadPlan<float> plan{shape, test::settings<float>(format)};
@@ -80,7 +81,7 @@ TEST_CASE(
         text.cache = Cache{std::move(plan), {.max_rollback = 4, .max_append = 4096}};
       }
       text.append(250);
-      for (const std::size_t tokens : {1, 4}) {
+      for (const std::size_t tokens : std::initializer_list<std::size_t>{1, 4}) {
         text.check(text.queries(tokens, 1.0F), {.softcap = 20.0F, .bound = {.epsilon = 0.1F}});
         text.check(text.queries(tokens, 1.0F), {.attention_sink_bias = biases, .bound = {.epsilon = 0.1F}});
         text.check(text.queries(tokens, 0.1F), {.scale = -1.5F, .bound = {.epsilon = 0.1F}});
@@ -129,7 +130,7 @@ TEST_CASE("most_rows ends a read early, and the bound says so") {
   const auto free = text.read(q, {.bound = {.epsilon = 0.01F}});
   const std::size_t exact = 2 + 16 + 16 + 31;  // sinks, residual, tail and a group that is not full, at most
   std::vector<float> before(small.q_heads, 1.0F);
-  for (const std::size_t most : {0, 1, 7, 8, 40, 100}) {
+  for (const std::size_t most : std::initializer_list<std::size_t>{0, 1, 7, 8, 40, 100}) {
     AttendOptions options{.bound = {.epsilon = 0.01F, .most_rows = most}};
     text.check(q, options);
     const auto limited = text.read(q, options);
@@ -312,7 +313,7 @@ TEST_CASE(
     made.randomize(random);
     return made;
   };
-  for (const std::size_t tokens : {200, 1}) {
+  for (const std::size_t tokens : std::initializer_list<std::size_t>{200, 1}) {
     const auto k = rows(tokens, small.kv_heads);
     const auto v = rows(tokens, small.kv_heads);
     cache.append(0, k.view(), v.view());

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <limits>
 #include <memory>
 #include <vector>
@@ -76,8 +77,8 @@ struct Case {
 };
 std::vector<Case> cases() {
   std::vector<Case> all;
-  for (const std::size_t head_dim : {8, 40, 128, 576}) {
-    for (const std::size_t group : {16, 32, 64}) {
+  for (const std::size_t head_dim : std::initializer_list<std::size_t>{8, 40, 128, 576}) {
+    for (const std::size_t group : std::initializer_list<std::size_t>{16, 32, 64}) {
       all.push_back({{Encoding::uint4x2, Granularity::per_channel, group}, head_dim});
     }
     all.push_back({{Encoding::uint4x2, Granularity::per_channel, 32, true}, head_dim});
@@ -124,7 +125,7 @@ TEST_CASE("no whole key's logit is above its unit's bound, whatever the engine")
   cpu::Engine<cpu::SerialFor> engine;
   cpu::Engine<TwoWorkers, SmallTiles> other;
   for (const auto& [format, head_dim] : cases()) {
-    for (const std::size_t count : {1, 8, 65, 135}) {
+    for (const std::size_t count : std::initializer_list<std::size_t>{1, 8, 65, 135}) {
       if (head_dim == 576 && count != 65) continue;
       for (const bool adversarial : {false, true}) {
         const std::size_t align = format.granularity == Granularity::per_channel ? 3 : 5;
