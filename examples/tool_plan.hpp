@@ -101,10 +101,10 @@ void require_no_bound(const std::string& plan, std::string_view tool);
 /// Refuses, for a tool that reads a prompt once, a plan that needs it read again.
 /// @throws ConfigError
 inline void require_no_scoring(const PlanNeeds& needs, std::string_view tool) {
-  require(
-      !needs.scoring, tool,
-      ": the plan scores its rows by reading the prompt a second time (kvzip), which generate, compare and "
-      "evaluate do; keydiff needs no question either, and no second time");
+  require(!needs.scoring, "the plan scores its rows by reading the prompt a second time (kvzip), which ",
+          tool,
+          " does not do; generate, compare and evaluate do; keydiff needs no question either, and no second "
+          "time");
 }
 
 }  // namespace kvpolicy::tools

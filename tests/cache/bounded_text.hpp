@@ -165,10 +165,19 @@ struct BoundedText {
                            : std::exp(static_cast<double>(options.attention_sink_bias[h]) - top);
         double left = 0;
         std::vector<double> out(all.front().value.size(), 0.0);
+        std::vector<double> full = out;  // with all rows
+        const bool sinks = !options.attention_sink_bias.empty();
+        std::vector<double> least(out.size(), sinks ? 0.0 : 1e300);
+        std::vector<double> most(out.size(), sinks ? 0.0 : -1e300);
         double weight_read = total;
         for (const SeenRow& row : all) {
           const double weight = std::exp(row.logit - top);
           total += weight;
+          for (std::size_t c = 0; c < out.size(); ++c) {
+            full[c] += weight * row.value[c];
+            least[c] = std::min(least[c], row.value[c]);
+            most[c] = std::max(most[c], row.value[c]);
+          }
           if (noted[h / group].contains(row.position)) {
             weight_read += weight;
             for (std::size_t c = 0; c < out.size(); ++c) out[c] += weight * row.value[c];
@@ -194,6 +203,13 @@ struct BoundedText {
               std::max(off, std::abs(static_cast<double>(result.out.number(t, h, c)) - out[c] / weight_read));
         }
         CHECK_MESSAGE(off < tolerance * (1 + largest), "the output is off by ", off);
+        // It is off from that of all rows by the unread share of the distance between two values at most.
+        double beyond = -1e300;
+        for (std::size_t c = 0; c < out.size(); ++c) {
+          const double away = std::abs(static_cast<double>(result.out.number(t, h, c)) - full[c] / total);
+          beyond = std::max(beyond, away - said * (most[c] - least[c]));
+        }
+        if (options.bound.certainty == kvpolicy::Certainty::sure) CHECK(beyond < tolerance * (1 + largest));
         CHECK(static_cast<double>(result.log_sum_exp[t * shape.q_heads + h]) ==
               doctest::Approx(top + std::log(weight_read)).epsilon(tolerance * (1 + largest)));
       }

@@ -68,7 +68,8 @@ TEST_CASE("--plan bounded: the format, and how it is read") {
         std::string::npos);
   CHECK_THROWS_WITH_AS(
       require_no_bound("bounded:0.1", "serve"),
-      "serve: --plan bounded:0.1 is read with a bound, which generate, compare and evaluate do", ConfigError);
+      "--plan bounded:0.1: is read with a bound, which serve does not do; generate, compare and evaluate do",
+      ConfigError);
 }
 
 TEST_CASE("--plan: a number of rows per head, ranked by the scorer that the name states") {

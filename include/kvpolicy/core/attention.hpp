@@ -160,10 +160,14 @@ struct LayerBounds {
   [[nodiscard]] std::size_t queries_per_kv() const { return queries.heads / heads.size(); }
 };
 
+/// The units of so many rows of a segment.
+[[nodiscard]] constexpr std::size_t units_of(std::size_t rows) {
+  return (rows + bounded_unit - 1) / bounded_unit;
+}
 /// The units of some segments.
 [[nodiscard]] inline std::size_t units_of(std::span<const Segment> segments) {
   std::size_t units = 0;
-  for (const Segment& segment : segments) units += (segment.rows + bounded_unit - 1) / bounded_unit;
+  for (const Segment& segment : segments) units += units_of(segment.rows);
   return units;
 }
 

@@ -190,7 +190,7 @@ class BoundedAttention {
     return [&head](std::size_t unit) {
       if (head.upper.size() == 1) return std::min(bounded_unit, head.upper[0].rows - unit * bounded_unit);
       for (const Segment& rows : head.upper) {
-        const std::size_t units = (rows.rows + bounded_unit - 1) / bounded_unit;
+        const std::size_t units = units_of(rows.rows);
         if (unit < units) return std::min(bounded_unit, rows.rows - unit * bounded_unit);
         unit -= units;
       }

@@ -131,7 +131,7 @@ class ScalarEngine {
             }
             detail::add_bound(own[row / bounded_unit], logit, width, slack);
           }
-          own = own.subspan((segment.rows + bounded_unit - 1) / bounded_unit);
+          own = own.subspan(units_of(segment.rows));
         }
       }
     }

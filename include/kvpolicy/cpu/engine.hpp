@@ -325,7 +325,7 @@ void Engine<Parallel, Tuning>::bound(const LayerBounds& work) {
           bounds_.push_back({rows, tile, out + q * units + row / bounded_unit, units});
         }
       }
-      out += (segment.rows + bounded_unit - 1) / bounded_unit;
+      out += units_of(segment.rows);
     }
   }
   if (bounds_.empty()) return;
