@@ -5,20 +5,17 @@
 # it, the presets for editing do not.
 option(KVPOLICY_BATCHES "Compile tests and tools in batches of files: less in all, more after an edit" OFF)
 
-# kvpolicy_batches(<out> <name> <bytes> <sources>...): files to compile in place of the sources, each for at
-# most so many bytes of them. A batch includes what its files include, and then each file inside a namespace
-# of its own, so that names of two files never meet; a file that opens such a namespace itself, kvpolicy::...::
-# <its name>, goes in as it stands. What cannot lie in a namespace is compiled alone: a file that adds to
-# namespace kvpolicy, specialises a template, or defines a macro.
-function(kvpolicy_batches out name bytes)
+# kvpolicy_batches(<out> <name> <sources>...): files to compile in place of the sources. One is their batch: it
+# includes what they include, and then each of them inside a namespace of its own, so that names of two files never
+# meet; a file that opens such a namespace itself, kvpolicy::...::<its name>, goes in as it stands. What cannot lie in
+# a namespace is compiled alone: a file that adds to namespace kvpolicy, specialises a template, or defines a macro.
+function(kvpolicy_batches out name)
   if(NOT KVPOLICY_BATCHES)
     set(${out} ${ARGN} PARENT_SCOPE)
     return()
   endif()
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${ARGN})
   set(result)
-  set(batch 0)
-  set(count 0)
   set(includes)
   set(bodies)
   foreach(source IN LISTS ARGN)
@@ -29,15 +26,6 @@ function(kvpolicy_batches out name bytes)
     if(alone)
       list(APPEND result "${source}")
       continue()
-    endif()
-    file(SIZE "${source}" size)
-    math(EXPR count "${count} + ${size}")
-    if(bodies AND count GREATER bytes)
-      kvpolicy_write_batch(result "${name}_${batch}" "${includes}" "${bodies}")
-      math(EXPR batch "${batch} + 1")
-      set(count ${size})
-      set(includes)
-      set(bodies)
     endif()
     cmake_path(GET source PARENT_PATH folder)
     file(STRINGS "${source}" own REGEX "^#include ")
@@ -58,7 +46,7 @@ function(kvpolicy_batches out name bytes)
     endif()
   endforeach()
   if(bodies)
-    kvpolicy_write_batch(result "${name}_${batch}" "${includes}" "${bodies}")
+    kvpolicy_write_batch(result "${name}" "${includes}" "${bodies}")
   endif()
   set(${out} ${result} PARENT_SCOPE)
 endfunction()

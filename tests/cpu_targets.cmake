@@ -23,7 +23,7 @@ function(kvpolicy_add_cpu_target name feature)
   file(GLOB sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/cpu/*_test.cpp")
   list(FILTER sources EXCLUDE REGEX "/(cache|engine_memory|huge_pages|parallel|shapes)_test.cpp$")
   set(target test_cpu_${name})
-  kvpolicy_batches(sources cpu_${name} 80000 ${sources})
+  kvpolicy_batches(sources cpu_${name} ${sources})
   kvpolicy_add_program(${target} SOURCES ${sources}
                        LIBS kvpolicy_test_support kvpolicy::cpu kvpolicy_openmp)
   # Behind CMAKE_CXX_FLAGS, whose -march=native they replace.

@@ -157,12 +157,12 @@ class Encoder {
   ByteWriter out_;
 };
 
-Json heads_json(const Recording& recording, std::vector<HeadKind>& kinds) {
+Json heads_json(const Recording& recording, std::vector<ShownPolicy>& kinds) {
   Json heads = Json::array();
   const ModelShape& shape = recording.heads.shape();
   for (std::size_t head = 0; head < shape.kv_head_count(); ++head) {
     const auto& config = recording.heads.at(head / shape.kv_heads, head % shape.kv_heads);
-    const HeadKind kind = kind_of(config);
+    const ShownPolicy kind = shown_policy(config);
     const auto known = std::ranges::find(kinds, kind);
     const auto index = static_cast<std::size_t>(known - kinds.begin());
     if (known == kinds.end()) kinds.push_back(kind);
@@ -201,9 +201,9 @@ Json about_json(const Recording& recording) {
                               {"bytes", step.bytes},
                               {"fullHead", step.full_head_bytes}});
   }
-  std::vector<HeadKind> kinds;
+  std::vector<ShownPolicy> kinds;
   about["heads"] = heads_json(recording, kinds);
-  for (const HeadKind& kind : kinds) {
+  for (const ShownPolicy& kind : kinds) {
     about["kinds"].push_back({{"policy", kind.policy}, {"bits", kind.bits}});
   }
   return about;
@@ -234,8 +234,8 @@ std::pair<std::string_view, std::string_view> split_at(std::string_view text, st
 
 }  // namespace
 
-HeadKind kind_of(const HeadSettings<bfloat16>& config) {
-  HeadKind kind{.policy = std::string{config.names().policy}};
+ShownPolicy shown_policy(const HeadSettings<bfloat16>& config) {
+  ShownPolicy kind{.policy = std::string{config.names().policy}};
   kind.bits = config.rule(0).code_bits();
   return kind;
 }

@@ -23,11 +23,11 @@ struct HtmlPage {
 [[nodiscard]] HtmlPage write_page(const Recording& recording, std::size_t most_bytes = 1'900'000);
 
 /// The name of a head's policy, and the bits of its quantised rows, 0 where there are none.
-struct HeadKind {
+struct ShownPolicy {
   std::string policy;
   double bits = 0;
-  friend bool operator==(const HeadKind&, const HeadKind&) = default;
+  friend bool operator==(const ShownPolicy&, const ShownPolicy&) = default;
 };
-[[nodiscard]] HeadKind kind_of(const HeadSettings<bfloat16>& config);
+[[nodiscard]] ShownPolicy shown_policy(const HeadSettings<bfloat16>& config);
 
 }  // namespace kvpolicy::tools
