@@ -123,7 +123,7 @@ nlohmann::json heads_json(const Recording& recording) {
     const auto most = std::ranges::max_element(own.attention, {}, &RowAttention::share);
     heads.push_back({{"layer", layer},
                      {"kv_head", head},
-                     {"policy", kind_of(recording.heads.at(layer, head)).policy},
+                     {"policy", shown_policy(recording.heads.at(layer, head)).policy},
                      {"setting", describe(recording.heads.at(layer, head))},
                      {"rows_kept", rows_in(own.kept)},
                      {"rows_exact", rows_in(own.exact)},
