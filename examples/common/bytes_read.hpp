@@ -15,8 +15,9 @@ namespace kvpolicy::tools {
 [[nodiscard]] inline std::size_t bytes_of_rows(const Plane& plane, std::size_t rows, std::size_t head_dim) {
   const std::size_t codes = rows * head_dim * bits_of(plane.format.encoding) / 8;
   if (!is_quantized(plane.format.encoding)) return codes;
-  // Each group has a scale and a zero; a group is some channels of a row or some rows of a channel.
-  return codes + 2 * sizeof(half) * (rows * head_dim / plane.format.group);
+  // Each group has a scale, and a zero or none; a group is some channels of a row or some rows of a channel.
+  const std::size_t params = scale_bytes(plane.format.codebook) * (has_zeros(plane.format.codebook) ? 2 : 1);
+  return codes + params * (rows * head_dim / plane.format.group);
 }
 
 /// Bytes of the rows that `read` shows of one head. Summaries that are read to select rows are not

@@ -77,7 +77,7 @@ class Maker {
   [[nodiscard]] Plan by_name() {
     if (spec_.name == "full") return full();
     if (spec_.name == "sink_recent") return sink_recent();
-    if (io::low_bits_named(spec_.name) || io::hugging_face_bits(spec_.name) != 0) return quantized();
+    if (io::is_precision_name(spec_.name)) return quantized();
     if (spec_.name == "bounded") return bounded();
     if (kivi_bits(spec_.name) != 0) return kivi();
     if (spec_.name == "chunk") return chunks<MeanKey>();
@@ -373,8 +373,8 @@ void require_plan_source(const std::string& plan) {
   constexpr std::string_view names[]{
       "full", "bounded", "sink_recent", "chunk",   "quest", "duo",      "headkv",  "snapkv",        "adakv",
       "tova", "h2o",     "keynorm",     "keydiff", "kvzip", "expected", "pyramid", "streaming_llm", "search"};
-  const bool named = std::ranges::count(names, spec.name) > 0 || io::low_bits_named(spec.name) ||
-                     io::hugging_face_bits(spec.name) != 0 || kivi_bits(spec.name) != 0;
+  const bool named = std::ranges::count(names, spec.name) > 0 || io::is_precision_name(spec.name) ||
+                     kivi_bits(spec.name) != 0;
   std::error_code ignored;
   require(named || fs::exists(plan, ignored), "--plan ", plan,
           ": is neither the name of a plan nor a file or folder. Known:\n", plan_help());
@@ -386,6 +386,8 @@ const char* plan_help() {
   int8 int6 int5 int4  every row in so many bits (also int3, int2), but for the first 4 and the latest 128;
                        int4:64 for 64. Below 8 bits rows are rotated, and keys share a scale along the text
   int8:halves=yes      8 bits, of which a draft may read the upper 4 (QuantSpec)
+  int2:normal=values   values as normal numbers: fewer bits
+  fp8, mxfp4, nvfp4    every row in such numbers; fp8:scale=0.5 for a head's scale
   bounded:0.05         keys of 8 bits, values of 4; the upper 4 bits of every key are read, and then only rows that can
                        matter: what stays unread holds at most 5 % of a query's attention, for sure
   k8v4 k4v2            and so on: keys of 8 bits, values of 4

@@ -56,9 +56,13 @@ double row_bytes(const ModelShape& shape) {
 double row_bytes(const ModelShape& shape, const ResidualConfig& rows) {
   const auto channels = static_cast<double>(shape.head_dim);
   const auto bits = static_cast<double>(bits_of(rows.key_encoding()) + bits_of(rows.value_encoding()));
-  const double scales =
-      channels / static_cast<double>(rows.key_group) + channels / static_cast<double>(rows.value_group);
-  return channels * bits / 8 + scales * 2.0 * sizeof(half);
+  const auto params = [&](Codebook codebook, std::size_t group) {
+    if (group == 0) group = ResidualConfig::usual_group(codebook, shape.head_dim);
+    const std::size_t bytes = scale_bytes(codebook) * (has_zeros(codebook) ? 2 : 1);
+    return channels / static_cast<double>(group) * static_cast<double>(bytes);
+  };
+  return channels * bits / 8 + params(rows.key_codebook, rows.key_group) +
+         params(rows.value_codebook, rows.value_group);
 }
 
 std::string at_equal_bytes(const std::string& method, const ByteBudget& budget) {

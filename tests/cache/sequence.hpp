@@ -287,7 +287,12 @@ class Sequence {
     const std::size_t wanted = is_key ? spec.key_group : spec.value_group;
     const std::size_t own_bits = is_key ? spec.key_bits : spec.value_bits;
     const std::size_t bits = own_bits == 0 ? spec.bits : own_bits;
-    const std::size_t group = wanted != 0 ? wanted : is_key ? shape.head_dim : shape.value_dim;
+    const oracle::Codebook codebook = is_key ? spec.key_codebook : spec.value_codebook;
+    const std::size_t whole = is_key ? shape.head_dim : shape.value_dim;
+    const std::size_t group = wanted != 0                           ? wanted
+                              : codebook == oracle::Codebook::mxfp4 ? 32
+                              : codebook == oracle::Codebook::nvfp4 ? 16
+                                                                    : whole;
     for (std::size_t i = 0; i < now.size(); ++i) {
       std::vector<double> block;
       if (is_key && spec.per_channel) {
@@ -300,7 +305,10 @@ class Sequence {
         const auto first = then.begin() + static_cast<std::ptrdiff_t>(i - i % group);
         block.assign(first, first + static_cast<std::ptrdiff_t>(group));
       }
-      inside = inside && std::abs(now[i] - then[i]) <= oracle::quantization_bound(block, bits);
+      const double bound = codebook == oracle::Codebook::even
+                               ? oracle::quantization_bound(block, bits)
+                               : oracle::codebook_bound(block, then[i], codebook, spec.head_scale) + 1e-5;
+      inside = inside && std::abs(now[i] - then[i]) <= bound;
       lossy = lossy || now[i] != then[i];
     }
     CHECK(inside);

@@ -48,6 +48,19 @@ inline std::vector<kvpolicy::RowFormat> all_formats(std::size_t head_dim) {
       formats.push_back({encoding, Granularity::per_channel, group});
     }
   }
+  using kvpolicy::Codebook;
+  for (const Encoding encoding : {Encoding::uint4, Encoding::uint3, Encoding::uint2}) {
+    for (const std::size_t group : {std::size_t{8}, head_dim}) {
+      formats.push_back({encoding, Granularity::per_token, group, group == head_dim, Codebook::normal});
+    }
+  }
+  formats.push_back({Encoding::uint8, Granularity::per_token, head_dim, false, Codebook::fp8, 0.007F});
+  for (const auto& [codebook, scale] : {std::pair{Codebook::mxfp4, 1.0F}, std::pair{Codebook::nvfp4, 0.4F}}) {
+    const std::size_t block = kvpolicy::block_channels(codebook);
+    if (head_dim % block == 0) {
+      formats.push_back({Encoding::uint4, Granularity::per_token, block, false, codebook, scale});
+    }
+  }
   return formats;
 }
 
@@ -92,6 +105,10 @@ class RandomPlane {
       for (std::size_t at = 0; at < layout.scales_offset; ++at) {
         page[at] = static_cast<std::byte>(random() & 0xff);
       }
+      if (format.codebook != kvpolicy::Codebook::even) {
+        write_code_scales(random, format, layout, page);
+        continue;
+      }
       const auto levels = static_cast<float>((1U << kvpolicy::bits_of(format.encoding)) - 1U);
       for (std::size_t at = layout.scales_offset; at < layout.page_bytes; at += 2) {
         // Codes times scale have a range of about 3, and zeros are about -1.5.
@@ -132,6 +149,25 @@ class RandomPlane {
                   all.data() + plane_.page_offset + row * plane_.row_stride);
     }
     return all;
+  }
+  // Scales with which most numbers are between -3 and 3. No code of fp8 is NaN.
+  static void write_code_scales(Random& random, const kvpolicy::RowFormat& format,
+                                const kvpolicy::PageLayout& layout, std::vector<std::byte>& page) {
+    using kvpolicy::Codebook;
+    if (format.codebook == Codebook::fp8) {
+      for (std::byte& code : page) {
+        if ((code & std::byte{0x7f}) == std::byte{0x7f}) code ^= std::byte{1};
+      }
+    }
+    for (std::size_t at = layout.scales_offset; at < layout.page_bytes; at += scale_bytes(format.codebook)) {
+      if (format.codebook == Codebook::normal) {
+        const float scale = (2.0F + 0.3F * normal(random)) / 127.0F;
+        kvpolicy::store_dense(kvpolicy::Encoding::float16, {&scale, 1}, page.data() + at);
+      } else {
+        const std::size_t least = format.codebook == Codebook::mxfp4 ? 124 : 0x30;  // 2^-3; 0.5 in E4M3
+        page[at] = static_cast<std::byte>(least + below(random, format.codebook == Codebook::mxfp4 ? 3 : 16));
+      }
+    }
   }
   static void write(Random& random, kvpolicy::Encoding encoding, std::byte* out) {
     const float number = normal(random);

@@ -11,6 +11,7 @@
 #include <kvpolicy/io/text_file.hpp>
 
 #include "says.hpp"
+#include "support/compare.hpp"
 #include "support/temporary_folder.hpp"
 
 using namespace kvpolicy;
@@ -89,6 +90,45 @@ TEST_CASE("named_plan: a name is the plan file that its description says") {
       io::named_plan<float>("k3v2", shape),
       written(codes("channel", "3", R"("value_bits": 2, "key_group": 64, "value_group": 32)", "128").c_str(),
               all)));
+}
+
+TEST_CASE("named_plan: a name may say what codes stand for") {
+  const auto all_as = [](const char* storage) {
+    return written(message(R"({"policy": "full", )", storage, "}}").c_str(), "[[0, 0], [0, 0]]");
+  };
+  CHECK(same(
+      io::named_plan<float>("int2:normal=values", shape),
+      all_as(
+          R"("sinks": 4, "storage": {"type": "residual_per_channel", "bits": 2, "key_group": 32, "value_group": 32,
+                "residual": 128, "key_hadamard": true, "value_hadamard": true, "value_codebook": "normal")")));
+  CHECK(
+      same(io::named_plan<float>("int4:keys=token,normal=both,hadamard=both,group=64,sinks=0", shape),
+           all_as(R"("storage": {"type": "residual_per_token", "bits": 4, "key_group": 64, "value_group": 64,
+                "residual": 128, "key_hadamard": true, "value_hadamard": true, "key_codebook": "normal",
+                "value_codebook": "normal")")));
+  CHECK(same(
+      io::named_plan<float>("fp8", shape),
+      all_as(
+          R"("storage": {"type": "residual_per_token", "bits": 8, "key_group": 0, "value_group": 0, "residual": 0,
+                "key_codebook": "fp8", "value_codebook": "fp8")")));
+  CHECK(same(
+      io::named_plan<float>("nvfp4:scale=0.25,residual=32", shape),
+      all_as(
+          R"("storage": {"type": "residual_per_token", "bits": 4, "key_group": 0, "value_group": 0, "residual": 32,
+                "key_codebook": "nvfp4", "value_codebook": "nvfp4", "key_scale": 0.25, "value_scale": 0.25)")));
+  CHECK(same(
+      io::named_plan<float>("mxfp4", shape),
+      all_as(
+          R"("storage": {"type": "residual_per_token", "bits": 4, "key_group": 0, "value_group": 0, "residual": 0,
+                "key_codebook": "mxfp4", "value_codebook": "mxfp4")")));
+  const auto refused = [](const char* name) {
+    return test::thrown<ConfigError>([&] { static_cast<void>(io::named_plan<float>(name, shape)); });
+  };
+  CHECK(refused("mxfp4:scale=2").find("scale") != std::string::npos);
+  CHECK(refused("fp8:group=8").find("group") != std::string::npos);
+  CHECK(refused("int4:normal=keys").find("per channel") != std::string::npos);
+  CHECK(refused("int8:normal=values").find("2, 3 or 4 bits, not 8") != std::string::npos);
+  CHECK(refused("fp8:scale=0").find("from 2^-60 to 2^60") != std::string::npos);
 }
 
 TEST_CASE("named_plan: a name may say what is rotated, what shares a scale and what stays exact") {

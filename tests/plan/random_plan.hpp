@@ -21,6 +21,18 @@ inline std::size_t pick(Random& random, std::size_t first, std::size_t last) {
   return std::uniform_int_distribution<std::size_t>{first, last}(random);
 }
 
+// Codebook that codes of this width may have, with their group and scale.
+inline void randomize_codebook(Random& random, Encoding encoding, Codebook& codebook, std::size_t& group,
+                               double& scale) {
+  if (is_in_halves(encoding)) return;
+  for (const Codebook one : {Codebook::normal, Codebook::fp8, Codebook::mxfp4, Codebook::nvfp4}) {
+    if (codebook == Codebook::even && fits_codebook(one, bits_of(encoding)) && pick(random, 0, 2) == 0)
+      codebook = one;
+  }
+  if (block_channels(codebook) > 0) group = 0;
+  if (has_head_scale(codebook)) scale = 0.25 * static_cast<double>(pick(random, 1, 7));
+}
+
 template <class Config>
 void randomize(Config& config, Random& random) {
   if constexpr (requires { config.bits; }) {
@@ -34,6 +46,12 @@ void randomize(Config& config, Random& random) {
                     pick(random, 0, 1) == 0;
     config.key_group = std::size_t{16} << pick(random, 0, 1);
     config.value_group = std::size_t{16} << pick(random, 0, 2);
+    constexpr bool by_token = Config::storage_type::key_granularity == Granularity::per_token;
+    if (by_token)
+      randomize_codebook(random, config.key_encoding(), config.key_codebook, config.key_group,
+                         config.key_scale);
+    randomize_codebook(random, config.value_encoding(), config.value_codebook, config.value_group,
+                       config.value_scale);
     config.flush = pick(random, 0, 1) == 0 ? Flush::steady : Flush::kivi;
     config.residual = config.flush == Flush::kivi ? 32 * pick(random, 1, 4) : pick(random, 0, 100);
   }

@@ -37,6 +37,10 @@ TEST_CASE("settings that differ in one later field are told apart") {
   add(Codes::Config{.storage = {.value_bits = 2}});
   add(Codes::Config{.storage = {.key_hadamard = true}});
   add(Codes::Config{.storage = {.value_hadamard = true}});
+  add(Codes::Config{.storage = {.key_codebook = Codebook::normal}});
+  add(Codes::Config{.storage = {.value_codebook = Codebook::normal}});
+  add(Codes::Config{.storage = {.value_codebook = Codebook::nvfp4}});
+  add(Codes::Config{.storage = {.value_codebook = Codebook::nvfp4, .value_scale = 0.5}});
   for (std::size_t from = 0; from < plans.size(); ++from) {
     KvCache cache{plans[from]};
     test::Random random{from};

@@ -26,6 +26,17 @@ using oracle::Rank;
 
 inline constexpr double rotary_theta = 10000.0;
 
+inline kvpolicy::Codebook codebook_of(oracle::Codebook codebook) {
+  switch (codebook) {
+    case oracle::Codebook::even: return kvpolicy::Codebook::even;
+    case oracle::Codebook::normal: return kvpolicy::Codebook::normal;
+    case oracle::Codebook::fp8: return kvpolicy::Codebook::fp8;
+    case oracle::Codebook::mxfp4: return kvpolicy::Codebook::mxfp4;
+    case oracle::Codebook::nvfp4: return kvpolicy::Codebook::nvfp4;
+  }
+  return kvpolicy::Codebook::even;
+}
+
 template <class Config>
 Config storage_config(const HeadSpec& spec) {
   Config config;
@@ -39,6 +50,10 @@ Config storage_config(const HeadSpec& spec) {
     config.key_hadamard = spec.key_hadamard;
     config.value_hadamard = spec.value_hadamard;
     config.halves = spec.halves;
+    config.key_codebook = codebook_of(spec.key_codebook);
+    config.value_codebook = codebook_of(spec.value_codebook);
+    if (has_head_scale(config.key_codebook)) config.key_scale = spec.head_scale;
+    if (has_head_scale(config.value_codebook)) config.value_scale = spec.head_scale;
     config.flush = spec.kivi ? kvpolicy::Flush::kivi : kvpolicy::Flush::steady;
   }
   return config;

@@ -20,6 +20,9 @@ enum class Kind { full, window, budget, retrieval };
 /// The scorers that rank the rows of a head with a budget.
 enum class Rank { snapkv, tova, h2o, key_norm };
 
+/// What codes stand for.
+enum class Codebook { even, normal, fp8, mxfp4, nvfp4 };
+
 /// The settings of a head, with the meaning of the library's configs.
 struct HeadSpec {
   Kind kind = Kind::full;
@@ -42,6 +45,8 @@ struct HeadSpec {
   bool per_channel = false;
   bool key_hadamard = false, value_hadamard = false;
   bool halves = false;  // codes of 8 bits are stored in halves
+  Codebook key_codebook = Codebook::even, value_codebook = Codebook::even;
+  double head_scale = 1.0;  // of keys and values, where the codebook has one
   bool kivi = false;
   std::size_t flush_rows = 1;  // rows of keys, and of values, that leave the residual together
   // A compression may move quantised rows into the residual, with their dequantised values.
@@ -330,6 +335,30 @@ inline double quantization_bound(const std::vector<double>& block, std::size_t b
   const auto half_step = [](double x) { return std::max(std::abs(x) * 0x1p-10, 0x1p-24); };
   const double scale = (max - min + half_step(min)) / levels;
   return 0.5 * (scale + half_step(scale)) + 1e-5 * std::max({std::abs(min), std::abs(max), 1e-3});
+}
+
+/// How far a number of the block may be from what a codebook makes of it. The scale of normal numbers is fitted, so
+/// only all of the block's squares bound what is lost.
+inline double codebook_bound(const std::vector<double>& block, double number, Codebook codebook,
+                             double head_scale) {
+  double largest = 0.0;
+  double squares = 0.0;
+  for (const double one : block) {
+    largest = std::max(largest, std::abs(one));
+    squares += one * one;
+  }
+  switch (codebook) {
+    case Codebook::normal: return 1.001 * std::sqrt(squares);
+    // The sixteenth of its binade's width, or of the least steps; more where it is beyond the largest.
+    case Codebook::fp8:
+      return std::max(std::max(std::abs(number) / 16, head_scale * 0x1p-10),
+                      std::abs(number) - 448 * head_scale) *
+             1.001;
+    // Half of the step between 4 and 6, or what lies beyond 6, of a scale that is a quarter of the largest at most.
+    case Codebook::mxfp4: return 0.5 * largest;
+    // The same of a scale that is a sixth, off by a sixteenth itself, or by its own least step.
+    default: return std::max(0.2 * largest, 6 * head_scale * 0x1p-9);
+  }
 }
 
 }  // namespace oracle

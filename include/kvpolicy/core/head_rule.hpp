@@ -39,10 +39,14 @@ struct HeadRule {
   bool key_per_channel = false;                 ///< neighbouring rows of a key channel share a scale
   std::size_t key_group = 0;                    ///< channels that share a scale; rows if `key_per_channel`
   std::size_t value_group = 0;                  ///< channels that share a scale
-  bool key_hadamard = false;    ///< keys are rotated before they are quantised (core/hadamard.hpp)
-  bool value_hadamard = false;  ///< the same for values
-  std::size_t residual = 0;     ///< at least so many latest rows stay exact
-  bool kivi_flush = false;      ///< the residual is emptied as KIVI does
+  bool key_hadamard = false;               ///< keys are rotated before they are quantised (core/hadamard.hpp)
+  bool value_hadamard = false;             ///< the same for values
+  Codebook key_codebook = Codebook::even;  ///< what codes stand for (core/codebook.hpp)
+  Codebook value_codebook = Codebook::even;  ///< the same for values
+  double key_scale = 1.0;                    ///< of a codebook with a scale of the head
+  double value_scale = 1.0;                  ///< the same for values
+  std::size_t residual = 0;                  ///< at least so many latest rows stay exact
+  bool kivi_flush = false;                   ///< the residual is emptied as KIVI does
 
   // Compression: rows are dropped by rank.
   bool compresses = false;

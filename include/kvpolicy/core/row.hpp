@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <span>
 
@@ -95,6 +96,27 @@ inline void load_codes(Encoding encoding, const std::byte* codes, const std::byt
   }
 }
 
+/// Dequantises the codes of one packed row whose codebook is not `even`; `scales` are the bytes of its scales.
+inline void load_numbers(const RowFormat& format, const std::byte* codes, const std::byte* lower,
+                         const std::byte* scales, std::span<float> out) {
+  const auto code = [&](std::size_t channel) {
+    return load_code(format.encoding, codes, lower, channel, out.size());
+  };
+  if (format.codebook == Codebook::fp8) {
+    for (std::size_t channel = 0; channel < out.size(); ++channel) {
+      out[channel] = format.scale * E4m3::decode(static_cast<std::uint8_t>(code(channel)));
+    }
+    return;
+  }
+  const CodeNumbers table = code_numbers(format.codebook, bits_of(format.encoding));
+  for (std::size_t channel = 0; channel < out.size(); scales += scale_bytes(format.codebook)) {
+    const float factor = code_factor(format.codebook, scales, format.scale);
+    for (const std::size_t end = channel + format.group; channel < end; ++channel) {
+      out[channel] = factor * static_cast<float>(table[code(channel)]);
+    }
+  }
+}
+
 /// Loads row `row` of a plane as float [head_dim], dequantised if the plane is quantised.
 inline void load_row(const Plane& plane, std::size_t row, std::span<float> out) {
   const auto place = plane.address_of(row);
@@ -108,11 +130,14 @@ inline void load_row(const Plane& plane, std::size_t row, std::span<float> out) 
   const std::byte* codes = place.page + place.row * layout.row_bytes;
   const bool per_token = plane.format.granularity == Granularity::per_token;
   const std::size_t block = per_token ? place.row : place.row / plane.format.group;
-  const std::size_t first = block * layout.params_per_row;
-  const auto* scales = reinterpret_cast<const half*>(place.page + layout.scales_offset) + first;
-  const auto* zeros = reinterpret_cast<const half*>(place.page + layout.zeros_offset) + first;
-  load_codes(encoding, codes, codes + layout.lower_offset, scales, zeros, per_token ? plane.format.group : 1,
-             out);
+  const std::byte* scales = place.page + layout.scales_offset + block * layout.param_bytes;
+  if (plane.format.codebook != Codebook::even) {
+    load_numbers(plane.format, codes, codes + layout.lower_offset, scales, out);
+  } else {
+    const std::byte* zeros = scales + (layout.zeros_offset - layout.scales_offset);
+    load_codes(encoding, codes, codes + layout.lower_offset, reinterpret_cast<const half*>(scales),
+               reinterpret_cast<const half*>(zeros), per_token ? plane.format.group : 1, out);
+  }
   if (plane.format.hadamard) rotate_hadamard(out);
 }
 

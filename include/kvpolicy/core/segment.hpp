@@ -11,6 +11,7 @@
 #include <span>
 #include <vector>
 
+#include <kvpolicy/core/codebook.hpp>
 #include <kvpolicy/core/dtype.hpp>
 #include <kvpolicy/core/error.hpp>
 
@@ -23,12 +24,15 @@ enum class Granularity : std::uint8_t {
 };
 
 /// The encoding of the rows of one side (keys or values) of a head. All but the first matter only for quantised
-/// encodings; a row is dequantised as `scale * code + zero`, and then rotated back where rows are rotated.
+/// encodings; a row is dequantised as `scale * code + zero`, or as its codebook says, and then rotated back where rows are
+/// rotated.
 struct RowFormat {
   Encoding encoding = Encoding::float32;
   Granularity granularity = Granularity::per_token;
-  std::size_t group = 0;  ///< numbers that share a scale and a zero; 0 for dense rows
-  bool hadamard = false;  ///< rows were rotated before they were quantised (core/hadamard.hpp)
+  std::size_t group = 0;               ///< numbers that share a scale and a zero; 0 for dense rows
+  bool hadamard = false;               ///< rows were rotated before they were quantised (core/hadamard.hpp)
+  Codebook codebook = Codebook::even;  ///< what codes stand for; all but `even` go with groups of channels
+  float scale = 1.0F;                  ///< the head's, where the codebook has one (`has_head_scale`)
 
   friend constexpr bool operator==(const RowFormat&, const RowFormat&) = default;
 };
@@ -38,7 +42,7 @@ inline constexpr std::size_t max_head_dim = 4096;
 
 /// The layout of a page. The codes of all rows come first, one row after another. Quantised formats then
 /// have all scales, then all zeros, both in half: per token [page_rows, head_dim / group], per channel
-/// [page_rows / group, head_dim].
+/// [page_rows / group, head_dim]. Codebooks other than `even` have no zeros, and scales of `scale_bytes`, or none.
 ///
 /// Codes that share a byte are not neighbours: byte j of a 4-bit row holds channel j in its low and channel
 /// j + head_dim / 2 in its high nibble; byte j of a 2-bit row holds channels j + i * head_dim / 4 at bits
@@ -54,6 +58,7 @@ struct PageLayout {
   std::size_t scales_offset = 0;   ///< bytes from the start of the page
   std::size_t zeros_offset = 0;    ///< bytes from the start of the page
   std::size_t params_per_row = 0;  ///< scales of a row; per channel: of a group of rows
+  std::size_t param_bytes = 0;     ///< bytes of these scales
   std::size_t page_bytes = 0;      ///< size of the page
 
   constexpr PageLayout() = default;
@@ -64,16 +69,16 @@ struct PageLayout {
     const CodeParts parts = code_parts(format.encoding);
     if (parts.lower > 0) lower_offset = head_dim * parts.upper / 8;
     const bool per_token = format.granularity == Granularity::per_token;
-    params_per_row = per_token ? head_dim / format.group : head_dim;
-    const std::size_t param_bytes =
-        params_per_row * (per_token ? page_rows : page_rows / format.group) * sizeof(half);
+    if (scale_bytes(format.codebook) > 0) params_per_row = per_token ? head_dim / format.group : head_dim;
+    param_bytes = params_per_row * scale_bytes(format.codebook);
+    const std::size_t array_bytes = param_bytes * (per_token ? page_rows : page_rows / format.group);
     if (kvpolicy::is_in_halves(format.encoding)) {
       row_bytes /= 2;
-      lower_offset = row_bytes * page_rows + 2 * param_bytes;
+      lower_offset = row_bytes * page_rows + 2 * array_bytes;
       scales_offset = lower_offset + row_bytes * page_rows;
     }
-    zeros_offset = scales_offset + param_bytes;
-    page_bytes = zeros_offset + param_bytes;
+    zeros_offset = page_bytes = scales_offset + array_bytes;
+    if (has_zeros(format.codebook)) page_bytes += array_bytes;
   }
 
   /// Where some arrays of a page begin.
@@ -88,9 +93,10 @@ struct PageLayout {
     if (is_in_halves()) return {{0, lower_offset}, 2};
     return {{0}, 1};
   }
-  /// The arrays of scales and zeros; none of dense rows.
+  /// The arrays of scales and zeros, with `param_bytes` for each row or group of rows; none of dense rows.
   [[nodiscard]] constexpr Arrays param_arrays() const {
     if (params_per_row == 0) return {};
+    if (zeros_offset == page_bytes) return {{scales_offset}, 1};
     if (!is_in_halves()) return {{scales_offset, zeros_offset}, 2};
     return {{scales_offset, zeros_offset, upper_scales_offset(), upper_zeros_offset()}, 4};
   }

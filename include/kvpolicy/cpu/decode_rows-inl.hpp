@@ -57,6 +57,9 @@ class RowParams {
   [[nodiscard]] HWY_INLINE FloatVector zeros(std::size_t channel) const {
     return hn::LoadU(floats, zeros_ + channel);
   }
+  [[nodiscard]] HWY_INLINE FloatVector number(FloatVector code, std::size_t channel) const {
+    return hn::MulAdd(code, scales(channel), zeros(channel));
+  }
 
   /// Decodes without vectors, for rows of less than one vector of bytes.
   void decode_short_row(Encoding encoding, const std::byte* codes, const std::byte* lower, float* out) const {
@@ -77,8 +80,9 @@ class RowParams {
 struct WholeRowParams {
   FloatVector scale, zero;
 
-  [[nodiscard]] HWY_INLINE FloatVector scales(std::size_t) const { return scale; }
-  [[nodiscard]] HWY_INLINE FloatVector zeros(std::size_t) const { return zero; }
+  [[nodiscard]] HWY_INLINE FloatVector number(FloatVector code, std::size_t) const {
+    return hn::MulAdd(code, scale, zero);
+  }
 };
 
 /// One scale and one zero for each group of a power of two of channels, in which whole vectors lie.
@@ -95,13 +99,47 @@ struct GroupParams {
            format.group % lanes == 0 && head_dim * code_parts(format.encoding).upper / 8 % lanes == 0 &&
            head_dim / format.group <= most_groups;
   }
-  [[nodiscard]] HWY_INLINE FloatVector scales(std::size_t channel) const {
-    return hn::Set(floats, group_scales[channel >> shift]);
-  }
-  [[nodiscard]] HWY_INLINE FloatVector zeros(std::size_t channel) const {
-    return hn::Set(floats, group_zeros[channel >> shift]);
+  [[nodiscard]] HWY_INLINE FloatVector number(FloatVector code, std::size_t channel) const {
+    return hn::MulAdd(code, hn::Set(floats, group_scales[channel >> shift]),
+                      hn::Set(floats, group_zeros[channel >> shift]));
   }
 };
+
+#if HWY_TARGET != HWY_SCALAR
+/// A codebook of integers times a factor, one for each channel (core/codebook.hpp); can replace RowParams.
+class CodebookParams {
+ public:
+  /// `scratch` holds head_dim floats.
+  CodebookParams(const RowFormat& format, std::size_t head_dim, float* scratch)
+      : format_{format},
+        table_{hn::LoadDup128(bytes, code_numbers(format.codebook, bits_of(format.encoding)).data())},
+        factors_{scratch},
+        head_dim_{head_dim} {}
+
+  void use(const std::byte* scales) {
+    for (std::size_t channel = 0; channel < head_dim_; channel += format_.group) {
+      std::fill_n(factors_ + channel, format_.group, code_factor(format_.codebook, scales, format_.scale));
+      scales += scale_bytes(format_.codebook);
+    }
+  }
+  [[nodiscard]] HWY_INLINE FloatVector number(FloatVector code, std::size_t channel) const {
+    // A byte of an index that is above 127 looks up 0: only the code itself is an index.
+    const auto index =
+        hn::Or(hn::ConvertTo(ints, code), hn::Set(ints, static_cast<std::int32_t>(0x80808000U)));
+    const auto level = hn::BitCast(ints, hn::TableLookupBytesOr0(table_, hn::BitCast(bytes, index)));
+    const auto signed_level = hn::ShiftRight<24>(hn::ShiftLeft<24>(level));
+    return hn::Mul(hn::ConvertTo(floats, signed_level), hn::LoadU(floats, factors_ + channel));
+  }
+
+ private:
+  static constexpr hn::Repartition<std::int8_t, Floats> bytes{};
+
+  const RowFormat& format_;
+  hn::Vec<hn::Repartition<std::int8_t, Floats>> table_;
+  float* factors_;
+  std::size_t head_dim_;
+};
+#endif
 
 /// Calls visit(channel, codes as float) for the codes of `Bits` bits of a packed row, a vector at a time. The row
 /// is at least one vector of bytes long; the last vectors may overlap.
@@ -138,7 +176,7 @@ HWY_INLINE void unpack_lower_codes(const std::byte* codes, std::size_t head_dim,
   }
 }
 
-/// Writes scale * code + zero for row `row` of a row tile: [head_dim]. Its codes, or the upper parts of them, are at
+/// Writes what the codes of row `row` of a row tile stand for: [head_dim]. Its codes, or the upper parts of them, are at
 /// least one vector of bytes long.
 template <Encoding E, class Params>
 HWY_INLINE void decode_packed_row(const RowTileSide& side, std::size_t row, const Params& params,
@@ -146,10 +184,10 @@ HWY_INLINE void decode_packed_row(const RowTileSide& side, std::size_t row, cons
   const std::byte* codes = side.codes[row];
   constexpr CodeParts parts = code_parts(E);
   if constexpr (parts.lower == 0) {
-    for_each_code_vector<parts.upper>(
-        codes, head_dim, [&](std::size_t channel, FloatVector code) KVPOLICY_CPU_INLINE_LAMBDA {
-          hn::StoreU(hn::MulAdd(code, params.scales(channel), params.zeros(channel)), floats, out + channel);
-        });
+    for_each_code_vector<parts.upper>(codes, head_dim,
+                                      [&](std::size_t channel, FloatVector code) KVPOLICY_CPU_INLINE_LAMBDA {
+                                        hn::StoreU(params.number(code, channel), floats, out + channel);
+                                      });
   } else {
     KVPOLICY_ASSERT(head_dim <= max_head_dim);
     // The lower parts go to memory of their own: what vectors overlap is written twice and must be the same.
@@ -159,7 +197,7 @@ HWY_INLINE void decode_packed_row(const RowTileSide& side, std::size_t row, cons
     for_each_code_vector<parts.upper>(
         codes, head_dim, [&](std::size_t channel, FloatVector upper) KVPOLICY_CPU_INLINE_LAMBDA {
           const auto code = hn::MulAdd(upper, steps, hn::LoadU(floats, lower.data() + channel));
-          hn::StoreU(hn::MulAdd(code, params.scales(channel), params.zeros(channel)), floats, out + channel);
+          hn::StoreU(params.number(code, channel), floats, out + channel);
         });
   }
 }
@@ -217,6 +255,58 @@ void decode_packed_side(const RowTileSide& side, std::size_t rows, std::size_t h
   }
 }
 
+/// E4M3 as float: normal numbers have their exponent rebased; a subnormal one is that many times 2^-9.
+[[nodiscard]] HWY_INLINE FloatVector decode_e4m3(IntVector code) {
+  const auto magnitude = hn::And(code, hn::Set(ints, 0x7f));
+  const auto normal = hn::BitCast(floats, hn::Add(hn::ShiftLeft<20>(magnitude), hn::Set(ints, 120 << 23)));
+  const auto subnormal = hn::Mul(hn::ConvertTo(floats, magnitude), hn::Set(floats, 0x1p-9F));
+  const auto is_normal = hn::RebindMask(floats, hn::Gt(magnitude, hn::Set(ints, 7)));
+  const auto is_nan = hn::RebindMask(floats, hn::Eq(magnitude, hn::Set(ints, int{E4m3::nan})));
+  const auto size = hn::IfThenElse(is_nan, hn::BitCast(floats, hn::Set(ints, 0x7fc00000)),
+                                   hn::IfThenElse(is_normal, normal, subnormal));
+  return hn::Or(size, hn::BitCast(floats, hn::ShiftLeft<24>(hn::And(code, hn::Set(ints, 0x80)))));
+}
+
+/// `decode_side` for codebooks other than `even`.
+HWY_NOINLINE inline void decode_codebook_side(const RowTileSide& side, std::size_t rows, std::size_t head_dim,
+                                              [[maybe_unused]] float* params, float* out) {
+  const RowFormat& format = side.format;
+  if (format.codebook == Codebook::fp8) {
+    const auto scale = hn::Set(floats, format.scale);
+    const hn::Rebind<std::uint8_t, Floats> byte_tag;
+    for (std::size_t row = 0; row < rows; ++row) {
+      const auto* codes = reinterpret_cast<const std::uint8_t*>(side.codes[row]);
+      for (std::size_t channel = 0; channel < head_dim; channel += lanes, out += lanes) {
+        const auto code = hn::PromoteTo(ints, hn::LoadU(byte_tag, codes + channel));
+        hn::StoreU(hn::Mul(scale, decode_e4m3(code)), floats, out);
+      }
+    }
+    return;
+  }
+#if HWY_TARGET != HWY_SCALAR
+  if (head_dim * code_parts(format.encoding).upper / 8 >= lanes) {
+    CodebookParams codebook_params{format, head_dim, params};
+    for (std::size_t row = 0; row < rows; ++row, out += head_dim) {
+      codebook_params.use(side.code_scales[row]);
+      switch (format.encoding) {
+        case Encoding::uint2:
+          decode_packed_row<Encoding::uint2>(side, row, codebook_params, head_dim, out);
+          break;
+        case Encoding::uint3:
+          decode_packed_row<Encoding::uint3>(side, row, codebook_params, head_dim, out);
+          break;
+        default: decode_packed_row<Encoding::uint4>(side, row, codebook_params, head_dim, out);
+      }
+    }
+    return;
+  }
+#endif
+  for (std::size_t row = 0; row < rows; ++row, out += head_dim) {
+    load_numbers(format, side.codes[row], side.codes[row] + side.lower_offset, side.code_scales[row],
+                 {out, head_dim});
+  }
+}
+
 /// `decode_side` for rows that do not fill whole vectors: it reads nothing after them and writes zeros
 /// after them.
 HWY_NOINLINE inline void decode_padded_side(const RowTileSide& side, std::size_t rows, std::size_t channels,
@@ -227,6 +317,11 @@ HWY_NOINLINE inline void decode_padded_side(const RowTileSide& side, std::size_t
     std::fill(out + channels, out + width, 0.0F);
     if (!is_quantized(format.encoding)) {
       load_dense(format.encoding, side.codes[row], {out, channels});
+      continue;
+    }
+    if (format.codebook != Codebook::even) {
+      load_numbers(format, side.codes[row], side.codes[row] + side.lower_offset, side.code_scales[row],
+                   {out, channels});
       continue;
     }
     const std::size_t group = format.granularity == Granularity::per_token ? format.group : 1;
@@ -240,6 +335,7 @@ HWY_NOINLINE inline void decode_padded_side(const RowTileSide& side, std::size_t
 inline void decode_side(const RowTileSide& side, std::size_t rows, std::size_t head_dim, float* params,
                         float* out) {
   if (padded_channels(head_dim) != head_dim) return decode_padded_side(side, rows, head_dim, out);
+  if (side.format.codebook != Codebook::even) return decode_codebook_side(side, rows, head_dim, params, out);
   switch (side.format.encoding) {
     case Encoding::uint8: return decode_packed_side<Encoding::uint8>(side, rows, head_dim, params, out);
     case Encoding::uint4: return decode_packed_side<Encoding::uint4>(side, rows, head_dim, params, out);

@@ -30,8 +30,8 @@ inline constexpr std::size_t code_step = 16;
 
 /// Whether rows can be read in whole steps; the last one may overlap.
 [[nodiscard]] inline bool has_code_steps(const RowFormat& format, std::size_t head_dim) {
-  return is_quantized(format.encoding) && JoinedCodes::takes(format.encoding, head_dim) &&
-         code_bytes(format.encoding, head_dim) >= code_step;
+  return is_quantized(format.encoding) && format.codebook == Codebook::even &&
+         JoinedCodes::takes(format.encoding, head_dim) && code_bytes(format.encoding, head_dim) >= code_step;
 }
 
 /// Half of the largest code.

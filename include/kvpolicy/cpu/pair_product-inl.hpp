@@ -346,8 +346,9 @@ class PairProducts {
 
   [[nodiscard]] static bool takes(const RowFormat& format, std::size_t channels) {
     if (format.encoding == Encoding::bfloat16) return true;
-    return is_quantized(format.encoding) && format.granularity == Granularity::per_token &&
-           format.group == channels && channels * code_parts(format.encoding).upper / 8 >= lanes;
+    return is_quantized(format.encoding) && format.codebook == Codebook::even &&
+           format.granularity == Granularity::per_token && format.group == channels &&
+           channels * code_parts(format.encoding).upper / 8 >= lanes;
   }
 
   // Reads the row tile's scales and zeros, and calls take(row) for each row with its codes in numbers_.

@@ -110,10 +110,11 @@ class PrefetchWalk {
 HWY_INLINE void fetch_params(const RowTileSide& side, std::size_t rows, std::size_t head_dim) {
   if (rows == 0 || !is_quantized(side.format.encoding)) return;
   const bool per_token = side.format.granularity == Granularity::per_token;
-  const std::size_t bytes = (per_token ? head_dim / side.format.group : head_dim) * sizeof(half);
-  for (const auto* params : {&side.scales, &side.zeros}) {
-    const auto* first = reinterpret_cast<const std::byte*>((*params)[0]);
-    const auto* last = reinterpret_cast<const std::byte*>((*params)[rows - 1]);
+  const std::size_t params = per_token ? head_dim / side.format.group : head_dim;
+  const std::size_t bytes = params * scale_bytes(side.format.codebook);
+  const auto fetch = [&](const void* first_row, const void* last_row) KVPOLICY_CPU_INLINE_LAMBDA {
+    const auto* first = static_cast<const std::byte*>(first_row);
+    const auto* last = static_cast<const std::byte*>(last_row);
     if (per_token && last == first + (rows - 1) * bytes) {
       for (const std::byte* line = first; line < last; line += 64) fetch_to_second_level(line);
     } else {
@@ -123,6 +124,12 @@ HWY_INLINE void fetch_params(const RowTileSide& side, std::size_t rows, std::siz
       }
     }
     fetch_to_second_level(last + bytes - 1);
+  };
+  if (side.format.codebook == Codebook::even) {
+    fetch(side.scales[0], side.scales[rows - 1]);
+    fetch(side.zeros[0], side.zeros[rows - 1]);
+  } else if (bytes > 0) {
+    fetch(side.code_scales[0], side.code_scales[rows - 1]);
   }
 }
 

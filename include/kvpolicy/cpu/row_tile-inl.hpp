@@ -22,13 +22,14 @@ namespace HWY_NAMESPACE {
 inline constexpr std::size_t max_tile_rows = 64;
 
 /// The addresses of the rows of one side of a row tile. Scales and zeros are set only for quantised
-/// formats.
+/// formats, `code_scales` in their place for codebooks other than `even`.
 struct RowTileSide {
   RowFormat format = {};
   std::size_t lower_offset = 0;  // bytes from a row's codes to their lower parts (PageLayout)
   std::array<const std::byte*, max_tile_rows> codes;
   std::array<const half*, max_tile_rows> scales;
   std::array<const half*, max_tile_rows> zeros;
+  std::array<const std::byte*, max_tile_rows> code_scales;
 };
 
 /// Rows of one segment, in its order. At least one query of the tile sees each of them, as far as the
@@ -221,6 +222,11 @@ class RowTileReader {
     const std::byte* codes = address.page + address.row * step;
     for (std::size_t i = 0; i < count; ++i) side.codes[first + i] = codes + i * step;
     if (!is_quantized(plane.format.encoding)) return;
+    if (plane.format.codebook != Codebook::even) {
+      const std::byte* own = address.page + layout.scales_offset + address.row * layout.param_bytes;
+      for (std::size_t i = 0; i < count; ++i) side.code_scales[first + i] = own + i * layout.param_bytes;
+      return;
+    }
     const auto* scales = reinterpret_cast<const half*>(address.page + layout.scales_offset);
     const auto* zeros = reinterpret_cast<const half*>(address.page + layout.zeros_offset);
     if (plane.format.granularity == Granularity::per_token) {

@@ -36,6 +36,9 @@ namespace kvpolicy::cuda {
   const std::size_t bits = bits_of(rule.key_encoding);
   require(!is_in_halves(rule.key_encoding) && !is_in_halves(rule.value_encoding),
           "cuda: codes are stored in halves, which are read on the host; kernels have halves=false");
+  const Codebook codebook = rule.key_codebook == Codebook::even ? rule.value_codebook : rule.key_codebook;
+  require(codebook == Codebook::even, "cuda: codes stand for '", name_of(codebook),
+          "' numbers, which are read on the host; kernels have 'even' ones");
   require(rule.key_encoding == rule.value_encoding && (bits == 2 || bits == 4 || bits == 8),
           "cuda: keys have ", bits, " bits and values ", bits_of(rule.value_encoding),
           "; both must have 2, 4 or 8, the same; other widths are served on the host");

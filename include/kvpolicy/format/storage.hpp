@@ -35,8 +35,15 @@ struct TextFormatter : fmt::formatter<fmt::string_view> {
   }
 };
 
+// Whether keys and values are fp8, MXFP4 or NVFP4.
+[[nodiscard]] inline bool are_small_floats(const HeadRule& rule) {
+  return rule.key_codebook == rule.value_codebook && rule.key_codebook != Codebook::even &&
+         rule.key_codebook != Codebook::normal;
+}
+
 // Which numbers share a scale, unless it is the whole row.
 [[nodiscard]] inline std::string groups_text(const HeadRule& rule) {
+  if (are_small_floats(rule)) return "";  // their name says it
   const auto of = [](std::size_t group) {
     return group == 0 ? std::string{"the row"} : fmt::format("{}", group);
   };
@@ -51,12 +58,36 @@ struct TextFormatter : fmt::formatter<fmt::string_view> {
   return rule.key_group == 0 ? "" : fmt::format(", groups of {}", rule.key_group);
 }
 
-// "4 bits", or "8-bit keys and 4-bit values".
+// "4 bits", "8-bit keys and 4-bit values", or "fp8".
 [[nodiscard]] inline std::string bits_text(const HeadRule& rule) {
+  if (are_small_floats(rule)) {
+    return std::string{name_of(rule.key_codebook)};
+  }
   const std::size_t keys = bits_of(rule.key_encoding);
   const std::size_t values = bits_of(rule.value_encoding);
   return keys == values ? fmt::format("{} bits", keys)
                         : fmt::format("{}-bit keys and {}-bit values", keys, values);
+}
+
+// ", values in the normal codebook", or the scale of a head that has one.
+[[nodiscard]] inline std::string codebook_text(const HeadRule& rule) {
+  const auto scaled = [](Codebook codebook, double scale) {
+    return has_head_scale(codebook) && scale != 1.0 ? fmt::format(" times {:.6g}", scale) : std::string{};
+  };
+  const std::string keys = scaled(rule.key_codebook, rule.key_scale);
+  const std::string values = scaled(rule.value_codebook, rule.value_scale);
+  if (rule.key_codebook != rule.value_codebook) {
+    std::string text;
+    if (rule.key_codebook != Codebook::even)
+      text += fmt::format(", keys in the {} codebook{}", name_of(rule.key_codebook), keys);
+    if (rule.value_codebook != Codebook::even)
+      text += fmt::format(", values in the {} codebook{}", name_of(rule.value_codebook), values);
+    return text;
+  }
+  if (rule.key_codebook == Codebook::normal) return ", in the normal codebook";
+  if (keys == values) return keys.empty() ? "" : "," + keys;
+  return fmt::format(", keys{}, values{}", keys.empty() ? " times 1" : keys,
+                     values.empty() ? " times 1" : values);
 }
 
 struct StorageText {
@@ -84,6 +115,7 @@ struct StorageText {
     if (rule.key_hadamard || rule.value_hadamard) {
       text += !rule.value_hadamard ? ", keys rotated" : !rule.key_hadamard ? ", values rotated" : ", rotated";
     }
+    text += codebook_text(rule);
     if (rule.kivi_flush) text += ", flushed as published";
     return text;
   }

@@ -7,6 +7,7 @@
 //     int4                 every row in so many bits, the first 4 and the latest 128 exact; int4:64 for 64; also 2, 3, 5, 6, 8
 //     k8v4                 the same with keys of 8 bits and values of 4 (io/low_bits.hpp)
 //     hf4, hf2             groups of 64 in a row, the latest 128 exact (transformers' QuantizedCache)
+//     fp8, mxfp4, nvfp4    every row in such numbers, for engines whose rows are in them; fp8:scale=0.5
 //     sink_recent:16,128   the first 16 rows and the latest 128
 //     duo@PATH:0.5         half of the heads stream, by the gates of a DuoAttention pattern (io/duo_pattern.hpp)
 //     duo+int4@PATH:0.5    the same; the heads that keep every row keep it as int4 does
@@ -15,6 +16,7 @@
 // What is quantised takes more settings, after the numbers, as in int4:64,hadamard=both:
 //
 //     hadamard=none|keys|values|both   rows that are rotated before they are quantised
+//     normal=none|keys  |values|both     codes that stand for normal numbers (core/codebook.hpp)
 //     keys=channel|token               which numbers of the keys share a scale
 //     key_group=64                     of how many rows, per channel; divides the rows of a page (CacheOptions)
 //     group=64                         of how many channels of a row
@@ -85,7 +87,7 @@ template <Element E = float>
       own.place({});
       return made(HeadPlan<E>{shape});
     }
-    if (low_bits_named(own.name) || hugging_face_bits(own.name) != 0) {
+    if (is_precision_name(own.name)) {
       own.place({"residual"});
       return made(low_bit_plan<E>(own, own.name, shape));
     }

@@ -52,6 +52,13 @@ enum class Hadamard : std::uint8_t { none, keys, values, both };
   return {"none", "keys", "values", "both"};
 }
 
+/// Which codes stand for normal numbers (core/codebook.hpp), in names.
+enum class NormalCodes : std::uint8_t { none, keys, values, both };
+/// The names of the enumerators.
+[[nodiscard]] constexpr std::array<std::string_view, 4> names_of(NormalCodes) {
+  return {"none", "keys", "values", "both"};
+}
+
 /// Whether codes of 8 bits are stored in halves, in names.
 enum class Halves : std::uint8_t { no, yes };
 /// The names of the enumerators.
@@ -118,6 +125,31 @@ struct LowBitFormat {
   [[nodiscard]] static LowBitFormat of_hugging_face(std::size_t bits, const ModelShape& shape) {
     LowBitFormat format = of_rows({bits, bits}, shape, 128);
     format.storage.key_group = format.storage.value_group = channel_group(shape, 64);
+    return format;
+  }
+
+  /// Every row as an engine has it whose rows come in fp8, MXFP4 or NVFP4: no row stays exact.
+  /// @param codebook fp8, mxfp4 or nvfp4
+  [[nodiscard]] static LowBitFormat of_small_floats(Codebook codebook) {
+    return {.storage = {.bits = std::size_t{codebook == Codebook::fp8 ? 8U : 4U},
+                        .residual = 0,
+                        .key_codebook = codebook,
+                        .value_codebook = codebook}};
+  }
+
+  /// Which codes stand for normal numbers.
+  [[nodiscard]] NormalCodes normal_codes() const {
+    const bool values = storage.value_codebook == Codebook::normal;
+    if (storage.key_codebook == Codebook::normal) return values ? NormalCodes::both : NormalCodes::keys;
+    return values ? NormalCodes::values : NormalCodes::none;
+  }
+  /// The same format with these codes standing for such numbers, and no others.
+  [[nodiscard]] LowBitFormat with_normal(NormalCodes which) const {
+    LowBitFormat format = *this;
+    const bool of_keys = which == NormalCodes::keys || which == NormalCodes::both;
+    const bool of_values = which == NormalCodes::values || which == NormalCodes::both;
+    format.storage.key_codebook = of_keys ? Codebook::normal : Codebook::even;
+    format.storage.value_codebook = of_values ? Codebook::normal : Codebook::even;
     return format;
   }
 

@@ -13,6 +13,7 @@
 #include <kvpolicy/core/scratch.hpp>
 #include <kvpolicy/core/segment.hpp>
 #include <kvpolicy/storage/quantize.hpp>
+#include <kvpolicy/storage/quantize_codebook.hpp>
 
 namespace kvpolicy::detail {
 
@@ -22,6 +23,7 @@ class RowEncoder {
   struct Memory {
     Scratch<float> numbers;
     GridRow grids;
+    CodebookRow codebook;
   };
 
  public:
@@ -40,7 +42,10 @@ class RowEncoder {
   static Memory& prepare(const RowFormat& format, std::size_t head_dim) {
     thread_local Memory memory;
     static_cast<void>(memory.numbers.take(head_dim * unit_of(format)));
-    if (is_quantized(format.encoding)) memory.grids.resize(head_dim);
+    if (is_quantized(format.encoding)) {
+      memory.grids.resize(head_dim);
+      memory.codebook.resize(head_dim);
+    }
     return memory;
   }
 
@@ -61,6 +66,10 @@ class RowEncoder {
   void write_unit(std::byte* page, std::size_t at) const {
     std::byte* codes = page + at * layout_.row_bytes;
     if (!is_quantized(format_.encoding)) return store_dense(format_.encoding, row(0), codes);
+    if (format_.codebook != Codebook::even) {
+      std::byte* own = page + layout_.scales_offset + at * layout_.param_bytes;
+      return memory_->codebook.encode(row(0), format_, own, codes, codes + layout_.lower_offset);
+    }
     const std::size_t first = at / unit() * layout_.params_per_row;
     half* scales = reinterpret_cast<half*>(page + layout_.scales_offset) + first;
     half* zeros = reinterpret_cast<half*>(page + layout_.zeros_offset) + first;
@@ -99,7 +108,7 @@ class RowEncoder {
       }
     };
     copy_arrays(layout_.row_arrays(), other.row_arrays(), layout_.row_bytes, 1);
-    copy_arrays(layout_.param_arrays(), other.param_arrays(), layout_.params_per_row * sizeof(half), unit());
+    copy_arrays(layout_.param_arrays(), other.param_arrays(), layout_.param_bytes, unit());
     return rows;
   }
 

@@ -38,7 +38,9 @@ class PlaneStore {
         encoding_{format.encoding},
         granularity_{format.granularity},
         hadamard_{format.hadamard},
-        precision_{precision} {
+        codebook_{format.codebook},
+        precision_{precision},
+        scale_{format.scale} {
     require(context.pages().engine_rows().page_rows == 0,
             "PlaneStore: the pool's pages lie in an inference engine's tensor, where only "
             "EnginePageStorage knows how rows lie; give heads of other storages another pool");
@@ -51,7 +53,9 @@ class PlaneStore {
         encoding_{other.encoding_},
         granularity_{other.granularity_},
         hadamard_{other.hadamard_},
-        precision_{other.precision_} {
+        codebook_{other.codebook_},
+        precision_{other.precision_},
+        scale_{other.scale_} {
     if (!pages_.has_open_page()) return;
     PageTable& table = pages_.table();
     const PageId open = table.pool().allocate(layout().page_bytes);
@@ -64,7 +68,9 @@ class PlaneStore {
   PlaneStore& operator=(PlaneStore&& other) noexcept = default;
   ~PlaneStore() = default;
 
-  [[nodiscard]] RowFormat format() const { return {encoding_, granularity_, group_, hadamard_}; }
+  [[nodiscard]] RowFormat format() const {
+    return {encoding_, granularity_, group_, hadamard_, codebook_, scale_};
+  }
   /// What the store was made with.
   [[nodiscard]] StorageContext context() const {
     return {head_dim_, pages_.page_rows(), &pages_.table().pool()};
@@ -245,7 +251,7 @@ class PlaneStore {
   template <class Archive>
   void transfer_params(Archive& archive, const detail::RowEncoder& rows, std::size_t offset, std::size_t row,
                        std::size_t first, std::size_t count) {
-    const std::size_t param_bytes = rows.layout().params_per_row * sizeof(half);
+    const std::size_t param_bytes = rows.layout().param_bytes;
     transfer(archive, row, offset + first / rows.unit() * param_bytes, count / rows.unit() * param_bytes);
   }
 
@@ -328,7 +334,9 @@ class PlaneStore {
   Encoding encoding_;
   Granularity granularity_;
   bool hadamard_;
+  Codebook codebook_;
   Encoding precision_;
+  float scale_;
 };
 
 }  // namespace kvpolicy

@@ -55,11 +55,16 @@ struct ResidualConfigOf {
   bool key_hadamard = false;    ///< Keys are rotated before they are quantised (core/hadamard.hpp).
   bool value_hadamard = false;  ///< The same for values.
   bool halves = false;          ///< Codes of 8 bits are stored in halves, for Read::upper_half.
+  Codebook key_codebook =
+      Codebook::even;  ///< What codes stand for (core/codebook.hpp); others need keys per token.
+  Codebook value_codebook = Codebook::even;  ///< The same for values.
+  double key_scale = 1.0;    ///< The head's, where the codebook has one (fp8, nvfp4); otherwise 1.
+  double value_scale = 1.0;  ///< The same for values.
 
   template <class Other>
   operator ResidualConfigOf<Other>() const {
-    return {bits,     key_bits, value_bits,   key_group,      value_group,
-            residual, flush,    key_hadamard, value_hadamard, halves};
+    return {bits,         key_bits,       value_bits, key_group,    value_group,    residual,  flush,
+            key_hadamard, value_hadamard, halves,     key_codebook, value_codebook, key_scale, value_scale};
   }
   friend bool operator==(const ResidualConfigOf&, const ResidualConfigOf&) = default;
   void fields(FieldVisitor& visit) {
@@ -73,19 +78,31 @@ struct ResidualConfigOf {
     visit.later("key_hadamard", key_hadamard, false);
     visit.later("value_hadamard", value_hadamard, false);
     visit.later("halves", halves, false);
+    visit.later("key_codebook", key_codebook, Codebook::even);
+    visit.later("value_codebook", value_codebook, Codebook::even);
+    visit.later("key_scale", key_scale, 1.0);
+    visit.later("value_scale", value_scale, 1.0);
   }
   [[nodiscard]] Encoding key_encoding() const { return encoding_for(key_bits == 0 ? bits : key_bits); }
   [[nodiscard]] Encoding value_encoding() const { return encoding_for(value_bits == 0 ? bits : value_bits); }
+  /// The channels that share a scale where no group is set.
+  [[nodiscard]] static std::size_t usual_group(Codebook codebook, std::size_t channels) {
+    return block_channels(codebook) == 0 ? channels : block_channels(codebook);
+  }
   /// Adds how rows lie to a head's rule.
   void describe(HeadRule& rule, std::size_t head_dim) const {
     rule.key_encoding = key_encoding();
     rule.value_encoding = value_encoding();
     rule.key_per_channel = Storage::key_granularity == Granularity::per_channel;
-    const std::size_t whole = rule.key_per_channel ? 32 : head_dim;
+    const std::size_t whole = rule.key_per_channel ? 32 : usual_group(key_codebook, head_dim);
     rule.key_group = key_group == 0 ? whole : key_group;
-    rule.value_group = value_group == 0 ? head_dim : value_group;
+    rule.value_group = value_group == 0 ? usual_group(value_codebook, head_dim) : value_group;
     rule.key_hadamard = key_hadamard;
     rule.value_hadamard = value_hadamard;
+    rule.key_codebook = key_codebook;
+    rule.value_codebook = value_codebook;
+    rule.key_scale = key_scale;
+    rule.value_scale = value_scale;
     rule.residual = residual;
     rule.kivi_flush = flush == Flush::kivi;
   }
@@ -134,6 +151,12 @@ class ResidualStorage {
     require(!config.halves || is_in_halves(config.key_encoding()) || is_in_halves(config.value_encoding()),
             "ResidualStorage: halves are of codes of 8 bits; keys have ", bits_of(config.key_encoding()),
             " bits and values ", bits_of(config.value_encoding()));
+    check_codebook("key", config.key_codebook, config.key_encoding(), config.key_group, config.key_scale);
+    check_codebook("value", config.value_codebook, config.value_encoding(), config.value_group,
+                   config.value_scale);
+    require(Keys == Granularity::per_token || config.key_codebook == Codebook::even,
+            "ResidualStorage: key_codebook is '", name_of(config.key_codebook),
+            "', must be 'even' where keys share scales along the text (per channel)");
     const auto [keys, values] = groups(config, context);
     if constexpr (Keys == Granularity::per_token) {
       require(context.head_dim % keys == 0, "ResidualStorage: key_group is ", keys,
@@ -336,6 +359,28 @@ class ResidualStorage {
     std::size_t to, front, keys, values;  // row numbers: new end, new begin, boundaries
   };
 
+  // Whether a side's codebook can have these bits, group and scale. @throws ConfigError
+  static void check_codebook(const char* side, Codebook codebook, Encoding encoding, std::size_t group,
+                             double scale) {
+    const std::string_view called = name_of(codebook);
+    require(fits_codebook(codebook, bits_of(encoding)), "ResidualStorage: ", side, "_codebook '", called,
+            "' has ",
+            codebook == Codebook::fp8      ? "8"
+            : codebook == Codebook::normal ? "2, 3 or 4"
+                                           : "4",
+            " bits, not ", bits_of(encoding));
+    require(codebook == Codebook::even || !is_in_halves(encoding), "ResidualStorage: ", side, "_codebook '",
+            called, "' cannot be stored in halves");
+    const std::size_t block = block_channels(codebook);
+    require(block == 0 || group == 0 || group == block, "ResidualStorage: ", side, "_codebook '", called,
+            "' shares a scale among ", block, " channels, so ", side, "_group must be that or 0, not ",
+            group);
+    require(has_head_scale(codebook) || scale == 1.0, "ResidualStorage: ", side, "_scale is ", scale,
+            ", must be 1: '", called, "' codes have no scale of the head; 'fp8' and 'nvfp4' have");
+    require(scale >= 0x1p-60 && scale <= 0x1p60, "ResidualStorage: ", side, "_scale is ", scale,
+            ", must be from 2^-60 to 2^60");
+  }
+
   // `kept` is row `i` of a side as it would be kept, rotated where that is how it is quantised.
   [[noreturn]] static void refuse(const Segment& rows, const Plane& side, std::size_t i,
                                   std::span<const float> kept) {
@@ -360,16 +405,20 @@ class ResidualStorage {
 
   [[nodiscard]] static std::pair<std::size_t, std::size_t> groups(const Config& config,
                                                                   const StorageContext& context) {
-    const std::size_t whole = Keys == Granularity::per_token ? context.head_dim : 32;
+    const std::size_t whole =
+        Keys == Granularity::per_token ? Config::usual_group(config.key_codebook, context.head_dim) : 32;
+    const std::size_t whole_value = Config::usual_group(config.value_codebook, context.value_channels());
     return {config.key_group == 0 ? whole : config.key_group,
-            config.value_group == 0 ? context.value_channels() : config.value_group};
+            config.value_group == 0 ? whole_value : config.value_group};
   }
   [[nodiscard]] static RowFormat key_format(const Config& config, const StorageContext& context) {
-    return {config.key_encoding(), Keys, groups(config, context).first, config.key_hadamard};
+    return {config.key_encoding(),         Keys,
+            groups(config, context).first, config.key_hadamard,
+            config.key_codebook,           static_cast<float>(config.key_scale)};
   }
   [[nodiscard]] static RowFormat value_format(const Config& config, const StorageContext& context) {
     return {config.value_encoding(), Granularity::per_token, groups(config, context).second,
-            config.value_hadamard};
+            config.value_hadamard,   config.value_codebook,  static_cast<float>(config.value_scale)};
   }
   [[nodiscard]] static RowFormat dense_format() { return {.encoding = encoding_of<E>}; }
 
@@ -386,7 +435,11 @@ class ResidualStorage {
             .flush = flush_,
             .key_hadamard = keys.hadamard,
             .value_hadamard = values.hadamard,
-            .halves = is_in_halves(keys.encoding) || is_in_halves(values.encoding)};
+            .halves = is_in_halves(keys.encoding) || is_in_halves(values.encoding),
+            .key_codebook = keys.codebook,
+            .value_codebook = values.codebook,
+            .key_scale = keys.scale,
+            .value_scale = values.scale};
   }
 
   detail::ResidualSide keys_;
