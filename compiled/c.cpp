@@ -165,16 +165,55 @@ MutableTensor written(const kvp_tensor* tensor, const char* name) {
   return written;
 }
 
-AttendOptions attend_options(const kvp_attend_options* options, std::size_t tokens, std::size_t q_heads) {
+Read read_of(kvp_read read) {
+  switch (read) {
+    case KVP_READ_ALL: return Read::all;
+    case KVP_READ_SELECTED: return Read::selected;
+    case KVP_READ_UPPER_HALF: return Read::upper_half;
+    case KVP_READ_BOUNDED: return Read::bounded;
+    default: break;
+  }
+  fail<ConfigError>("kvp_attend_options: read is ", read,
+                    ", must be KVP_READ_ALL, KVP_READ_SELECTED, KVP_READ_UPPER_HALF or KVP_READ_BOUNDED");
+}
+
+Certainty certainty_of(kvp_certainty certainty) {
+  switch (certainty) {
+    case KVP_SURE: return Certainty::sure;
+    case KVP_FOUR_SIGMA: return Certainty::four_sigma;
+    case KVP_NO_MARGIN: return Certainty::none;
+    default: break;
+  }
+  fail<ConfigError>("kvp_attend_options: certainty is ", certainty,
+                    ", must be KVP_SURE, KVP_FOUR_SIGMA or KVP_NO_MARGIN");
+}
+
+// The KV heads that a layer's queries read; none of a layer that is not there, which the call refuses.
+std::size_t kv_heads_of(const kvp_cache& cache, std::size_t layer) {
+  return std::visit(
+      [&](const auto& any) -> std::size_t {
+        const ModelShape& shape = any.plan().shape();
+        if (layer >= shape.layers) return 0;
+        return shape.layer(shape.cache_of(layer)).kv_heads;
+      },
+      cache.of);
+}
+
+AttendOptions attend_options(const kvp_attend_options* options, std::size_t tokens, std::size_t q_heads,
+                             std::size_t kv_heads) {
   kvp_attend_options plain;
   kvp_attend_options_init(&plain, sizeof(plain));
   const kvp_attend_options own = known_part(options, plain, "kvp_attend_options");
-  AttendOptions attend{.softcap = own.softcap,
-                       .read = own.read_selected != 0 ? Read::selected : Read::all,
-                       .refresh_selection = own.refresh_selection != 0};
+  AttendOptions attend{
+      .softcap = own.softcap, .read = read_of(own.read), .refresh_selection = own.refresh_selection != 0};
   if (own.scale != 0.0F) attend.scale = own.scale;
   if (own.attention_sink_bias != nullptr) attend.attention_sink_bias = {own.attention_sink_bias, q_heads};
   if (own.log_sum_exp != nullptr) attend.log_sum_exp = {own.log_sum_exp, tokens * q_heads};
+  attend.bound.epsilon = own.epsilon;
+  attend.bound.certainty = certainty_of(own.certainty);
+  if (own.most_rows != 0) attend.bound.most_rows = own.most_rows;
+  if (own.unread != nullptr) attend.bound.unread = {own.unread, tokens * q_heads};
+  if (own.rows_read != nullptr) attend.bound.rows_read = {own.rows_read, kv_heads};
   return attend;
 }
 
@@ -296,7 +335,10 @@ kvp_status kvp_cache_new(const kvp_plan* plan, const kvp_cache_options* options,
 void kvp_cache_free(kvp_cache* cache) { delete cache; }
 
 void kvp_attend_options_init(kvp_attend_options* options, size_t size) {
-  write_defaults(options, {sizeof(kvp_attend_options), 0.0F, 0.0F, nullptr, nullptr, 0, 0}, size);
+  write_defaults(options,
+                 {sizeof(kvp_attend_options), 0.0F, 0.0F, nullptr, nullptr, KVP_READ_ALL, 0, 0.0F, KVP_SURE,
+                  0, nullptr, nullptr},
+                 size);
 }
 
 kvp_status kvp_cache_step(kvp_cache* cache, size_t layer, const kvp_tensor* q, const kvp_tensor* k,
@@ -304,7 +346,7 @@ kvp_status kvp_cache_step(kvp_cache* cache, size_t layer, const kvp_tensor* q, c
   return guarded([&] {
     kvp_cache& own = given(cache, "cache");
     const ConstTensor queries = read(q, "q");
-    const auto attend = attend_options(options, queries.tokens, queries.heads);
+    const auto attend = attend_options(options, queries.tokens, queries.heads, kv_heads_of(own, layer));
     std::visit(
         [&](auto& any) { any.step(layer, queries, read(k, "k"), read(v, "v"), written(out, "out"), attend); },
         own.of);
@@ -322,7 +364,7 @@ kvp_status kvp_cache_attend(kvp_cache* cache, size_t layer, const kvp_tensor* q,
   return guarded([&] {
     kvp_cache& own = given(cache, "cache");
     const ConstTensor queries = read(q, "q");
-    const auto attend = attend_options(options, queries.tokens, queries.heads);
+    const auto attend = attend_options(options, queries.tokens, queries.heads, kv_heads_of(own, layer));
     std::visit([&](auto& any) { any.attend(layer, queries, written(out, "out"), attend); }, own.of);
   });
 }

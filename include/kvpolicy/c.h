@@ -144,14 +144,37 @@ typedef struct kvp_tensor {
   size_t token_stride, head_stride;
 } kvp_tensor;
 
+/* What a call reads of the cached rows. */
+typedef int32_t kvp_read;
+enum {
+  KVP_READ_ALL = 0,
+  KVP_READ_SELECTED = 1,   /* ChunkRetrieval heads read their selection */
+  KVP_READ_UPPER_HALF = 2, /* of codes in halves the upper 4 bits, as a draft does ("int8:halves=yes") */
+  KVP_READ_BOUNDED = 3     /* of rows in halves those that can matter, by `epsilon`; all of other rows */
+};
+
+/* What a bound of a KVP_READ_BOUNDED call is worth. */
+typedef int32_t kvp_certainty;
+enum {
+  KVP_SURE = 0,       /* the bound holds */
+  KVP_FOUR_SIGMA = 1, /* it is an estimate by four standard deviations */
+  KVP_NO_MARGIN = 2   /* the upper halves are taken for the keys */
+};
+
 typedef struct kvp_attend_options {
   size_t size;                      /* sizeof(kvp_attend_options) */
   float scale;                      /* multiplies logits; 0: 1 / sqrt(head_dim) */
   float softcap;                    /* logit -> cap * tanh(logit / cap); 0: none */
   const float* attention_sink_bias; /* [q_heads], learned logits without a value; null: none */
   float* log_sum_exp;               /* [tokens, q_heads], written; null: not wanted */
-  int read_selected;                /* ChunkRetrieval heads read their selection; 0: every row */
-  int refresh_selection;            /* they choose a new selection: before a selected read, after any other */
+  kvp_read read;                    /* KVP_READ_ALL (default), ... */
+  int refresh_selection; /* ChunkRetrieval heads choose a new selection: before a selected read, after any other */
+  /* The others are for KVP_READ_BOUNDED. */
+  float epsilon;           /* the rows left unread hold at most this share of a query's attention; 0: all are read */
+  kvp_certainty certainty; /* KVP_SURE (default), ... */
+  size_t most_rows;        /* rows in halves that are read in full for a KV head, at most; 0: any number */
+  float* unread;     /* [tokens, q_heads], written: the share that unread rows hold at most; null: not wanted */
+  size_t* rows_read; /* [kv_heads], increased by the rows that are read in full; null: not wanted */
 } kvp_attend_options;
 
 /* Sets `size` to the given sizeof(kvp_attend_options) and all other members to 0. */

@@ -166,6 +166,78 @@ static void test_halves(const kvp_plan* plan) {
   kvp_cache_free(cache);
 }
 
+/* The attention of query token `t` over rows in halves, read in a way; returns the status. */
+static kvp_status attend_as(kvp_cache* cache, int t, const kvp_attend_options* options) {
+  const kvp_tensor q = tensor(queries + t * q_heads * head_dim, 1, q_heads);
+  const kvp_tensor out = tensor(outputs, 1, q_heads);
+  return kvp_cache_attend(cache, 0, &q, &out, options);
+}
+
+static double distance(const float* a, const float* b, int count) {
+  double most = 0;
+  for (int i = 0; i < count; ++i) most = fmax(most, fabs((double)a[i] - (double)b[i]));
+  return most;
+}
+
+static void test_reads(void) {
+  enum { rows = 150, size = q_heads * head_dim };
+  const kvp_shape shape = {1, q_heads, kv_heads, head_dim};
+  kvp_plan* plan = NULL;
+  CHECK(kvp_plan_from_name("int8:16,halves=yes", &shape, KVP_FLOAT32, &plan) == KVP_OK);
+  kvp_cache* cache = NULL;
+  CHECK(kvp_cache_new(plan, NULL, &cache) == KVP_OK);
+  const kvp_tensor k = tensor(keys, rows, kv_heads);
+  const kvp_tensor v = tensor(values, rows, kv_heads);
+  CHECK(kvp_cache_append(cache, 0, &k, &v) == KVP_OK);
+  CHECK(kvp_cache_commit(cache) == KVP_OK);
+
+  static float all[size], upper[size], bounded[size];
+  float unread[q_heads] = {-1, -1, -1, -1};
+  size_t rows_read[kv_heads] = {0, 0};
+  kvp_attend_options options;
+  kvp_attend_options_init(&options, sizeof options);
+  CHECK(attend_as(cache, rows - 1, NULL) == KVP_OK);
+  memcpy(all, outputs, sizeof all);
+  options.read = KVP_READ_UPPER_HALF;
+  CHECK(attend_as(cache, rows - 1, &options) == KVP_OK);
+  memcpy(upper, outputs, sizeof upper);
+  CHECK(distance(all, upper, size) > 1e-4 && distance(all, upper, size) < 0.2);
+
+  options.read = KVP_READ_BOUNDED;
+  options.epsilon = 0.3F;
+  options.unread = unread;
+  options.rows_read = rows_read;
+  CHECK(attend_as(cache, rows - 1, &options) == KVP_OK);
+  memcpy(bounded, outputs, sizeof bounded);
+  for (int h = 0; h < q_heads; ++h) CHECK(unread[h] >= 0 && unread[h] <= 0.3F);
+  for (int h = 0; h < kv_heads; ++h) CHECK(rows_read[h] > 0 && rows_read[h] <= rows);
+  /* Values are between -1 and 1. */
+  CHECK(distance(all, bounded, size) <= 2 * 0.3 + 1e-3);
+  /* Few rows end it early, and the bound says so. */
+  options.most_rows = 8;
+  CHECK(attend_as(cache, rows - 1, &options) == KVP_OK);
+  CHECK(unread[0] > 0.3F);
+  options.most_rows = 0;
+  options.epsilon = 0;
+  CHECK(attend_as(cache, rows - 1, &options) == KVP_OK);
+  CHECK(distance(all, outputs, size) < 1e-4 && unread[0] == 0);
+
+  options.epsilon = 2;
+  CHECK(attend_as(cache, rows - 1, &options) == KVP_SHAPE_ERROR);
+  options.epsilon = 0;
+  options.certainty = 3;
+  CHECK(attend_as(cache, rows - 1, &options) == KVP_CONFIG_ERROR);
+  CHECK(strstr(kvp_error(), "certainty is 3") != NULL);
+  options.certainty = KVP_SURE;
+  options.read = 4;
+  CHECK(attend_as(cache, rows - 1, &options) == KVP_CONFIG_ERROR);
+  CHECK(strstr(kvp_error(), "read is 4") != NULL);
+  options.read = KVP_READ_ALL; /* which has no bound to write */
+  CHECK(attend_as(cache, rows - 1, &options) == KVP_SHAPE_ERROR);
+  kvp_cache_free(cache);
+  kvp_plan_free(plan);
+}
+
 static void test_plans(const kvp_plan* plan) {
   kvp_shape shape;
   CHECK(kvp_plan_shape(plan, &shape) == KVP_OK);
@@ -378,6 +450,7 @@ int main(void) {
     test_refusals(plan);
   }
   test_names();
+  test_reads();
   test_layers();
   kvp_plan_free(plan);
   printf("kvpolicy %s, C interface: %d failures\n", kvp_version(), failures);
