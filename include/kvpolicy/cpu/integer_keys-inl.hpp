@@ -23,6 +23,7 @@
 #include <cstdint>
 #include <limits>
 
+#include <kvpolicy/cpu/byte_codes-inl.hpp>
 #include <kvpolicy/cpu/grouped_keys-inl.hpp>
 #include <kvpolicy/cpu/packed_codes-inl.hpp>
 #include <kvpolicy/cpu/prefetch-inl.hpp>
@@ -87,7 +88,8 @@ class IntegerKeys {
  public:
   [[nodiscard]] static std::size_t scratch_floats(std::size_t queries, std::size_t head_dim) {
     return RowTileParams::scratch_floats(head_dim) + GroupedKeys::scratch_floats(queries, head_dim) +
-           whole_lines(JoinedCodes::scratch_floats(head_dim)) + 2 * queries * head_dim +
+           whole_lines(JoinedCodes::scratch_floats(head_dim)) +
+           whole_lines(ByteCodes::scratch_floats(head_dim)) + 2 * queries * head_dim +
            query_portion * head_dim + whole_lines(2 * rounded_floats * queries);
   }
 
@@ -97,9 +99,13 @@ class IntegerKeys {
         params_{head_dim, scratch},
         grouped_{queries, head_dim, scratch + RowTileParams::scratch_floats(head_dim)},
         codes_{head_dim, scratch + RowTileParams::scratch_floats(head_dim) +
-                             GroupedKeys::scratch_floats(queries, head_dim)} {
+                             GroupedKeys::scratch_floats(queries, head_dim)},
+        byte_codes_{head_dim, scratch + RowTileParams::scratch_floats(head_dim) +
+                                  GroupedKeys::scratch_floats(queries, head_dim) +
+                                  whole_lines(JoinedCodes::scratch_floats(head_dim))} {
     scratch += RowTileParams::scratch_floats(head_dim) + GroupedKeys::scratch_floats(queries, head_dim) +
-               whole_lines(JoinedCodes::scratch_floats(head_dim));
+               whole_lines(JoinedCodes::scratch_floats(head_dim)) +
+               whole_lines(ByteCodes::scratch_floats(head_dim));
     const auto take = [&](std::size_t floats_taken) {
       float* taken = scratch;
       scratch += floats_taken;
@@ -124,9 +130,11 @@ class IntegerKeys {
 
   /// Writes logits[q * stride + row], which needs room up to a multiple of the lanes after `rows`. Returns
   /// false if the rows must be decoded first, because they have another format or a number is not finite.
-  bool compute_logits(const RowTileSide& keys, std::size_t rows, float* logits, std::size_t stride,
+  bool compute_logits(const RowTileSide& given, std::size_t rows, float* logits, std::size_t stride,
                       const Prefetch& values) {
-    if (state_ == State::unusable || !has_code_steps(keys.format, head_dim_)) return false;
+    if (state_ == State::unusable) return false;
+    const RowTileSide& keys = byte_codes_.of(given, rows, codes_);
+    if (!has_code_steps(keys.format, head_dim_)) return false;
     const std::size_t vectors = (rows + lanes - 1) / lanes;
     const std::size_t steps = code_bytes(keys.format.encoding, head_dim_) / code_step;
     const std::size_t portions = (count_ + query_portion - 1) / query_portion;
@@ -430,6 +438,7 @@ class IntegerKeys {
   RowTileParams params_;
   GroupedKeys grouped_;
   JoinedCodes codes_;
+  ByteCodes byte_codes_;
   const float* queries_ = nullptr;
   float* deinterleaved_ = nullptr;  // [queries, head_dim], if has_deinterleaved_
   float* products_ = nullptr;       // [query_portion, head_dim]

@@ -21,6 +21,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include <kvpolicy/cpu/byte_codes-inl.hpp>
 #include <kvpolicy/cpu/packed_codes-inl.hpp>
 #include <kvpolicy/cpu/prefetch-inl.hpp>
 #include <kvpolicy/cpu/row_params-inl.hpp>
@@ -178,6 +179,7 @@ class IntegerValues {
   [[nodiscard]] static std::size_t scratch_floats(std::size_t queries, std::size_t head_dim) {
     const std::size_t groups = most_groups(head_dim);
     return RowTileParams::scratch_floats(head_dim) + whole_lines(JoinedCodes::scratch_floats(head_dim)) +
+           whole_lines(ByteCodes::scratch_floats(head_dim)) +
            queries * (room(head_dim) + groups * (weight_bytes / sizeof(float))) +
            whole_lines(queries * (3 * groups + 1));
   }
@@ -186,10 +188,13 @@ class IntegerValues {
       : count_{queries},
         head_dim_{head_dim},
         params_{head_dim, scratch},
-        codes_{head_dim, scratch + RowTileParams::scratch_floats(head_dim)} {
+        codes_{head_dim, scratch + RowTileParams::scratch_floats(head_dim)},
+        byte_codes_{head_dim, scratch + RowTileParams::scratch_floats(head_dim) +
+                                  whole_lines(JoinedCodes::scratch_floats(head_dim))} {
     const std::size_t groups = most_groups(head_dim);
     sums_ = scratch + RowTileParams::scratch_floats(head_dim) +
-            whole_lines(JoinedCodes::scratch_floats(head_dim));
+            whole_lines(JoinedCodes::scratch_floats(head_dim)) +
+            whole_lines(ByteCodes::scratch_floats(head_dim));
     weights_ = reinterpret_cast<std::byte*>(sums_ + queries * room(head_dim));
     offsets_ = sums_ + queries * (room(head_dim) + groups * (weight_bytes / sizeof(float)));
     added_offsets_ = offsets_ + queries * groups;
@@ -200,8 +205,9 @@ class IntegerValues {
   /// Multiplies the earlier sums, `out` included, by factors[query], and adds the rows of a row tile with
   /// weights [queries, stride], which must be 0 from `rows` up to a whole vector. Returns false and does
   /// nothing if the rows must be decoded, because they have another format or a number is not finite.
-  bool add(const RowTileSide& values, std::size_t rows, const float* weights, std::size_t stride,
+  bool add(const RowTileSide& given, std::size_t rows, const float* weights, std::size_t stride,
            const float* factors, float* out, const Prefetch& next) {
+    const RowTileSide& values = byte_codes_.of(given, rows, codes_);
     const RowFormat& format = values.format;
     const std::size_t width = column_bytes(format);
     if (width == 0) return false;
@@ -471,6 +477,7 @@ class IntegerValues {
   std::size_t head_dim_;
   RowTileParams params_;
   JoinedCodes codes_;
+  ByteCodes byte_codes_;
   bool pending_ = false;
   RowFormat format_ = {};  // of the pending sums
   float* sums_;            // [queries, room]: columns of pairs of lanes

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Rows of normal numbers (core/codebook.hpp) as rows of 8-bit codes with a scale and a zero, which integer products read:
+// the numbers are integers from -127 to 127, so the code number + 128 times the scale, less 128 scales, is the same row.
+// A table lookup turns 16 codes at once.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include <kvpolicy/core/codebook.hpp>
+#include <kvpolicy/cpu/joined_codes-inl.hpp>
+#include <kvpolicy/cpu/row_tile-inl.hpp>
+#include <kvpolicy/cpu/vector-inl.hpp>
+#include <kvpolicy/cpu/x86/integer_pairs-inl.hpp>
+
+#if KVPOLICY_CPU_PAIR_PRODUCTS
+namespace kvpolicy::cpu {
+namespace HWY_NAMESPACE {
+KVPOLICY_CPU_BEGIN_TARGET
+
+/// The codes of one side of a row tile as bytes.
+class ByteCodes {
+ public:
+  /// More groups in a row are decoded to float.
+  static constexpr std::size_t most_groups = 8;
+
+  [[nodiscard]] static std::size_t scratch_floats(std::size_t channels) {
+    return max_tile_rows * (channels + most_groups * sizeof(half)) / sizeof(float);
+  }
+  ByteCodes(std::size_t channels, float* scratch)
+      : channels_{channels},
+        rows_{reinterpret_cast<std::uint8_t*>(scratch)},
+        zeros_{reinterpret_cast<half*>(rows_ + max_tile_rows * channels)} {}
+
+  /// The side itself, or what it is in bytes if it is of normal numbers. Valid until the next call; `joined` joins codes
+  /// of two parts.
+  [[nodiscard]] const RowTileSide& of(const RowTileSide& side, std::size_t rows, JoinedCodes& joined) {
+    if (side.format.codebook != Codebook::normal || !takes(side.format)) return side;
+    const std::size_t groups = channels_ / side.format.group;
+    side_.format = {Encoding::uint8, Granularity::per_token, side.format.group, side.format.hadamard};
+    const std::byte* const* codes = joined.of(side, rows);
+    if (joined_bits(side.format.encoding) == 2) {
+      for (std::size_t row = 0; row < rows; ++row) widen<2>(codes[row], table(side.format), row);
+    } else {
+      for (std::size_t row = 0; row < rows; ++row) widen<4>(codes[row], table(side.format), row);
+    }
+    for (std::size_t row = 0; row < rows; ++row) {
+      side_.codes[row] = reinterpret_cast<const std::byte*>(rows_ + row * channels_);
+      side_.scales[row] = reinterpret_cast<const half*>(side.code_scales[row]);
+      side_.zeros[row] = zeros_ + row * groups;
+      for (std::size_t g = 0; g < groups; ++g) {
+        // A power of two times a half is one, or beyond the largest: products are then computed otherwise.
+        zeros_[row * groups + g] = half{-128.0F * static_cast<float>(side_.scales[row][g])};
+      }
+    }
+    return side_;
+  }
+
+ private:
+  using Table = std::array<std::uint8_t, 16>;
+  static constexpr hn::FixedTag<std::uint8_t, 16> bytes{};
+
+  [[nodiscard]] bool takes(const RowFormat& format) const {
+    return channels_ / format.group <= most_groups && JoinedCodes::takes(format.encoding, channels_) &&
+           channels_ * joined_bits(format.encoding) / 8 >= 16;
+  }
+  [[nodiscard]] static Table table(const RowFormat& format) {
+    const CodeNumbers numbers = code_numbers(format.codebook, bits_of(format.encoding));
+    Table shifted;
+    for (std::size_t i = 0; i < shifted.size(); ++i) shifted[i] = static_cast<std::uint8_t>(numbers[i] + 128);
+    return shifted;
+  }
+
+  template <std::size_t Bits>
+  HWY_INLINE void widen(const std::byte* from, const Table& table, std::size_t row) {
+    const auto numbers = hn::LoadU(bytes, table.data());
+    const auto mask = hn::Set(bytes, static_cast<std::uint8_t>((1U << Bits) - 1U));
+    const std::size_t count = channels_ * Bits / 8;
+    std::uint8_t* to = rows_ + row * channels_;
+    for (std::size_t step = 0; step < count; step += 16) {
+      const std::size_t first = std::min(step, count - 16);  // the last step may overlap
+      const auto packed = hn::LoadU(bytes, reinterpret_cast<const std::uint8_t*>(from + first));
+      const hn::Repartition<std::uint16_t, decltype(bytes)> shorts;
+      unroll<8 / Bits>([&](auto part) KVPOLICY_CPU_INLINE_LAMBDA {
+        const auto shifted = hn::BitCast(bytes, hn::ShiftRight<part * Bits>(hn::BitCast(shorts, packed)));
+        hn::StoreU(hn::TableLookupBytes(numbers, hn::And(shifted, mask)), bytes, to + part * count + first);
+      });
+    }
+  }
+
+  std::size_t channels_;
+  std::uint8_t* rows_;  // [max_tile_rows, channels]
+  half* zeros_;         // [max_tile_rows, groups]
+  RowTileSide side_;
+};
+
+KVPOLICY_CPU_END_TARGET
+}  // namespace HWY_NAMESPACE
+}  // namespace kvpolicy::cpu
+#endif
