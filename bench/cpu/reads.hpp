@@ -70,10 +70,14 @@ struct History {
   const std::size_t keys = rule.key_per_channel ? beyond / rule.key_group * rule.key_group : beyond;
   const auto d = static_cast<double>(head_dim);
   const auto codes = [&](Encoding encoding) { return d * static_cast<double>(bits_of(encoding)) / 8; };
+  const auto params = [&](Codebook codebook, std::size_t group) {
+    const std::size_t bytes = scale_bytes(codebook) * (has_zeros(codebook) ? 2 : 1);
+    return static_cast<double>(bytes) * d / static_cast<double>(group);
+  };
   return {.keys = {.exact = tokens - keys, .packed = keys},
           .values = {.exact = tokens - beyond, .packed = beyond},
-          .packed_key_bytes = codes(rule.key_encoding) + 4 * d / static_cast<double>(rule.key_group),
-          .packed_value_bytes = codes(rule.value_encoding) + 4 * d / static_cast<double>(rule.value_group)};
+          .packed_key_bytes = codes(rule.key_encoding) + params(rule.key_codebook, rule.key_group),
+          .packed_value_bytes = codes(rule.value_encoding) + params(rule.value_codebook, rule.value_group)};
 }
 
 [[nodiscard]] inline HeadReads head_reads(const HeadRule& rule, std::size_t tokens, std::size_t head_dim,

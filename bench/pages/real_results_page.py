@@ -350,7 +350,7 @@ def storage(*runs):
     for plan, own in by(texts, lambda point: point["plan"]).items():
         mine = of(questions, plan=plan)
         rows.append([f"`{plan}`", number(interval(own, lambda point: point["text_kl"]), 4),
-                     number(difference(own, full_text, nats), sign=True), percent(interval(mine)),
+                     number(difference(own, full_text, nats), sign=True), percent(interval(mine)) if mine else "",
                      f"{100 * results.bytes_share(own, full_text):.1f} %",
                      f"{100 * results.bytes_share(own, full_text, 'kv_bytes'):.1f} %"])
     return (f"{len(bootstrap.texts_of_points(full_text, nats))} continued texts; {asked(full)} of {families_of(full)}, with the "

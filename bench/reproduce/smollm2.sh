@@ -17,7 +17,7 @@
 #   language   KL divergence to the full cache and surprise, on three kinds of prose and on code, far into a text and near
 #              its beginning
 #   choices    short questions with four endings, where compression should cost nothing
-#   storage    8, 4 and 2 bits, per token and per channel, by the number of exact rows
+#   storage    8 to 2 bits, per token and per channel, by the number of exact rows, other codebooks, and widths for each head
 #   bounds     reads with a bound beside Quest's and TriForce's chunks, by the bytes that a token reads
 #   memory     what the cache takes over the length of the text and the number of texts
 experiments=(tasks heads gates sinks needles settings budgets combined unasked language choices storage bounds memory)
@@ -183,13 +183,15 @@ measure_choices() {
 }
 
 measure_storage() {
-  local plans=(full) exact by_row="sinks=0,keys=token,group=32"
+  local plans=(full) by_row="sinks=0,keys=token,group=32"
   mapfile -t -O 1 plans < <(each "%s:0,$by_row" int8 int4 int2)
-  for exact in 32 128; do
-    mapfile -t -O ${#plans[@]} plans < <(each "%s:$exact,$by_row" int4 int2)
-    mapfile -t -O ${#plans[@]} plans < <(each "%s:$exact" int8 int4 int3 int2 k8v4 k4v2 kivi4 kivi2)
-  done
-  plans+=(kivi2:32,flush=steady hf4:128 duo:0.5 duo+int4:0.5)
+  mapfile -t -O ${#plans[@]} plans < <(each "%s:32,$by_row" int4 int2)
+  mapfile -t -O ${#plans[@]} plans < <(each "%s:32" int8 int4 int3 int2 k8v4 k4v2 kivi4 kivi2)
+  mapfile -t -O ${#plans[@]} plans < <(each "%s:32,normal=values" int4 int3 int2)
+  mapfile -t -O ${#plans[@]} plans < <(each "%s:128" int4 int2 kivi4 kivi2)
+  plans+=(kivi2:32,flush=steady hf4:128 fp8 mxfp4 nvfp4 duo:0.5 duo+int4:0.5)
+  # Widths for each head, for 4.5, 3.5 and 2.5 of 16 bits.
+  if [ -e "$weights/damage.json" ]; then mapfile -t -O ${#plans[@]} plans < <(each "search:%s,2048" 0.28125 0.21875 0.15625); fi
   go_on storage 2048 --text novels --plans "${plans[@]}"
   ask storage_answers 2048 --suite niah_single_2 --text novels --plans "${plans[@]}"
 }

@@ -386,7 +386,7 @@ const char* plan_help() {
   int8 int6 int5 int4  every row in so many bits (also int3, int2), but for the first 4 and the latest 128;
                        int4:64 for 64. Below 8 bits rows are rotated, and keys share a scale along the text
   int8:halves=yes      8 bits, of which a draft may read the upper 4 (QuantSpec)
-  int2:normal=values   values as normal numbers: fewer bits
+  int2:normal=values   values as Lloyd-Max numbers: fewer bits
   fp8, mxfp4, nvfp4    every row in such numbers; fp8:scale=0.5 for a head's scale
   bounded:0.05         keys of 8 bits, values of 4; the upper 4 bits of every key are read, and then only rows that can
                        matter: what stays unread holds at most 5 % of a query's attention, for sure
@@ -413,7 +413,7 @@ const char* plan_help() {
   streaming_llm:4,1020 as sink_recent, with keys rotated as if no rows were missing (StreamingLLM)
   search:0.125,4096    an eighth of a full cache's bytes at 4,096 tokens, distributed over heads and all
                        of these by the files beside the model (`plan search`), or search@damage.json
-  duo+int4:0.5         and so on: +int8 to +int2, +k8v4 quantise sink_recent, chunk, quest,
+  duo+int4:0.5         and so on: +int8 to +int2, +k8v4, +fp8 quantise sink_recent, chunk, quest,
                        duo's retrieval heads and the survivors of headkv, snapkv and adakv
   FILE.json            a plan file (`plan convert` writes them), or HeadKV head scores
   FOLDER               a DuoAttention pattern: full_attention_heads.tsv and config.json
@@ -432,7 +432,9 @@ What a name leaves open is as published, or as listed here; other settings are w
                                    certainty=sure|four_sigma|none (estimates), key_group=64, residual=128;
                                    bounded+int8:0.05 has values of 8 bits
   what is quantised                group=N channels that share a scale, residual=N, hadamard=none|keys|values|both
-                                   (what is rotated first); kivi has flush=kivi|steady instead
+                                   (what is rotated first), normal=none|keys|values|both (codes that stand for
+                                   Lloyd-Max numbers); kivi has flush=kivi|steady instead; fp8, mxfp4 and nvfp4 have
+                                   residual=N, and scale=1.0 but for mxfp4
   int4 and so on, duo+int4         keys=channel|token key_group=64 rows that share a scale; int4 also sinks=4
 )";
 }

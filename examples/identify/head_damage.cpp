@@ -119,13 +119,14 @@ TextLoss mean(std::span<const std::vector<TextLoss>> losses, std::size_t plan) {
 }
 
 // Whether `small` can do no less damage than `large` but by chance: the same policy and storage, in fewer bytes, with no
-// more bits for keys or for values and with the same rows rotated.
+// more bits for keys or for values, the same rows rotated and the same codebooks.
 bool is_less(const HeadSettings<bfloat16>& small, const HeadSettings<bfloat16>& large, std::size_t head_dim,
              std::size_t tokens) {
   if (small.names() != large.names()) return false;
   const HeadRule own = small.rule(head_dim);
   const HeadRule other = large.rule(head_dim);
   if (own.key_hadamard != other.key_hadamard || own.value_hadamard != other.value_hadamard) return false;
+  if (own.key_codebook != other.key_codebook || own.value_codebook != other.value_codebook) return false;
   if (bits_of(own.key_encoding) > bits_of(other.key_encoding)) return false;
   if (bits_of(own.value_encoding) > bits_of(other.value_encoding)) return false;
   const auto bytes = [&](const HeadSettings<bfloat16>& settings) {

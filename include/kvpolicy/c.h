@@ -83,13 +83,15 @@ kvp_status kvp_plan_from_json(const char* text, size_t bytes, kvp_dtype dtype, k
  *                          also int8, int6, int5, int3, int2
  *     k8v4                 the same with keys of 8 bits and values of 4, and so on
  *     hf4  hf2             groups of 64 in a row, the latest 128 exact (transformers' QuantizedCache)
+ *     fp8  mxfp4  nvfp4    every row in such numbers; fp8:scale=0.5 for the scale of a head
  *     sink_recent:16,128   the first 16 rows and the latest 128
  *     duo@PATH:0.5         half of the heads stream, by the gates in the folder of a DuoAttention pattern
  *     duo+int4@PATH:0.5    the same; the heads that keep every row keep it as int4 does
  *     PATH.json            a plan file, which must be for this shape
  *
  * What is quantised takes settings after its numbers, as in int4:64,hadamard=both: hadamard=none|keys|values|both,
- * keys=channel|token, key_group=64, group=64, residual=128, sinks=4 (kvpolicy/io/named_plan.hpp). Below 8 bits keys
+ * keys=channel|token, key_group=64, group=64, residual=128, sinks=4, normal=none|keys|values|both, and of int8
+ * halves=no|yes (kvpolicy/io/named_plan.hpp). Below 8 bits keys
  * share a scale among key_group rows, which must divide page_rows: 64 (2 bits: 32) unless the name says otherwise.
  *
  * KVP_CONFIG_ERROR for a name that is not known, a setting that does not work or a file for another shape;
@@ -169,7 +171,7 @@ typedef struct kvp_attend_options {
   float* log_sum_exp;               /* [tokens, q_heads], written; null: not wanted */
   kvp_read read;                    /* KVP_READ_ALL (default), ... */
   int refresh_selection; /* ChunkRetrieval heads choose a new selection: before a selected read, after any other */
-  /* The others are for KVP_READ_BOUNDED. */
+  /* The others are for KVP_READ_BOUNDED; of any other read `unread` and `rows_read` must be null. */
   float epsilon;           /* the rows left unread hold at most this share of a query's attention; 0: all are read */
   kvp_certainty certainty; /* KVP_SURE (default), ... */
   size_t most_rows;        /* rows in halves that are read in full for a KV head, at most; 0: any number */

@@ -5,6 +5,7 @@
 #include <kvpolicy/c.h>
 
 #include <math.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -213,6 +214,21 @@ static void test_reads(void) {
   for (int h = 0; h < kv_heads; ++h) CHECK(rows_read[h] > 0 && rows_read[h] <= rows);
   /* Values are between -1 and 1. */
   CHECK(distance(all, bounded, size) <= 2 * 0.3 + 1e-3);
+  /* Estimates read fewer rows. */
+  for (kvp_certainty certainty = KVP_FOUR_SIGMA; certainty <= KVP_NO_MARGIN; ++certainty) {
+    const size_t sure = rows_read[0];
+    rows_read[0] = 0;
+    options.certainty = certainty;
+    CHECK(attend_as(cache, rows - 1, &options) == KVP_OK);
+    CHECK(rows_read[0] <= sure);
+  }
+  options.certainty = KVP_SURE;
+  /* A caller that knows the options up to `refresh_selection`. */
+  kvp_attend_options older;
+  kvp_attend_options_init(&older, offsetof(kvp_attend_options, epsilon));
+  older.read = KVP_READ_UPPER_HALF;
+  CHECK(attend_as(cache, rows - 1, &older) == KVP_OK);
+  CHECK(distance(upper, outputs, size) == 0);
   /* Few rows end it early, and the bound says so. */
   options.most_rows = 8;
   CHECK(attend_as(cache, rows - 1, &options) == KVP_OK);

@@ -305,10 +305,21 @@ class Sequence {
         const auto first = then.begin() + static_cast<std::ptrdiff_t>(i - i % group);
         block.assign(first, first + static_cast<std::ptrdiff_t>(group));
       }
-      const double bound = codebook == oracle::Codebook::even
-                               ? oracle::quantization_bound(block, bits)
-                               : oracle::codebook_bound(block, then[i], codebook, spec.head_scale) + 1e-5;
-      inside = inside && std::abs(now[i] - then[i]) <= bound;
+      if (codebook == oracle::Codebook::normal) {
+        double squares = 0.0;
+        double lost = 0.0;
+        for (std::size_t k = 0; k < group; ++k) {
+          const std::size_t own = i - i % group + k;
+          squares += then[own] * then[own];
+          lost += (now[own] - then[own]) * (now[own] - then[own]);
+        }
+        inside = inside && lost <= oracle::normal_loss(bits) * squares;
+      } else {
+        const double bound = codebook == oracle::Codebook::even
+                                 ? oracle::quantization_bound(block, bits)
+                                 : oracle::codebook_bound(block, then[i], codebook, spec.head_scale) + 1e-5;
+        inside = inside && std::abs(now[i] - then[i]) <= bound;
+      }
       lossy = lossy || now[i] != then[i];
     }
     CHECK(inside);

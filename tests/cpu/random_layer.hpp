@@ -50,7 +50,9 @@ inline std::vector<kvpolicy::RowFormat> all_formats(std::size_t head_dim) {
   }
   using kvpolicy::Codebook;
   for (const Encoding encoding : {Encoding::uint4, Encoding::uint3, Encoding::uint2}) {
-    for (const std::size_t group : {std::size_t{8}, head_dim}) {
+    for (const std::size_t group :
+         {std::size_t{8}, std::size_t{16}, std::size_t{32}, head_dim / 2, head_dim}) {
+      if (head_dim % group != 0) continue;
       formats.push_back({encoding, Granularity::per_token, group, group == head_dim, Codebook::normal});
     }
   }

@@ -437,6 +437,14 @@ TEST_CASE("a device has kernels for keys and values of the same 2, 4 or 8 bits")
 
   CHECK(contains(plan_error(one, Quantized::Config{.storage = {.bits = 8, .halves = true}}),
                  "codes are stored in halves, which are read on the host"));
+  CHECK(contains(plan_error(one, Quantized::Config{.storage = {.key_codebook = Codebook::normal}}),
+                 "codes stand for 'normal' numbers, which are read on the host"));
+  CHECK(contains(plan_error(one, Quantized::Config{.storage = {.value_codebook = Codebook::mxfp4}}),
+                 "codes stand for 'mxfp4' numbers, which are read on the host"));
+  CHECK(contains(plan_error(one, Quantized::Config{.storage = {.bits = 8,
+                                                               .key_codebook = Codebook::fp8,
+                                                               .value_codebook = Codebook::fp8}}),
+                 "codes stand for 'fp8' numbers, which are read on the host"));
 
   // Whatever lays out pages refuses as well, where a check of the plan has been forgotten.
   for (const auto& [keys, values] :

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <kvpolicy/cache/kv_cache.hpp>
+#include <kvpolicy/core/small_floats.hpp>
 #include <kvpolicy/policy/full_cache.hpp>
 #include <kvpolicy/policy/quantized_residual_cache.hpp>
 
@@ -76,6 +77,17 @@ TEST_CASE("finite numbers that the element type cannot hold are refused") {
   Fixture<FullCache<DenseStorage<half>>> f;
   f.v[2] = 70000.0F;
   CHECK(contains(thrown<ShapeError>([&] { f.step(); }), "v holds 70000 at token 0"));
+}
+
+TEST_CASE("numbers of 8 bits: what is none stays none, and what is too large becomes the largest") {
+  const auto nan = std::bit_cast<float>(0x7fc00000U);
+  const auto infinity = std::bit_cast<float>(0x7f800000U);
+  CHECK((E4m3::encode(nan) & 0x7f) == 0x7f);
+  CHECK(is_nan(E4m3::decode(0x7f)));
+  CHECK(E4m3::encode(infinity) == 0x7e);
+  CHECK(E4m3::decode(0x7e) == 448.0F);
+  CHECK(E4m3::decode(1) == 0x1p-9F);
+  CHECK(E4m3::encode(0x1p-9F) == 1);
 }
 
 TEST_CASE("options that are no numbers are refused") {

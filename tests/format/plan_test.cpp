@@ -42,6 +42,33 @@ TEST_CASE("formats of rows") {
   CHECK(fmt::format("{}", RowFormat{Encoding::float16}) == "float16");
   CHECK(fmt::format("{}", RowFormat{Encoding::uint2, Granularity::per_channel, 32}) ==
         "uint2 per channel in groups of 32");
+  CHECK(fmt::format("{}", RowFormat{Encoding::uint4, Granularity::per_token, 32, false, Codebook::mxfp4}) ==
+        "mxfp4 in uint4 per token in groups of 32");
+}
+
+TEST_CASE("settings of storages with other codebooks") {
+  const auto both = [](Codebook codebook, std::size_t bits, double scale) {
+    return fmt::format("{}", Codes::Config{.bits = bits,
+                                           .residual = 0,
+                                           .key_codebook = codebook,
+                                           .value_codebook = codebook,
+                                           .key_scale = scale,
+                                           .value_scale = scale});
+  };
+  CHECK(both(Codebook::fp8, 8, 1.0) == "fp8");
+  CHECK(both(Codebook::fp8, 8, 0.25) == "fp8, times 0.25");
+  CHECK(both(Codebook::mxfp4, 4, 1.0) == "mxfp4");
+  CHECK(both(Codebook::normal, 3, 1.0) == "3 bits, in the normal codebook");
+  CHECK(fmt::format("{}", Codes::Config{.bits = 4,
+                                        .residual = 0,
+                                        .key_codebook = Codebook::nvfp4,
+                                        .value_codebook = Codebook::nvfp4,
+                                        .key_scale = 0.5}) == "nvfp4, keys times 0.5, values times 1");
+  CHECK(fmt::format("{}", Codes::Config{.bits = 2, .residual = 8, .value_codebook = Codebook::normal}) ==
+        "2 bits but for the latest 8, values in the normal codebook");
+  CHECK(fmt::format(
+            "{}", Codes::Config{.bits = 8, .residual = 8, .key_codebook = Codebook::fp8, .key_scale = 2.0}) ==
+        "8 bits but for the latest 8, keys in the fp8 codebook times 2");
 }
 
 TEST_CASE("settings of storages") {

@@ -100,8 +100,45 @@ inline SmallPlan low_bit_plan() {
   return plan;
 }
 
-/// Both, for tests of files.
-[[nodiscard]] inline std::vector<SmallPlan> small_plans() { return {small_plan(), low_bit_plan()}; }
+/// Every codebook: scales of two bytes, of one and of none.
+inline SmallPlan codebook_plan() {
+  using namespace kvpolicy;
+  SmallPlan plan{{1, 5, 5, 64}};
+  const std::vector<ResidualConfig> rows{{.bits = 3,
+                                          .value_group = 32,
+                                          .residual = 1,
+                                          .key_codebook = Codebook::normal,
+                                          .value_codebook = Codebook::normal},
+                                         {.bits = 8,
+                                          .residual = 0,
+                                          .key_codebook = Codebook::fp8,
+                                          .value_codebook = Codebook::fp8,
+                                          .value_scale = 0.5},
+                                         {.bits = 4, .residual = 2, .key_codebook = Codebook::mxfp4},
+                                         {.bits = 4,
+                                          .residual = 0,
+                                          .key_codebook = Codebook::nvfp4,
+                                          .value_codebook = Codebook::nvfp4,
+                                          .key_scale = 0.5}};
+  for (std::size_t head = 0; head < rows.size(); ++head) {
+    QuantizedResidualCache<half>::Config config;
+    config.storage = rows[head];
+    plan.set(0, head, config);
+  }
+  QuantizedResidualCache<half, Granularity::per_channel>::Config by_channel;
+  by_channel.sinks = 1;
+  by_channel.storage.bits = 2;
+  by_channel.storage.key_group = 4;
+  by_channel.storage.residual = 0;
+  by_channel.storage.value_codebook = Codebook::normal;
+  plan.set(0, 4, by_channel);
+  return plan;
+}
+
+/// All of them, for tests of files.
+[[nodiscard]] inline std::vector<SmallPlan> small_plans() {
+  return {small_plan(), low_bit_plan(), codebook_plan()};
+}
 
 inline kvpolicy::CacheOptions small_options() {
   kvpolicy::CacheOptions options;

@@ -77,7 +77,7 @@ enum class Codebook : std::uint8_t {
 using CodeNumbers = std::array<std::int8_t, 16>;
 
 /// The numbers with the least mean square error for the normal distribution, in a unit of which its largest is 127 and
-/// rounded to integers, which changes the error by less than a thousandth. By how many deviations 127 is: `outermost`.
+/// rounded to integers, which changes the error by less than a thousandth. `outermost` is the largest in deviations.
 struct NormalNumbers {
   CodeNumbers table;
   float outermost;

@@ -25,8 +25,8 @@ struct half;
   return (std::bit_cast<std::uint32_t>(x) & 0x7fffffffU) > 0x7f800000U;
 }
 
-/// The encoding of one number of a row in memory. Those after bfloat16 are packed codes of an affine
-/// quantisation (see storage/quantize.hpp).
+/// The encoding of one number of a row in memory. Those after bfloat16 are packed codes, which stand
+/// for equal steps unless a codebook says otherwise (core/codebook.hpp).
 enum class Encoding : std::uint8_t {
   float32,
   float16,

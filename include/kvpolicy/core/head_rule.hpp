@@ -11,6 +11,7 @@
 #include <optional>
 #include <string_view>
 
+#include <kvpolicy/core/codebook.hpp>
 #include <kvpolicy/core/dtype.hpp>
 #include <kvpolicy/core/ranking.hpp>
 #include <kvpolicy/core/rotary.hpp>

@@ -141,6 +141,7 @@ class ScalarEngine {
   // What the channels of a row's key, of which `keys` shows upper halves, add to the width of the query's logit.
   [[nodiscard]] static detail::KeyWidth key_width(const Plane& keys, std::size_t row,
                                                   std::span<const float> query) {
+    KVPOLICY_ASSERT(keys.format.codebook == Codebook::even);
     std::vector<float> turned(query.begin(), query.end());
     if (keys.format.hadamard) rotate_hadamard(turned);
     const PageLayout layout{keys.format, query.size(), keys.page_rows};

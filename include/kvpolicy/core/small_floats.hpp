@@ -29,7 +29,7 @@ struct E4m3 {
     const std::uint32_t magnitude = word & 0x7fffffffU;
     if (magnitude > 0x7f800000U) return static_cast<std::uint8_t>(sign | nan);
     std::uint32_t code = 0;
-    if (magnitude >= 121U << 23) {  // normal from 2^-6 on: rebias the exponent by 120, round 20 bits off
+    if (magnitude >= 121U << 23) {  // 2^-6 or more: rebias the exponent by 120, round 20 bits off
       const std::uint32_t rebased = magnitude - (120U << 23);
       code = (rebased + 0x7ffffU + ((rebased >> 20) & 1U)) >> 20;
     } else {  // in a sum with 2^14 the last bit is one of 2^-9, so the addition itself does the rounding
@@ -67,7 +67,7 @@ struct E8m0 {
     if (code == nan) return std::numeric_limits<float>::quiet_NaN();
     return code == 0 ? 0x1p-127F : std::bit_cast<float>(static_cast<std::uint32_t>(code) << 23);
   }
-  /// The code of the largest power of two that is at most `value`, a normal number above 0.
+  /// The code of the largest power of two that is at most `value`, which is at least 2^-126.
   [[nodiscard]] static constexpr std::uint8_t at_most(float value) noexcept {
     return static_cast<std::uint8_t>(std::bit_cast<std::uint32_t>(value) >> 23 & 0xffU);
   }

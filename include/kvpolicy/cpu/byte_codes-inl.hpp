@@ -12,6 +12,7 @@
 
 #include <kvpolicy/core/codebook.hpp>
 #include <kvpolicy/cpu/joined_codes-inl.hpp>
+#include <kvpolicy/cpu/row_params-inl.hpp>
 #include <kvpolicy/cpu/row_tile-inl.hpp>
 #include <kvpolicy/cpu/vector-inl.hpp>
 #include <kvpolicy/cpu/x86/integer_pairs-inl.hpp>
@@ -64,6 +65,8 @@ class ByteCodes {
   static constexpr hn::FixedTag<std::uint8_t, 16> bytes{};
 
   [[nodiscard]] bool takes(const RowFormat& format) const {
+    // Of smaller groups, integer products know nothing.
+    if (format.group != channels_ && format.group < RowTileParams::smallest_group) return false;
     return channels_ / format.group <= most_groups && JoinedCodes::takes(format.encoding, channels_) &&
            channels_ * joined_bits(format.encoding) / 8 >= 16;
   }

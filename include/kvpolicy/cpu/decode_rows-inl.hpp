@@ -123,12 +123,10 @@ class CodebookParams {
     }
   }
   [[nodiscard]] HWY_INLINE FloatVector number(FloatVector code, std::size_t channel) const {
-    // A byte of an index that is above 127 looks up 0: only the code itself is an index.
-    const auto index =
-        hn::Or(hn::ConvertTo(ints, code), hn::Set(ints, static_cast<std::int32_t>(0x80808000U)));
-    const auto level = hn::BitCast(ints, hn::TableLookupBytesOr0(table_, hn::BitCast(bytes, index)));
-    const auto signed_level = hn::ShiftRight<24>(hn::ShiftLeft<24>(level));
-    return hn::Mul(hn::ConvertTo(floats, signed_level), hn::LoadU(floats, factors_ + channel));
+    // The code is the lowest byte of its lane; what the other three look up is shifted out.
+    const auto found = hn::TableLookupBytes(table_, hn::BitCast(bytes, hn::ConvertTo(ints, code)));
+    const auto number = hn::ShiftRight<24>(hn::ShiftLeft<24>(hn::BitCast(ints, found)));
+    return hn::Mul(hn::ConvertTo(floats, number), hn::LoadU(floats, factors_ + channel));
   }
 
  private:
@@ -255,15 +253,15 @@ void decode_packed_side(const RowTileSide& side, std::size_t rows, std::size_t h
   }
 }
 
-/// E4M3 as float: normal numbers have their exponent rebased; a subnormal one is that many times 2^-9.
+/// E4M3 as float: a code from 8 on has its exponent rebased, a smaller one is that many times 2^-9.
 [[nodiscard]] HWY_INLINE FloatVector decode_e4m3(IntVector code) {
   const auto magnitude = hn::And(code, hn::Set(ints, 0x7f));
-  const auto normal = hn::BitCast(floats, hn::Add(hn::ShiftLeft<20>(magnitude), hn::Set(ints, 120 << 23)));
-  const auto subnormal = hn::Mul(hn::ConvertTo(floats, magnitude), hn::Set(floats, 0x1p-9F));
-  const auto is_normal = hn::RebindMask(floats, hn::Gt(magnitude, hn::Set(ints, 7)));
+  const auto rebased = hn::BitCast(floats, hn::Add(hn::ShiftLeft<20>(magnitude), hn::Set(ints, 120 << 23)));
+  const auto steps = hn::Mul(hn::ConvertTo(floats, magnitude), hn::Set(floats, 0x1p-9F));
+  const auto is_rebased = hn::RebindMask(floats, hn::Gt(magnitude, hn::Set(ints, 7)));
   const auto is_nan = hn::RebindMask(floats, hn::Eq(magnitude, hn::Set(ints, int{E4m3::nan})));
   const auto size = hn::IfThenElse(is_nan, hn::BitCast(floats, hn::Set(ints, 0x7fc00000)),
-                                   hn::IfThenElse(is_normal, normal, subnormal));
+                                   hn::IfThenElse(is_rebased, rebased, steps));
   return hn::Or(size, hn::BitCast(floats, hn::ShiftLeft<24>(hn::And(code, hn::Set(ints, 0x80)))));
 }
 

@@ -119,6 +119,7 @@ class TileBounds {
  private:
   void find_widths(const RowTile& row_tile, std::size_t row, KeyWidth* widths) const {
     const RowFormat& format = row_tile.keys.format;
+    KVPOLICY_ASSERT(format.codebook == Codebook::even);
     const half* scales = row_tile.keys.scales[row];
     const half* zeros = row_tile.keys.zeros[row];
     if (format.granularity == Granularity::per_token) {

@@ -99,8 +99,9 @@ struct StorageText {
 
   [[nodiscard]] static std::string text(const RowFormat& format) {
     if (!is_quantized(format.encoding)) return text(format.encoding);
-    return fmt::format("{} {} in groups of {}", text(format.encoding), text(format.granularity),
-                       format.group);
+    const bool named = format.codebook != Codebook::even;
+    return fmt::format("{}{}{} {} in groups of {}", named ? name_of(format.codebook) : "",
+                       named ? " in " : "", text(format.encoding), text(format.granularity), format.group);
   }
 
   /// How packed rows are stored.

@@ -18,6 +18,7 @@
 #include <cstddef>
 #include <string_view>
 
+#include <kvpolicy/core/codebook.hpp>
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/io/json_text.hpp>
 #include <kvpolicy/plan/low_bits.hpp>

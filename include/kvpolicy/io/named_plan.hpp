@@ -16,10 +16,11 @@
 // What is quantised takes more settings, after the numbers, as in int4:64,hadamard=both:
 //
 //     hadamard=none|keys|values|both   rows that are rotated before they are quantised
-//     normal=none|keys  |values|both     codes that stand for normal numbers (core/codebook.hpp)
+//     normal=none|keys|values|both     codes that stand for Lloyd-Max numbers (core/codebook.hpp)
 //     keys=channel|token               which numbers of the keys share a scale
 //     key_group=64                     of how many rows, per channel; divides the rows of a page (CacheOptions)
 //     group=64                         of how many channels of a row
+//     scale=1                          of a head, where rows are in fp8 or nvfp4
 //     residual=128, sinks=4            latest and first rows that stay exact (sinks: int4 and so on by themselves)
 //
 // A name means here what it means to the tools' `--plan`, which has more names.
@@ -95,7 +96,7 @@ template <Element E = float>
   }
   fail<ConfigError>(
       called,
-      ": is not known; known are full, int4 (also 8, 6, 5, 3, 2), k8v4, hf4, hf2, "
+      ": is not known; known are full, int4 (also 8, 6, 5, 3, 2), k8v4, hf4, hf2, fp8, mxfp4, nvfp4, "
       "sink_recent:16,128, duo@FOLDER:0.5, duo+int4@FOLDER:0.5 and a plan file whose name ends in "
       ".json");
 }

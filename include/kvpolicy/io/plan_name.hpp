@@ -151,7 +151,7 @@ class PlanName {
  private:
   // What looks like a precision: of one that does not exist the plan's maker says so.
   [[nodiscard]] static bool is_precision(std::string_view word) {
-    return word.starts_with("int") || is_precision_name(word);
+    return word.starts_with("int") || low_bits_named(word) || small_floats_named(word) != Codebook::even;
   }
   template <class T>
   [[nodiscard]] static bool read_number(std::string_view digits, T& value) {

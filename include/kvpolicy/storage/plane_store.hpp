@@ -41,6 +41,7 @@ class PlaneStore {
         codebook_{format.codebook},
         precision_{precision},
         scale_{format.scale} {
+    KVPOLICY_ASSERT(fits_codebook(format.codebook, bits_of(format.encoding)));
     require(context.pages().engine_rows().page_rows == 0,
             "PlaneStore: the pool's pages lie in an inference engine's tensor, where only "
             "EnginePageStorage knows how rows lie; give heads of other storages another pool");

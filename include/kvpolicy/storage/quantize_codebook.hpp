@@ -3,10 +3,11 @@
 // Quantisation of rows whose codes stand for other numbers than equal steps (core/codebook.hpp), a group of channels at a
 // time. A number becomes the nearest one that its group has.
 //
-// The scale of normal numbers is, of some near the group's deviation, the one whose codes explain most of it, fitted to them
-// with the least square error: a group's numbers are a rough normal distribution. The scales of MXFP4 and NVFP4 follow from the largest number of the block, as those formats are
-// described (core/small_floats.hpp): the largest power of two with which it lies in E2M1's last binade, or the sixth of
-// it. A head's own scale is given, and is nowhere chosen here.
+// The scale of normal numbers is, of some near the group's deviation, the one whose codes explain most of the group's
+// squares, fitted to them with the least square error: few numbers are a rough normal distribution. The scales of MXFP4
+// and NVFP4 follow from the largest number of the block, as those formats are described (core/small_floats.hpp): the
+// largest power of two with which it lies in E2M1's last binade, or the sixth of it. A head's own scale is given, and is
+// nowhere chosen here.
 #pragma once
 
 #include <algorithm>
@@ -48,7 +49,10 @@ inline void pack_codes(std::span<const std::uint8_t> from, Encoding encoding, st
 class CodebookRow {
  public:
   /// @throws std::bad_alloc
-  void resize(std::size_t channels) { codes_.resize(channels); }
+  void resize(std::size_t channels) {
+    codes_.resize(channels);
+    found_.resize(channels);
+  }
 
   /// Writes the scales of a row's groups, its codes and their lower parts (PageLayout).
   void encode(std::span<const float> row, const RowFormat& format, std::byte* scales, std::byte* codes,
@@ -68,47 +72,74 @@ class CodebookRow {
   }
 
  private:
-  static void encode_normal(std::span<const float> numbers, std::size_t bits, std::byte* scale,
-                            std::span<std::uint8_t> codes) {
+  void encode_normal(std::span<const float> numbers, std::size_t bits, std::byte* scale,
+                     std::span<std::uint8_t> codes) {
     const NormalNumbers normal = normal_numbers(bits);
-    float squares = 0.0F;
-    for (const float number : numbers) squares += number * number;
-    const float deviation = std::sqrt(squares / static_cast<float>(numbers.size()));
+    const float deviation = std::sqrt(Sums{numbers, numbers}.squares / static_cast<float>(numbers.size()));
     float fitted = 0.0F;
     float most_explained = 0.0F;  // of the squares, by the codes of `fitted`
     for (int twentieth = 16; twentieth <= 24; ++twentieth) {
       const float share = static_cast<float>(twentieth) / 20.0F;
-      nearest_codes(numbers, normal.table, bits, share * deviation * normal.outermost / 127.0F, codes);
-      float product = 0.0F;
-      float square = 0.0F;
-      for (std::size_t i = 0; i < numbers.size(); ++i) {
-        const auto level = static_cast<float>(normal.table[codes[i]]);
-        product += numbers[i] * level;
-        square += level * level;
-      }
-      if (product * product / square > most_explained) {
-        most_explained = product * product / square;
-        fitted = product / square;
+      const Sums sums{numbers,
+                      nearest(numbers, normal.table, bits, share * deviation * normal.outermost / 127.0F)};
+      const float explained = sums.products * sums.products / sums.squares;
+      if (explained > most_explained) {
+        most_explained = explained;
+        fitted = sums.products / sums.squares;
       }
     }
-    // The outermost level stays in the range of half.
+    // The outermost number stays in the range of half.
     constexpr float most = 515.5F;
     static_assert(static_cast<float>(half{most}) * 127.0F <= largest_quantizable);
     const half stored{fitted < most ? fitted : most};
     std::memcpy(scale, &stored, sizeof stored);
-    nearest_codes(numbers, normal.table, bits, static_cast<float>(stored), codes);
+    CodeNumbers counted{};
+    for (std::size_t i = 0; i < counted.size(); ++i) counted[i] = static_cast<std::int8_t>(i);
+    const std::span<const float> found =
+        nearest(numbers, normal.table, bits, static_cast<float>(stored), &counted);
+    for (std::size_t n = 0; n < numbers.size(); ++n) codes[n] = static_cast<std::uint8_t>(found[n]);
   }
 
-  // The level nearest to each number, where one step of the table is `step`; the lower one where two are.
-  static void nearest_codes(std::span<const float> numbers, const CodeNumbers& table, std::size_t bits,
-                            float step, std::span<std::uint8_t> codes) {
-    std::fill(codes.begin(), codes.end(), std::uint8_t{0});
-    for (std::size_t i = 0; i + 1 < std::size_t{1} << bits; ++i) {
-      const float border = 0.5F * static_cast<float>(table[i] + table[i + 1]) * step;
-      for (std::size_t n = 0; n < numbers.size(); ++n) {
-        codes[n] = static_cast<std::uint8_t>(codes[n] + (numbers[n] > border ? 1 : 0));
+  // Sums over a group, in lanes that compilers turn into a vector.
+  struct Sums {
+    float products = 0.0F;
+    float squares = 0.0F;  // of the second numbers
+
+    Sums(std::span<const float> numbers, std::span<const float> others) {
+      constexpr std::size_t lanes = 16;
+      float product[lanes] = {};
+      float square[lanes] = {};
+      std::size_t at = 0;
+      for (; at + lanes <= numbers.size(); at += lanes) {
+        for (std::size_t i = 0; i < lanes; ++i) {
+          product[i] += numbers[at + i] * others[at + i];
+          square[i] += others[at + i] * others[at + i];
+        }
+      }
+      for (std::size_t i = 0; at + i < numbers.size(); ++i) {
+        product[i] += numbers[at + i] * others[at + i];
+        square[i] += others[at + i] * others[at + i];
+      }
+      for (std::size_t i = 0; i < lanes; ++i) {
+        products += product[i];
+        squares += square[i];
       }
     }
+  };
+
+  // For each number the nearest one of the table, where one unit of it is `step`; the lower one where two are. With
+  // `instead`, what that table has in its place.
+  std::span<const float> nearest(std::span<const float> numbers, const CodeNumbers& table, std::size_t bits,
+                                 float step, const CodeNumbers* instead = nullptr) {
+    const CodeNumbers& written = instead == nullptr ? table : *instead;
+    float* found = found_.data();
+    std::fill_n(found, numbers.size(), static_cast<float>(written[0]));
+    for (std::size_t i = 0; i + 1 < std::size_t{1} << bits; ++i) {
+      const float border = 0.5F * static_cast<float>(table[i] + table[i + 1]) * step;
+      const auto rise = static_cast<float>(written[i + 1] - written[i]);
+      for (std::size_t n = 0; n < numbers.size(); ++n) found[n] += numbers[n] > border ? rise : 0.0F;
+    }
+    return {found, numbers.size()};
   }
 
   [[nodiscard]] static float largest_of(std::span<const float> numbers) {
@@ -145,6 +176,7 @@ class CodebookRow {
   }
 
   std::vector<std::uint8_t> codes_;
+  std::vector<float> found_;  // of a group
 };
 
 }  // namespace kvpolicy::detail

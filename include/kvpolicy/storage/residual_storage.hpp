@@ -359,6 +359,9 @@ class ResidualStorage {
     std::size_t to, front, keys, values;  // row numbers: new end, new begin, boundaries
   };
 
+  static constexpr double least_scale = 0x1p-60;
+  static constexpr double most_scale = 0x1p60;
+
   // Whether a side's codebook can have these bits, group and scale. @throws ConfigError
   static void check_codebook(const char* side, Codebook codebook, Encoding encoding, std::size_t group,
                              double scale) {
@@ -377,7 +380,7 @@ class ResidualStorage {
             group);
     require(has_head_scale(codebook) || scale == 1.0, "ResidualStorage: ", side, "_scale is ", scale,
             ", must be 1: '", called, "' codes have no scale of the head; 'fp8' and 'nvfp4' have");
-    require(scale >= 0x1p-60 && scale <= 0x1p60, "ResidualStorage: ", side, "_scale is ", scale,
+    require(scale >= least_scale && scale <= most_scale, "ResidualStorage: ", side, "_scale is ", scale,
             ", must be from 2^-60 to 2^60");
   }
 
@@ -411,14 +414,18 @@ class ResidualStorage {
     return {config.key_group == 0 ? whole : config.key_group,
             config.value_group == 0 ? whole_value : config.value_group};
   }
+  // Planes are made before the settings are checked.
+  [[nodiscard]] static float head_scale(double scale) {
+    return scale >= least_scale && scale <= most_scale ? static_cast<float>(scale) : 1.0F;
+  }
   [[nodiscard]] static RowFormat key_format(const Config& config, const StorageContext& context) {
     return {config.key_encoding(),         Keys,
             groups(config, context).first, config.key_hadamard,
-            config.key_codebook,           static_cast<float>(config.key_scale)};
+            config.key_codebook,           head_scale(config.key_scale)};
   }
   [[nodiscard]] static RowFormat value_format(const Config& config, const StorageContext& context) {
     return {config.value_encoding(), Granularity::per_token, groups(config, context).second,
-            config.value_hadamard,   config.value_codebook,  static_cast<float>(config.value_scale)};
+            config.value_hadamard,   config.value_codebook,  head_scale(config.value_scale)};
   }
   [[nodiscard]] static RowFormat dense_format() { return {.encoding = encoding_of<E>}; }
 
