@@ -38,6 +38,7 @@ HeadSettings<typename P::element_type> random_settings(Random& random, std::size
     if constexpr (requires { storage.bits; }) {
       storage.bits = test::one_of(random, bit_counts);
       storage.residual = below(random, 40);
+      if (storage.bits < 8 && below(random, 3) == 0) storage.value_codebook = Codebook::normal;
       if (below(random, 2) == 0) storage.key_group = 16;
       if (below(random, 2) == 0) storage.value_group = head_dim / 2;
     }

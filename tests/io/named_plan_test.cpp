@@ -206,6 +206,11 @@ TEST_CASE("named_plan: a DuoAttention pattern, whatever its folder is called") {
         window);
     CHECK(same(io::named_plan<float>(message("duo@", pattern.string(), "/+k8v4:0.5"), shape),
                written(rotated.c_str(), "[[0, 1], [1, 0]]")));
+    const std::string fp8 = message(
+        R"({"policy": "full", "storage": {"type": "residual_per_token", "bits": 8, "key_group": 0, "value_group": 0, "residual": 0, "key_codebook": "fp8", "value_codebook": "fp8", "key_scale": 0.5, "value_scale": 0.5}}, )",
+        window);
+    CHECK(same(io::named_plan<float>(message("duo@", pattern.string(), "/+fp8:0.5,scale=0.5"), shape),
+               written(fp8.c_str(), "[[0, 1], [1, 0]]")));
   }
   const std::string plain = message("duo@", (folder.path() / "pattern").string());
   CHECK(same(io::named_plan<float>(plain, shape), io::named_plan<float>(message(plain, ":0.5"), shape)));

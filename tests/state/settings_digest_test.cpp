@@ -68,4 +68,5 @@ TEST_CASE("the seeds of the fuzzer that are whole files load") {
   };
   load("whole", test::small_plan());
   load("low_bits", test::low_bit_plan());
+  load("codebooks", test::codebook_plan());
 }

@@ -56,6 +56,12 @@ TEST_CASE("methods get the setting that fits their bytes") {
   CHECK(row_bytes(shape, {.bits = 4, .key_group = 32, .value_group = 32}) == 80);
   CHECK(row_bytes(shape, {.bits = 8, .value_bits = 3, .key_group = 64, .value_group = 16}) ==
         64 + 24 + 4 + 16);
+  // Scales without zeros; a byte for 16 channels; none.
+  CHECK(
+      row_bytes(shape, {.bits = 2, .key_group = 32, .value_group = 64, .value_codebook = Codebook::normal}) ==
+      16 + 8 + 16 + 2);
+  CHECK(row_bytes(shape, LowBitFormat::of_small_floats(Codebook::nvfp4).storage) == 2 * (32 + 4));
+  CHECK(row_bytes(shape, LowBitFormat::of_small_floats(Codebook::fp8).storage) == 2 * 64);
   CHECK(at_equal_bytes("headkv+int4", budget(0.25, 1024)) == "headkv+int4:819");
   CHECK(at_equal_bytes("headkv:kernel=29,beta=2", budget(0.25, 1024)) == "headkv:256,kernel=29,beta=2");
   // Groups of 64 take two bytes less for the scales of keys, and of values: 72 bytes.
