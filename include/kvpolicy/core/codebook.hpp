@@ -82,7 +82,7 @@ struct NormalNumbers {
   CodeNumbers table;
   float outermost;
 };
-/// @param bits 2 to 4
+/// Those of codes of `bits` bits, 2 to 4.
 [[nodiscard]] constexpr NormalNumbers normal_numbers(std::size_t bits) noexcept {
   switch (bits) {
     case 2: return {{-127, -38, 38, 127}, 1.5104F};
