@@ -33,7 +33,7 @@ def real_gains(path):
         return f"{answered(own)} in {100 * results.bytes_share(own, full):.0f} % of the bytes"
 
     return (f"On SmolLM2, a pretrained model of 135 million parameters, half of the heads streaming answers "
-            f"{kept('duo:0.5')} after {full[0]['tokens']:,} tokens, and all rows at 4 bits {kept('kivi4:32')}; "
+            f"{kept('duo:0.5')} after {full[0]['tokens']:,} tokens, and all rows at 4 bits {kept('int4:32')}; "
             f"the full cache answers {answered(full)}.")
 
 

@@ -193,6 +193,9 @@ measure_storage() {
   # Widths for each head, for 4.5, 3.5 and 2.5 of 16 bits.
   if [ -e "$weights/damage.json" ]; then mapfile -t -O ${#plans[@]} plans < <(each "search:%s,2048" 0.28125 0.21875 0.15625); fi
   go_on storage 2048 --text novels --plans "${plans[@]}"
+  plans=(full duo:0.5)
+  mapfile -t -O 2 plans < <(each "%s:32" int8 int4 int3 int2 kivi4 kivi2)
+  if [ -e "$weights/damage.json" ]; then mapfile -t -O ${#plans[@]} plans < <(each "search:%s,2048" 0.28125 0.21875 0.15625); fi
   ask storage_answers 2048 --suite niah_single_2 --text novels --plans "${plans[@]}"
 }
 
