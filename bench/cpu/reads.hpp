@@ -71,8 +71,7 @@ struct History {
   const auto d = static_cast<double>(head_dim);
   const auto codes = [&](Encoding encoding) { return d * static_cast<double>(bits_of(encoding)) / 8; };
   const auto params = [&](Codebook codebook, std::size_t group) {
-    const std::size_t bytes = scale_bytes(codebook) * (has_zeros(codebook) ? 2 : 1);
-    return static_cast<double>(bytes) * d / static_cast<double>(group);
+    return static_cast<double>(param_bytes_of_group(codebook)) * d / static_cast<double>(group);
   };
   return {.keys = {.exact = tokens - keys, .packed = keys},
           .values = {.exact = tokens - beyond, .packed = beyond},

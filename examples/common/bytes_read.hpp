@@ -16,8 +16,7 @@ namespace kvpolicy::tools {
   const std::size_t codes = rows * head_dim * bits_of(plane.format.encoding) / 8;
   if (!is_quantized(plane.format.encoding)) return codes;
   // Each group has a scale, and a zero or none; a group is some channels of a row or some rows of a channel.
-  const std::size_t params = scale_bytes(plane.format.codebook) * (has_zeros(plane.format.codebook) ? 2 : 1);
-  return codes + params * (rows * head_dim / plane.format.group);
+  return codes + param_bytes_of_group(plane.format.codebook) * (rows * head_dim / plane.format.group);
 }
 
 /// Bytes of the rows that `read` shows of one head. Summaries that are read to select rows are not

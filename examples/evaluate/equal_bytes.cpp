@@ -58,8 +58,7 @@ double row_bytes(const ModelShape& shape, const ResidualConfig& rows) {
   const auto bits = static_cast<double>(bits_of(rows.key_encoding()) + bits_of(rows.value_encoding()));
   const auto params = [&](Codebook codebook, std::size_t group) {
     if (group == 0) group = ResidualConfig::usual_group(codebook, shape.head_dim);
-    const std::size_t bytes = scale_bytes(codebook) * (has_zeros(codebook) ? 2 : 1);
-    return channels / static_cast<double>(group) * static_cast<double>(bytes);
+    return channels / static_cast<double>(group) * static_cast<double>(param_bytes_of_group(codebook));
   };
   return channels * bits / 8 + params(rows.key_codebook, rows.key_group) +
          params(rows.value_codebook, rows.value_group);

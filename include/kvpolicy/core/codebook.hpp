@@ -51,6 +51,11 @@ enum class Codebook : std::uint8_t {
 /// Whether a group has a zero besides.
 [[nodiscard]] constexpr bool has_zeros(Codebook codebook) noexcept { return codebook == Codebook::even; }
 
+/// Bytes of a group's scale, and of its zero if it has one.
+[[nodiscard]] constexpr std::size_t param_bytes_of_group(Codebook codebook) noexcept {
+  return scale_bytes(codebook) + (has_zeros(codebook) ? sizeof(half) : 0);
+}
+
 /// The channels that share a scale where the format says so; 0 where the settings do.
 [[nodiscard]] constexpr std::size_t block_channels(Codebook codebook) noexcept {
   return codebook == Codebook::mxfp4 ? 32 : codebook == Codebook::nvfp4 ? 16 : 0;
@@ -77,7 +82,7 @@ enum class Codebook : std::uint8_t {
 using CodeNumbers = std::array<std::int8_t, 16>;
 
 /// The numbers with the least mean square error for the normal distribution, in a unit of which its largest is 127 and
-/// rounded to integers, which changes the error by less than a thousandth. `outermost` is the largest in deviations.
+/// rounded to integers, which changes the error by less than two thousandths. `outermost` is the largest in deviations.
 struct NormalNumbers {
   CodeNumbers table;
   float outermost;
