@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Which numbers the codes of a quantised row stand for, and what multiplies them. Equal steps are the library's usual
-// format (storage/quantize.hpp). Normal numbers have the least mean square error there can be for the normal distribution
-// (Lloyd, 1982; Max, 1960), and the channels of a rotated row nearly have that distribution (TurboQuant,
-// arXiv:2504.19874); they need no zero. Numbers with an exponent (core/small_floats.hpp) are for engines whose rows come
-// in them.
+// format (storage/quantize.hpp). Normal numbers have the least mean square error there can be for the normal
+// distribution (Lloyd, 1982; Max, 1960), and the channels of a rotated row nearly have that distribution (TurboQuant,
+// arXiv:2504.19874); they need no zero. Numbers with an exponent (core/small_floats.hpp) are for engines whose rows
+// come in them.
 #pragma once
 
 #include <array>

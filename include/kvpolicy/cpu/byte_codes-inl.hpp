@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rows of normal numbers (core/codebook.hpp) as rows of 8-bit codes with a scale and a zero, which integer products read:
-// the numbers are integers from -127 to 127, so the code number + 128 times the scale, less 128 scales, is the same row.
-// A table lookup turns 16 codes at once.
+// Rows of normal numbers (core/codebook.hpp) as rows of 8-bit codes with a scale and a zero, which integer products
+// read: the numbers are integers from -127 to 127, so the code number + 128 times the scale, less 128 scales, is the
+// same row. A table lookup turns 16 codes at once.
 #pragma once
 
 #include <algorithm>
@@ -36,8 +36,8 @@ class ByteCodes {
         rows_{reinterpret_cast<std::uint8_t*>(scratch)},
         zeros_{reinterpret_cast<half*>(rows_ + max_tile_rows * channels)} {}
 
-  /// The side itself, or what it is in bytes if it is of normal numbers. Valid until the next call; `joined` joins codes
-  /// of two parts.
+  /// The side itself, or what it is in bytes if it is of normal numbers. Valid until the next call; `joined` joins
+  /// codes of two parts.
   [[nodiscard]] const RowTileSide& of(const RowTileSide& side, std::size_t rows, JoinedCodes& joined) {
     if (side.format.codebook != Codebook::normal || !takes(side.format)) return side;
     const std::size_t groups = channels_ / side.format.group;

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Quantisation of rows whose codes stand for other numbers than equal steps (core/codebook.hpp), a group of channels at a
-// time. A number becomes the nearest one that its group has.
+// Quantisation of rows whose codes stand for other numbers than equal steps (core/codebook.hpp), a group of channels at
+// a time. A number becomes the nearest one that its group has.
 //
 // The scale of normal numbers is, of some near the group's deviation, the one whose codes explain most of the group's
 // squares, fitted to them with the least square error: few numbers are a rough normal distribution. The scales of MXFP4
 // and NVFP4 follow from the largest number of the block, as those formats are described (core/small_floats.hpp): the
-// largest power of two with which it lies in E2M1's last binade, or the sixth of it. A head's own scale is given, and is
-// nowhere chosen here.
+// largest power of two with which it lies in E2M1's last binade, or the sixth of it. A head's own scale is given, and
+// is nowhere chosen here.
 #pragma once
 
 #include <algorithm>
