@@ -24,8 +24,8 @@ enum class Granularity : std::uint8_t {
 };
 
 /// The encoding of the rows of one side (keys or values) of a head. All but the first matter only for quantised
-/// encodings; a row is dequantised as `scale * code + zero`, or as its codebook says, and then rotated back where rows are
-/// rotated.
+/// encodings; a row is dequantised as `scale * code + zero`, or as its codebook says, and then rotated back where rows
+/// are rotated.
 struct RowFormat {
   Encoding encoding = Encoding::float32;
   Granularity granularity = Granularity::per_token;

@@ -174,8 +174,8 @@ HWY_INLINE void unpack_lower_codes(const std::byte* codes, std::size_t head_dim,
   }
 }
 
-/// Writes what the codes of row `row` of a row tile stand for: [head_dim]. Its codes, or the upper parts of them, are at
-/// least one vector of bytes long.
+/// Writes what the codes of row `row` of a row tile stand for: [head_dim]. Its codes, or the upper parts of them, are
+/// at least one vector of bytes long.
 template <Encoding E, class Params>
 HWY_INLINE void decode_packed_row(const RowTileSide& side, std::size_t row, const Params& params,
                                   std::size_t head_dim, float* out) {
