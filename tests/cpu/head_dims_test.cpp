@@ -28,10 +28,9 @@ const std::vector<std::size_t> channels{8, 16, 24, 40, 56, 64, 88, 104, 128, 136
 // up to 256.
 constexpr double tolerance = 1e-4;
 constexpr double tolerance_to_double = 3e-5;
-// For quantised rows, whose factors have 16 bits: a logit's error grows with its scale, which is random
-// here, and with the square root of the channels. The largest difference over 3,000 calls was 6.7e-4;
-// this is twice that.
-constexpr double tolerance_of_codes = 1.4e-3;
+// For quantised rows, of what engine_test.cpp adds to these: with up to 576 channels and large scales of logits,
+// the largest error of 12,000 calls of the first test was 1.6 of it.
+constexpr double times_integer_tolerance = 2.5;
 
 template <class Q>
 void compare(Random& random, std::size_t head_dim, std::size_t value_dim, std::size_t group,
@@ -53,8 +52,8 @@ void compare(Random& random, std::size_t head_dim, std::size_t value_dim, std::s
     }
   }
   call.bind();
-  const double bound = dense ? tolerance : tolerance_of_codes;
-  const double bound_to_double = dense ? tolerance_to_double : tolerance_of_codes;
+  const double addition =
+      dense ? 0 : times_integer_tolerance * test::integer_tolerance(call.scale(), head_dim);
   const std::size_t q_heads = 2 * group;
   const auto layout = static_cast<test::Layout>(below(random, 3));
   Tensor<float> out{tokens, q_heads, value_dim, layout};
@@ -66,7 +65,7 @@ void compare(Random& random, std::size_t head_dim, std::size_t value_dim, std::s
   call.attend(engine, out, lse);
   call.attend(scalar, expected, expected_lse);
   REQUIRE(out.guards_intact());
-  REQUIRE(test::largest_difference(out.numbers(), expected.numbers()) <= bound);
+  REQUIRE(test::largest_difference(out.numbers(), expected.numbers()) <= tolerance + addition);
 
   const std::size_t token = below(random, tokens);
   const std::size_t head = below(random, q_heads);
@@ -77,7 +76,7 @@ void compare(Random& random, std::size_t head_dim, std::size_t value_dim, std::s
   const auto truth =
       call.heads[head / group].attend(call.queries.row_of_doubles(token, head),
                                       call.first_position + static_cast<std::int64_t>(token), options);
-  REQUIRE(test::largest_difference(out.row(token, head), truth.out) <= bound_to_double);
+  REQUIRE(test::largest_difference(out.row(token, head), truth.out) <= tolerance_to_double + addition);
   REQUIRE(test::largest_difference(expected.row(token, head), truth.out) <= tolerance_to_double);
 }
 
