@@ -11,13 +11,18 @@ if(CMAKE_CXX_COMPILER_ID MATCHES "GNU|Clang" AND CMAKE_SYSTEM_PROCESSOR MATCHES 
 endif()
 
 set(sources "${folder}/engine.cpp" "${folder}/baseline.cpp")
-foreach(element float half bfloat16)
-  list(APPEND sources "${folder}/policies_${element}.cpp")
-endforeach()
+set(libs hwy::hwy)
+if(KVPOLICY_ENABLE_SANITIZERS)
+  # Sanitizers look at the library on this machine alone, which has these policies for its programs already.
+  list(APPEND libs $<BUILD_INTERFACE:$<LINK_ONLY:kvpolicy_program_policies>>)
+else()
+  foreach(element float half bfloat16)
+    list(APPEND sources "${folder}/policies_${element}.cpp")
+  endforeach()
+endif()
 if(KVPOLICY_COMPILED_X86)
   list(APPEND sources "${folder}/sse4.cpp" "${folder}/avx2.cpp" "${folder}/avx512.cpp")
 endif()
-set(libs hwy::hwy)
 # The cache, plans from files, and the C interface.
 if(TARGET nlohmann_json::nlohmann_json)
   set(KVPOLICY_COMPILED_CACHE TRUE)

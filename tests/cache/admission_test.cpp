@@ -21,6 +21,7 @@
 #include "cache/dump.hpp"
 #include "support/memory.hpp"
 #include "support/random_saved_plan.hpp"
+#include "support/repeats.hpp"
 
 using namespace kvpolicy;
 using test::contains;
@@ -140,7 +141,7 @@ HeadPlan<float> plan_of_budgets(std::size_t heads, std::uint64_t seed, typename 
 }  // namespace
 
 TEST_CASE("growth is never less than what comes, with prefixes and forks that come and go") {
-  for (std::uint64_t seed = 0; seed < 12; ++seed) {
+  for (std::uint64_t seed = 0; seed < test::repeats(12U); ++seed) {
     testing::Random random{static_cast<unsigned>(seed)};
     check_growth(seed, test::random_saved_plan<float>(ModelShape{6, 2, 2, 64}, random, seed % 4 == 3));
   }
@@ -148,7 +149,7 @@ TEST_CASE("growth is never less than what comes, with prefixes and forks that co
 
 TEST_CASE("growth is never less than what comes where every head has a budget") {
   using Quantized = ResidualStorage<float, Granularity::per_token>;
-  for (std::uint64_t seed = 0; seed < 12; ++seed) {
+  for (std::uint64_t seed = 0; seed < test::repeats(12U); ++seed) {
     const std::size_t heads = 1 + seed % 2;
     check_growth(seed, plan_of_budgets<DenseStorage<float>>(heads, seed, {}));
     check_growth(seed, plan_of_budgets<Quantized>(

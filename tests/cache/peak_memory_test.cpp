@@ -13,6 +13,7 @@
 #include "cache/dump.hpp"
 #include "support/memory.hpp"
 #include "support/random_saved_plan.hpp"
+#include "support/repeats.hpp"
 
 using namespace kvpolicy;
 
@@ -55,7 +56,7 @@ void check_peak(std::uint64_t seed, const HeadPlan<E>& plan, CacheOptions option
 template <class Storage>
 void check_budgets(std::size_t heads, const std::vector<typename Storage::Config>& storages) {
   using Budget = HeadBudgetCache<Storage>;
-  for (std::uint64_t seed = 0; seed < 40; ++seed) {
+  for (std::uint64_t seed = 0; seed < test::repeats(40U); ++seed) {
     test::Random random{seed};
     typename Budget::Config config;
     config.budget = test::below(random, 70);
@@ -74,7 +75,7 @@ void check_budgets(std::size_t heads, const std::vector<typename Storage::Config
 }  // namespace
 
 TEST_CASE("no call takes more than the peak, under any policies") {
-  for (std::uint64_t seed = 0; seed < 40; ++seed) {
+  for (std::uint64_t seed = 0; seed < test::repeats(40U); ++seed) {
     const ModelShape shape{16 + seed % 3, 2, 2, 64};
     testing::Random random{static_cast<unsigned>(seed)};
     CacheOptions options;
@@ -115,7 +116,7 @@ TEST_CASE(
       }
     }
   }
-  for (std::uint64_t seed = 0; seed < 24; ++seed) {
+  for (std::uint64_t seed = 0; seed < test::repeats(24U); ++seed) {
     const ModelShape shape{1 + seed % 3, 2, 2, 64};
     CacheOptions options{.max_rollback = seed % 4 == 0 ? 9U : 0U, .page_rows = std::size_t{32} << (seed % 2)};
     HeadPlan<float> plan{shape};
@@ -126,7 +127,7 @@ TEST_CASE(
   }
   // A commit goes through all layers at once, which are many here; where some heads share over the model, so does the
   // compression of all others.
-  for (std::uint64_t seed = 0; seed < 30; ++seed) {
+  for (std::uint64_t seed = 0; seed < test::repeats(30U); ++seed) {
     QuantizedResidualCache<float>::Config codes;
     codes.storage = {.bits = 4, .residual = 16 * (seed % 5)};
     const HeadPlan<float> plan{ModelShape{20, 1, 1, 64}, codes};
@@ -142,7 +143,7 @@ TEST_CASE(
   }
   // Rows of few bits need room for their residual more than once, and no more, however long the text is.
   using Codes = QuantizedResidualCache<float, Granularity::per_channel>;
-  for (std::uint64_t seed = 0; seed < 60; ++seed) {
+  for (std::uint64_t seed = 0; seed < test::repeats(60U); ++seed) {
     test::Random random{seed};
     Codes::Config config{.sinks = test::below(random, 3) * 20};
     config.storage = {.bits = seed % 2 == 0 ? 4U : 8U,

@@ -8,6 +8,7 @@
 
 #include "cache/sequence.hpp"
 #include "support/random_tree.hpp"
+#include "support/repeats.hpp"
 
 namespace test {
 
@@ -368,7 +369,7 @@ void random_sequences(std::uint64_t seed, std::size_t operations) {
     options.max_rollback = one.max_rollback;
     options.max_append = one.max_append;
     options.page_rows = one.page_rows;
-    random_operations<E, In, Backend>(seed * 1000 + i, shape, heads, options, logits, operations);
+    random_operations<E, In, Backend>(seed * 1000 + i, shape, heads, options, logits, repeats(operations));
   }
 }
 

@@ -26,6 +26,7 @@
 
 #include "cpu/random_layer.hpp"
 #include "support/compare.hpp"
+#include "support/repeats.hpp"
 
 namespace {
 using kvpolicy::bfloat16;
@@ -91,7 +92,7 @@ TEST_CASE("attend equals ScalarEngine on every instruction set") {
     Random random{2024};
     Engine engine{kvpolicy::cpu::SerialFor{}, name};
     REQUIRE(engine.instruction_set() == name);
-    for (int round = 0; round < 30; ++round) {
+    for (int round = 0; round < test::repeats(30); ++round) {
       CAPTURE(round);
       compare_attend<float, float>(random, engine);
       compare_attend<bfloat16, float>(random, engine);
