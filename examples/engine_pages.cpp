@@ -2,6 +2,7 @@
 //
 // A cache whose rows lie in an engine's own paged KV tensor (docs/engine_pages.md): it reads what a cache with pages
 // of its own reads, and an engine's kernel finds its rows by page ids.
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdio>
@@ -93,6 +94,26 @@ int main() {
   for (std::size_t head = 0; head < shape.kv_heads; ++head) {
     pool.release(pool.engine_page(/*arena=*/0, head, own_block));
   }
+  // An engine whose tensor is in FP8 gives the scales of its keys and values as well.
+  std::vector<std::byte> fp8_tensor(2 * block_count * 16 * shape.kv_heads * shape.head_dim);
+  using Fp8Rows = kvpolicy::EnginePageStorage<Number, kvpolicy::Codebook::fp8>;
+  kvpolicy::BlockShape fp8_blocks = blocks;
+  fp8_blocks.row_bytes = shape.head_dim;  // a byte for each number
+  kvpolicy::PagePool fp8_pool{kvpolicy::vllm_nhd(fp8_tensor, fp8_blocks)};
+  kvpolicy::HeadPlan<Number> fp8_plan{
+      shape, kvpolicy::FullCache<Fp8Rows>::Config{.storage = {.key_scale = 0.01, .value_scale = 0.02}}};
+  kvpolicy::KvCache<Number> in_fp8{fp8_plan, {.page_rows = blocks.block_size, .pool = &fp8_pool}};
+  kvpolicy::KvCache<Number> in_full{kvpolicy::HeadPlan<Number>{shape}, {.page_rows = blocks.block_size}};
+  static_cast<void>(step(in_fp8, 90));  // a call reads its own rows as it brings them, and codes from then on
+  static_cast<void>(step(in_full, 90));
+  const std::vector<float> near = step(in_fp8, 9);
+  const std::vector<float> exact = step(in_full, 9);
+  double off = 0;
+  for (std::size_t i = 0; i < near.size(); ++i)
+    off = std::max(off, std::abs(static_cast<double>(near[i] - exact[i])));
+  ok &= check(off > 0 && off < 0.1, "FP8 is near what exact rows give");
+  ok &= check(in_fp8.bytes() < in_full.bytes() * 6 / 10, "FP8 takes little more than half the bytes");
+
   // The cache counts its tail as well.
   ok &= check(pool.live_bytes() > 0 && pool.live_bytes() <= cache.bytes(),
               "the pool counts the cache's pages alone");

@@ -51,6 +51,9 @@ TEST_CASE("pools and plans that do not fit an engine's tensor on a device") {
   CHECK(contains(refused(Full::Config{}, {.pool = &own}), "must be an engine's with keys and values"));
   CHECK(contains(refused(Full::Config{}, {.page_rows = 64, .pool = &pool}),
                  "have 16 rows of 128 bytes, the cache's 64 rows of 128"));
+  using Fp8Rows = EnginePageStorage<E, Codebook::fp8>;
+  CHECK(contains(refused(FullCache<Fp8Rows>::Config{}, fits),
+                 "codes stand for 'fp8' numbers, which are read on the host"));
   CHECK(contains(refused(Full::Config{}, {.page_rows = 8, .pool = &pool}),
                  "page_rows is 8, must be a power of two from 16"));
   CHECK(contains(refused(Full::Config{}, {.page_rows = 24, .pool = &pool}),

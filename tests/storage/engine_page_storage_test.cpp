@@ -3,10 +3,15 @@
 // Rows in an inference engine's own memory, with the plain engine, and refused settings.
 #include <doctest/doctest.h>
 
+#include <cmath>
 #include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <string>
 #include <vector>
 
 #include "support/compare.hpp"
+#include "support/engine_fp8.hpp"
 #include "support/engine_memory.hpp"
 
 using namespace kvpolicy;
@@ -79,4 +84,55 @@ TEST_CASE("an engine's memory: a layer with a window stays in it") {
   test::feed(cache, random, {50, 1});
   CHECK(cache.head(0, 0).rows() == 51);
   CHECK(cache.head(1, 0).rows() < 51);
+}
+
+TEST_CASE("an engine's memory in FP8: codes where the engine looks for them, and attention over them") {
+  std::uint64_t seed = 40;
+  for (const EngineLayout kind :
+       {EngineLayout::vllm_nhd, EngineLayout::flashinfer_nhd, EngineLayout::flashinfer_hnd}) {
+    test::check_engine_fp8<float, ScalarEngine>(kind, ++seed);
+    test::check_engine_fp8<bfloat16, ScalarEngine>(kind, ++seed);
+  }
+  test::check_engine_fp8_budget<bfloat16, ScalarEngine>(++seed);
+}
+
+TEST_CASE(
+    "an engine's memory in FP8: what does not fit is refused, and layers with a window keep the scales") {
+  using Rows = EnginePageStorage<float, Codebook::fp8>;
+  test::EngineMemory<std::uint8_t> memory{EngineLayout::vllm_nhd};
+  PagePool pool{memory.pages()};
+  const auto error = [&](const Rows::Config& config, std::size_t head_dim = 64) {
+    return thrown<ConfigError>([&] { Rows{config, {head_dim, 16, &pool}}; });
+  };
+  CHECK(error({}).empty());
+  CHECK(contains(error({.key_scale = 0}), "key_scale is 0, must be from 2^-60 to 2^60"));
+  CHECK(contains(error({.value_scale = std::nan("")}), "value_scale is nan"));
+  CHECK(contains(error({}, 32), "have 16 rows of 64 bytes, the cache's 16 rows of 32 bytes"));
+  test::EngineMemory<float> plain{EngineLayout::vllm_nhd};
+  PagePool other{plain.pages()};
+  CHECK(contains(thrown<ConfigError>([&] { Rows{{}, {64, 16, &other}}; }),
+                 "have 16 rows of 256 bytes, the cache's 16 rows of 64 bytes"));
+
+  ModelShape shape{.layers = 2, .q_heads = 1, .kv_heads = 1, .head_dim = 64};
+  shape.change(1).window = 20;
+  const Rows::Config scales{.key_scale = 0.5, .value_scale = 0.25};
+  const HeadPlan plan{shape, FullCache<Rows>::Config{.storage = scales}};
+  CHECK(plan.at(1, 0) ==
+        HeadSettings<float>{SinkRecentCache<Rows>::Config{.sinks = 0, .recent = 20, .storage = scales}});
+  const HeadRule rule = plan.at(0, 0).rule(64);
+  CHECK(rule.engine_pages);
+  CHECK(rule.key_codebook == Codebook::fp8);
+  CHECK(rule.key_scale == 0.5);
+  CHECK(rule.value_scale == 0.25);
+
+  // A number that FP8 cannot stand for is refused before anything changes.
+  KvCache cache{plan, {.page_rows = 16, .pool = &pool}};
+  test::Random random{1};
+  test::feed(cache, random, {20});
+  const auto before = test::dump(cache);
+  test::Chunk<> chunk{random, shape, 2};
+  chunk.v.at(1, 0, 3) = std::numeric_limits<float>::infinity();
+  const std::string said = thrown<ShapeError>([&] { chunk.step(cache, 0); });
+  CHECK(contains(said, "EnginePageStorage: value at position 21, channel 3 is inf"));
+  CHECK(test::dump(cache) == before);
 }

@@ -8,6 +8,7 @@
 #include <doctest/doctest.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <optional>
 #include <sstream>
@@ -27,8 +28,8 @@ namespace test {
 
 enum class EngineLayout { vllm_nhd, flashinfer_nhd, flashinfer_hnd };
 
-/// A tensor of an engine, each of whose blocks has `heads` pages.
-template <kvpolicy::Element E>
+/// A tensor of an engine, each of whose blocks has `heads` pages; codes of a byte are `std::uint8_t`.
+template <class E>
 struct EngineMemory {
   static constexpr std::size_t blocks = 150, page_rows = 16, heads = 3, head_dim = 64;
 

@@ -122,8 +122,9 @@ struct RowAddress {
 /// One side (keys or values) of a run of rows. A plane is either paged (`pages` is the page table) or, for
 /// dense formats, rows that are `row_stride` bytes apart from `base`. Row 0 of the plane is row `first_row`
 /// of the table, so a run may begin in the middle of a page or of a group. Rows of a page follow each other
-/// as PageLayout says. Dense pages of an inference engine (memory/engine_pages.hpp) may instead have rows
-/// that are `row_stride` bytes apart and begin `page_offset` bytes after the start of the page.
+/// as PageLayout says. Pages of an inference engine (memory/engine_pages.hpp) may instead have rows, of plain
+/// numbers or of codes without scales of their own, that are `row_stride` bytes apart and begin `page_offset`
+/// bytes after the start of the page.
 struct Plane {
   RowFormat format = {};
   const std::byte* const* pages = nullptr;  ///< the page table; null: rows begin at `base`

@@ -394,9 +394,9 @@ class HeadBudgetCache {
   }
 
   // Rows that were not compressed are exact whatever the storage.
-  [[nodiscard]] static std::size_t exact_bytes(const Config&, const StorageContext& context,
+  [[nodiscard]] static std::size_t exact_bytes(const Config& config, const StorageContext& context,
                                                std::size_t rows) {
-    return ExactStorage<Storage>::bytes_of_rows({}, context, 0, rows);
+    return ExactStorage<Storage>::bytes_of_rows(exact_config<Storage>(config.storage), context, 0, rows);
   }
 
   static void defer_quantization(Storage& storage, bool deferred) {

@@ -160,7 +160,8 @@ class PolicySettings final : public AnySettings {
     }
   }
   [[nodiscard]] std::shared_ptr<const AnySettings> sliding_window(std::size_t rows) const override {
-    return share_settings<SinkRecentCache<typename Traits::exact_storage>>({.sinks = 0, .recent = rows});
+    return share_settings<SinkRecentCache<typename Traits::exact_storage>>(
+        {.sinks = 0, .recent = rows, .storage = Traits::exact_config(config_)});
   }
 
  private:

@@ -209,6 +209,13 @@ struct policy_defaults {
   }
   /// The storage of rows that must stay exact, in the kind of memory of the policy's own.
   using exact_storage = typename detail::ExactStorageOfPolicy<P>::type;
+  [[nodiscard]] static typename exact_storage::Config exact_config([[maybe_unused]] const Config& config) {
+    if constexpr (requires(typename P::storage_type::Config& storage) { storage = config.storage; }) {
+      return kvpolicy::exact_config<typename P::storage_type>(config.storage);
+    } else {
+      return {};
+    }
+  }
 
   /// Whether rows of a head read otherwise after a commit than before: its storage quantises them, or
   /// the policy says so itself. Which rows are read as exact then depends on when they are committed.

@@ -73,7 +73,9 @@ class SinkRecentCache {
   SinkRecentCache(const Config& config, const StorageContext& context)
       : SinkRecentCache{SharedConfig{config}, context} {}
   SinkRecentCache(const SharedConfig<Config>& config, const StorageContext& context)
-      : config_{config}, sinks_{{}, context}, recent_{config->storage, context} {
+      : config_{config},
+        sinks_{exact_config<Storage>(config->storage), context},
+        recent_{config->storage, context} {
     validate(*config, context);
     if (config->rotary_in_cache) {
       frequencies_ = detail::shared_frequencies(*config->rotary_in_cache, context.head_dim);
@@ -173,20 +175,20 @@ class SinkRecentCache {
                                                    std::size_t tokens) {
     const std::size_t sinks = std::min(tokens, config.sinks);
     const std::size_t end = tokens - sinks;
-    return Sinks::bytes_of_rows({}, context, 0, sinks) +
+    return Sinks::bytes_of_rows(exact_config<Storage>(config.storage), context, 0, sinks) +
            Storage::bytes_of_rows(config.storage, context, first_recent(config, end), end);
   }
 
   [[nodiscard]] static std::size_t bytes_of_step(const Config& config, const StorageContext& context,
                                                  std::size_t tokens) {
     const std::size_t sinks = std::min(tokens, config.sinks);
-    return Sinks::bytes_of_rows({}, context, 0, sinks) +
+    return Sinks::bytes_of_rows(exact_config<Storage>(config.storage), context, 0, sinks) +
            Storage::bytes_of_step(config.storage, context, config.recent, tokens - sinks);
   }
   [[nodiscard]] static std::size_t max_bytes(const Config& config, const StorageContext& context,
                                              std::size_t tokens) {
     const std::size_t sinks = std::min(tokens, config.sinks);
-    return Sinks::bytes_of_rows({}, context, 0, sinks) +
+    return Sinks::bytes_of_rows(exact_config<Storage>(config.storage), context, 0, sinks) +
            Storage::max_bytes(config.storage, context, config.recent, tokens - sinks);
   }
 

@@ -267,4 +267,14 @@ struct ExactStorageOf<Storage> {
 template <KvStorage Storage>
 using ExactStorage = typename detail::ExactStorageOf<Storage>::type;
 
+/// The settings of that storage: those of the other rows if it is the same, otherwise none.
+template <KvStorage Storage>
+[[nodiscard]] typename ExactStorage<Storage>::Config exact_config(const typename Storage::Config& config) {
+  if constexpr (std::same_as<ExactStorage<Storage>, Storage>) {
+    return config;
+  } else {
+    return {};
+  }
+}
+
 }  // namespace kvpolicy

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A head's rows as plain numbers in pages of an inference engine's own memory, in the layout of vLLM or
-// FlashInfer: keys and values of a row lie on one page (memory/engine_pages.hpp). Attention reads the rows
+// A head's rows in pages of an inference engine's own memory, in the layout of vLLM or FlashInfer: keys and
+// values of a row lie on one page (memory/engine_pages.hpp), as plain numbers or, as engines with an FP8 cache
+// have them, as codes in E4M3 with a scale of the head for keys and one for values. Attention reads the rows
 // where they are. Heads keep different numbers of rows, so each has pages of its own, which may be those of
 // any block, layer and head of the tensor: kernels that find all heads of a sequence by one block table
 // cannot read them.
@@ -18,41 +19,76 @@
 #include <span>
 #include <string_view>
 
+#include <kvpolicy/core/codebook.hpp>
 #include <kvpolicy/core/dtype.hpp>
 #include <kvpolicy/core/error.hpp>
-#include <kvpolicy/core/row.hpp>
+#include <kvpolicy/core/fields.hpp>
+#include <kvpolicy/core/head_rule.hpp>
+#include <kvpolicy/core/segment.hpp>
 #include <kvpolicy/storage/dense_storage.hpp>
+#include <kvpolicy/storage/encode_rows.hpp>
 #include <kvpolicy/storage/page_sequence.hpp>
 #include <kvpolicy/storage/page_visitor.hpp>
+#include <kvpolicy/storage/plane_store.hpp>
+#include <kvpolicy/storage/quantizable_rows.hpp>
 #include <kvpolicy/storage/storage_context.hpp>
 
 namespace kvpolicy {
 
-/// One head's rows as numbers of type `E`. The pool's tier 0 must be memory of an engine. All its rows
+/// What rows in an engine's memory need to be read: nothing, for plain numbers.
+template <class Storage, Codebook Rows>
+struct EnginePageConfig {
+  using storage_type = Storage;  ///< Whose settings these are.
+  friend bool operator==(const EnginePageConfig&, const EnginePageConfig&) = default;
+  void fields(FieldVisitor&) {}
+  /// Adds how rows lie to a head's rule.
+  void describe(HeadRule& rule, std::size_t /*head_dim*/) const { rule.engine_pages = true; }
+};
+/// The scales of rows in FP8: a number is its code's, times the scale. Larger numbers than 448 scales become that.
+template <class Storage>
+struct EnginePageConfig<Storage, Codebook::fp8> {
+  using storage_type = Storage;  ///< Whose settings these are.
+  double key_scale = 1.0;        ///< The head's, as the engine has it (vLLM's `k_scale`).
+  double value_scale = 1.0;      ///< The same for values (`v_scale`).
+
+  friend bool operator==(const EnginePageConfig&, const EnginePageConfig&) = default;
+  void fields(FieldVisitor& visit) {
+    visit("key_scale", key_scale);
+    visit("value_scale", value_scale);
+  }
+  /// Adds how rows lie to a head's rule.
+  void describe(HeadRule& rule, std::size_t head_dim) const {
+    rule.engine_pages = true;
+    rule.key_encoding = rule.value_encoding = Encoding::uint8;
+    rule.key_group = rule.value_group = head_dim;
+    rule.key_codebook = rule.value_codebook = Codebook::fp8;
+    rule.key_scale = key_scale;
+    rule.value_scale = value_scale;
+  }
+};
+
+/// One head's rows in an engine's memory: numbers of type `E`, or with `Codebook::fp8` codes of them, which all rows of
+/// the head become at once, sinks and latest rows as well. The pool's tier 0 must be memory of an engine. All its rows
 /// stay there: a slower tier is refused. Copying makes a fork. Not synchronised.
-template <Element E>
+template <Element E, Codebook Rows = Codebook::even>
 class EnginePageStorage {
-  using Contiguous = DenseStorage<E>;  // which takes as many bytes
+  static_assert(Rows == Codebook::even || Rows == Codebook::fp8, "an engine's rows are numbers or FP8");
+  static constexpr bool is_fp8 = Rows == Codebook::fp8;
 
  public:
   using element_type = E;
-  /// There is nothing to set.
-  struct Config {
-    using storage_type = EnginePageStorage;  ///< Whose settings these are.
-    friend bool operator==(const Config&, const Config&) = default;
-    void fields(FieldVisitor&) {}
-    /// Adds how rows lie to a head's rule.
-    void describe(HeadRule& rule, std::size_t /*head_dim*/) const { rule.engine_pages = true; }
-  };
+  using Config = EnginePageConfig<EnginePageStorage, Rows>;
   /// What keeps the exact rows of a policy whose other rows are in such a storage.
   using exact_storage_type = EnginePageStorage;
-  static constexpr std::string_view name = "engine_pages";
+  static constexpr std::string_view name = is_fp8 ? "engine_pages_fp8" : "engine_pages";
   static constexpr bool movable_rows = true;
+  /// Rows in FP8 are not what they were before they were committed.
+  static constexpr bool commit_changes_rows = is_fp8;
 
-  /// @throws ConfigError if the pool's pages do not hold `page_rows` rows of this head_dim and type
-  EnginePageStorage(Config, const StorageContext& context)
-      : rows_{context.pages(), context.page_rows}, head_dim_{context.head_dim} {
-    validate({}, context);
+  /// @throws ConfigError if the pool's pages do not hold `page_rows` rows of this head_dim and type, or for a scale
+  EnginePageStorage(const Config& config, const StorageContext& context)
+      : rows_{context.pages(), context.page_rows}, head_dim_{context.head_dim}, config_{config} {
+    validate(config, context);
     const PagePool::EngineRows& own = layout();
     require(own.page_rows > 0 && own.values_offset > 0,
             "EnginePageStorage: the pool's pages must be an engine's with keys and values");
@@ -60,21 +96,34 @@ class EnginePageStorage {
             "EnginePageStorage: the pool's pages have ", own.page_rows, " rows of ", own.row_bytes,
             " bytes, the cache's ", context.page_rows, " rows of ", row_bytes(),
             " bytes; they must be the same");
-    require(own.alignment % alignof(E) == 0, "EnginePageStorage: rows lie at multiples of ", own.alignment,
-            " bytes, must lie at multiples of ", alignof(E), ", the alignment of their numbers");
+    if constexpr (!is_fp8) {
+      require(own.alignment % alignof(E) == 0, "EnginePageStorage: rows lie at multiples of ", own.alignment,
+              " bytes, must lie at multiples of ", alignof(E), ", the alignment of their numbers");
+    }
     require(context.slow_tier == 0,
             "EnginePageStorage: rows in an engine's memory cannot go to a slower tier");
   }
 
-  static void validate(const Config&, const StorageContext& context) {
+  static void validate(const Config& config, const StorageContext& context) {
     context.validate();
     require(context.value_channels() == context.head_dim, "EnginePageStorage: value_dim is ",
             context.value_dim, ", must be head_dim = ", context.head_dim,
             ": an engine's pages hold keys and values of one size");
+    if constexpr (is_fp8) {
+      detail::check_head_scale("EnginePageStorage", "key", config.key_scale);
+      detail::check_head_scale("EnginePageStorage", "value", config.value_scale);
+    }
   }
-  void check(const Segment&) const {}
+  /// @throws ShapeError where rows become FP8 and a number is not finite or beyond half
+  void check([[maybe_unused]] const Segment& rows) const {
+    if constexpr (is_fp8) {
+      detail::check_quantizable("EnginePageStorage", rows, {format(key), format(value)}, encoding_of<E>,
+                                {head_dim_, head_dim_});
+    }
+  }
 
-  EnginePageStorage(const EnginePageStorage& other) : rows_{other.rows_}, head_dim_{other.head_dim_} {
+  EnginePageStorage(const EnginePageStorage& other)
+      : rows_{other.rows_}, head_dim_{other.head_dim_}, config_{other.config_} {
     if (!rows_.has_open_page()) return;
     PageTable& table = rows_.table();
     const PageId open = table.pool().allocate(page_bytes());
@@ -103,21 +152,24 @@ class EnginePageStorage {
   /// The ids of the pages that hold the rows, in order: what an engine's own kernels need.
   [[nodiscard]] std::span<const PageId> pages() const { return rows_.table().pages(); }
 
-  [[nodiscard]] static std::size_t bytes_of_rows(const Config&, const StorageContext& context,
+  [[nodiscard]] static std::size_t bytes_of_rows(const Config& config, const StorageContext& context,
                                                  std::size_t begin, std::size_t end) {
-    return Contiguous::bytes_of_rows({}, context, begin, end);
+    return 2 * PlaneStore::bytes_of_rows(format(config, context.head_dim, key), context, begin, end);
   }
-  [[nodiscard]] static std::size_t bytes_of_step(const Config&, const StorageContext& context,
+  [[nodiscard]] static std::size_t bytes_of_step(const Config& config, const StorageContext& context,
                                                  std::size_t window, std::size_t end) {
-    return Contiguous::bytes_of_step({}, context, window, end);
+    const std::size_t before = end - std::min<std::size_t>(end, 1);
+    return bytes_of_rows(config, context, before - std::min(before, window), end);
   }
-  [[nodiscard]] static std::size_t max_bytes(const Config&, const StorageContext& context, std::size_t window,
-                                             std::size_t end) {
-    return Contiguous::max_bytes({}, context, window, end);
+  [[nodiscard]] static std::size_t max_bytes(const Config& config, const StorageContext& context,
+                                             std::size_t window, std::size_t end) {
+    const std::size_t rows = end > window ? window + 1 : end;
+    return 2 * PlaneStore::max_bytes(format(config, context.head_dim, key), context, rows);
   }
 
   void reserve(std::size_t rows, std::size_t window = unlimited_rows) {
     reserved_ = true;
+    static_cast<void>(detail::RowEncoder::prepare(format(key), head_dim_));
     rows_.reserve(end(), end() + rows, window, page_bytes());
   }
   void release_unused() noexcept {
@@ -140,18 +192,18 @@ class EnginePageStorage {
   /// As DenseStorage::show.
   void show(std::size_t first, std::size_t count, Segment prototype, SegmentList& out) const {
     if (count == 0) return;
-    prototype.keys = plane(first, 0);
-    prototype.values = plane(first, layout().values_offset);
+    prototype.keys = plane(first, key);
+    prototype.values = plane(first, value);
     prototype.rows = count;
     out.push_back(prototype);
   }
 
   /// The rows of these ascending numbers alone, numbered from 0.
   [[nodiscard]] EnginePageStorage select(std::span<const std::size_t> numbers) const {
-    EnginePageStorage kept{{}, {head_dim_, rows_.page_rows(), &rows_.table().pool()}};
+    EnginePageStorage kept{config_, {head_dim_, rows_.page_rows(), &rows_.table().pool()}};
     const ScopedReserve scope{kept, numbers.size(), unlimited_rows};
     for (const std::size_t number : numbers) {
-      kept.add(plane(number, 0), plane(number, layout().values_offset), 0);
+      kept.add(plane(number, key), plane(number, value), 0);
     }
     return kept;
   }
@@ -175,33 +227,44 @@ class EnginePageStorage {
       rows_.skip_to(first);
     }
     for (std::size_t row = first; row < last; ++row) {
-      std::byte* key = nullptr;
+      std::byte* place = nullptr;
       if constexpr (Archive::loading) {
-        key = open_row();
+        place = open_row();
         rows_.add_rows(1);
       } else {
-        key = rows_.table().address(rows_.page_of(row)) + row % rows_.page_rows() * layout().row_stride;
+        place = rows_.table().address(rows_.page_of(row)) + row % rows_.page_rows() * layout().row_stride;
       }
-      archive.bytes(std::span{key, row_bytes()});
-      archive.bytes(std::span{key + layout().values_offset, row_bytes()});
+      archive.bytes(std::span{place, row_bytes()});
+      archive.bytes(std::span{place + layout().values_offset, row_bytes()});
     }
   }
 
  private:
   friend class ScopedReserve<EnginePageStorage>;
 
-  [[nodiscard]] static RowFormat format() { return {.encoding = encoding_of<E>}; }
-  [[nodiscard]] std::size_t row_bytes() const { return head_dim_ * sizeof(E); }
+  enum Side : std::size_t { key, value };
+
+  [[nodiscard]] static RowFormat format(const Config& config, std::size_t head_dim, Side side) {
+    if constexpr (is_fp8) {
+      const double scale = side == key ? config.key_scale : config.value_scale;
+      return {Encoding::uint8, Granularity::per_token, head_dim,
+              false,           Codebook::fp8,          detail::head_scale(scale)};
+    } else {
+      return {.encoding = encoding_of<E>};
+    }
+  }
+  [[nodiscard]] RowFormat format(Side side) const { return format(config_, head_dim_, side); }
+  [[nodiscard]] std::size_t row_bytes() const { return head_dim_ * (is_fp8 ? 1 : sizeof(E)); }
   [[nodiscard]] const PagePool::EngineRows& layout() const { return rows_.table().pool().engine_rows(); }
   [[nodiscard]] std::size_t page_bytes() const { return 2 * rows_.page_rows() * row_bytes(); }
 
-  [[nodiscard]] Plane plane(std::size_t row, std::size_t offset) const {
-    return {.format = format(),
+  [[nodiscard]] Plane plane(std::size_t row, Side side) const {
+    return {.format = format(side),
             .pages = rows_.table().addresses(),
             .page_rows = rows_.page_rows(),
             .row_stride = layout().row_stride,
             .first_row = row - rows_.first_slot(),
-            .page_offset = offset};
+            .page_offset = side == key ? 0 : layout().values_offset};
   }
 
   // Where the key of the row after the last one goes.
@@ -210,28 +273,30 @@ class EnginePageStorage {
     return page + end() % rows_.page_rows() * layout().row_stride;
   }
   void add(const Plane& keys, const Plane& values, std::size_t row) {
-    std::byte* key = open_row();
-    write(keys, row, key);
-    write(values, row, key + layout().values_offset);
+    std::byte* to = open_row();
+    write(keys, row, key, to);
+    write(values, row, value, to + layout().values_offset);
     rows_.add_rows(1);
   }
-  void write(const Plane& source, std::size_t row, std::byte* to) const {
-    if (source.format == format()) {
+  void write(const Plane& source, std::size_t row, Side side, std::byte* to) const {
+    const RowFormat own = format(side);
+    if (source.format == own) {
       const RowAddress place = source.address_of(row);
       std::memcpy(to, place.page + place.row * row_bytes(), row_bytes());
       return;
     }
-    std::array<float, max_head_dim> numbers;
-    const std::span<float> one = std::span{numbers}.first(head_dim_);
-    load_row(source, row, one);
-    store_dense(encoding_of<E>, one, to);
+    const detail::RowEncoder encoder{own, encoding_of<E>, head_dim_, 1};
+    encoder.load(source, row, 0);
+    encoder.write_unit(to, 0);
   }
 
   PageSequence rows_;
   std::size_t head_dim_;
+  Config config_;
   bool reserved_ = false;
 };
 
 static_assert(KvStorage<EnginePageStorage<float>>);
+static_assert(KvStorage<EnginePageStorage<float, Codebook::fp8>>);
 
 }  // namespace kvpolicy

@@ -19,16 +19,13 @@
 #include <span>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/core/fields.hpp>
-#include <kvpolicy/core/hadamard.hpp>
 #include <kvpolicy/core/head_rule.hpp>
-#include <kvpolicy/core/quantizable.hpp>
-#include <kvpolicy/core/row.hpp>
 #include <kvpolicy/core/rule_ranges.hpp>
 #include <kvpolicy/storage/dense_storage.hpp>
+#include <kvpolicy/storage/quantizable_rows.hpp>
 #include <kvpolicy/storage/residual_side.hpp>
 
 namespace kvpolicy {
@@ -184,20 +181,8 @@ class ResidualStorage {
   /// @throws ShapeError where a number of `rows`, rounded to `E` as it is kept, cannot be
   /// quantised: it is not finite, or its scale or zero would be beyond half (core/quantizable.hpp).
   void check(const Segment& rows) const {
-    std::array<float, max_head_dim> memory;
-    for (const Plane* side : {&rows.keys, &rows.values}) {
-      const std::span<float> row =
-          std::span{memory}.first(side == &rows.keys ? keys_.context().head_dim : values_.context().head_dim);
-      for (std::size_t i = 0; i < rows.rows; ++i) {
-        load_row(*side, i, row);
-        if (side->format.encoding != encoding_of<E>) round_dense(encoding_of<E>, row);
-        if (side == &rows.keys ? keys_.format().hadamard : values_.format().hadamard) rotate_hadamard(row);
-        unsigned refused = 0;  // counted, for then the loop has no exit and becomes vectors
-        for (const float number : row)
-          refused += is_quantizable(std::bit_cast<std::uint32_t>(number)) ? 0U : 1U;
-        if (refused > 0) refuse(rows, *side, i, row);
-      }
-    }
+    detail::check_quantizable("ResidualStorage", rows, {keys_.format(), values_.format()}, encoding_of<E>,
+                              {keys_.context().head_dim, values_.context().head_dim});
   }
 
   [[nodiscard]] std::size_t begin() const { return keys_.begin(); }
@@ -359,9 +344,6 @@ class ResidualStorage {
     std::size_t to, front, keys, values;  // row numbers: new end, new begin, boundaries
   };
 
-  static constexpr double least_scale = 0x1p-60;
-  static constexpr double most_scale = 0x1p60;
-
   // Whether a side's codebook can have these bits, group and scale. @throws ConfigError
   static void check_codebook(const char* side, Codebook codebook, Encoding encoding, std::size_t group,
                              double scale) {
@@ -380,22 +362,7 @@ class ResidualStorage {
             group);
     require(has_head_scale(codebook) || scale == 1.0, "ResidualStorage: ", side, "_scale is ", scale,
             ", must be 1: '", called, "' codes have no scale of the head; 'fp8' and 'nvfp4' have");
-    require(scale >= least_scale && scale <= most_scale, "ResidualStorage: ", side, "_scale is ", scale,
-            ", must be from 2^-60 to 2^60");
-  }
-
-  // `kept` is row `i` of a side as it would be kept, rotated where that is how it is quantised.
-  [[noreturn]] static void refuse(const Segment& rows, const Plane& side, std::size_t i,
-                                  std::span<const float> kept) {
-    const auto first = std::ranges::find_if_not(
-        kept, [](float number) { return is_quantizable(std::bit_cast<std::uint32_t>(number)); });
-    const auto channel = static_cast<std::size_t>(first - kept.begin());
-    std::vector<float> given(kept.size());
-    load_row(side, i, given);
-    fail<ShapeError>("ResidualStorage: ", &side == &rows.keys ? "key" : "value", " at position ",
-                     rows.position_of(i), ", channel ", channel, " is ", given[channel], ", kept as ", *first,
-                     " in ", name_of(encoding_of<E>), "; to be quantised it must be finite and at most ",
-                     largest_quantizable);
+    detail::check_head_scale("ResidualStorage", side, scale);
   }
 
   [[nodiscard]] Step plan(std::size_t rows, std::size_t window) const {
@@ -414,18 +381,14 @@ class ResidualStorage {
     return {config.key_group == 0 ? whole : config.key_group,
             config.value_group == 0 ? whole_value : config.value_group};
   }
-  // Planes are made before the settings are checked.
-  [[nodiscard]] static float head_scale(double scale) {
-    return scale >= least_scale && scale <= most_scale ? static_cast<float>(scale) : 1.0F;
-  }
   [[nodiscard]] static RowFormat key_format(const Config& config, const StorageContext& context) {
     return {config.key_encoding(),         Keys,
             groups(config, context).first, config.key_hadamard,
-            config.key_codebook,           head_scale(config.key_scale)};
+            config.key_codebook,           detail::head_scale(config.key_scale)};
   }
   [[nodiscard]] static RowFormat value_format(const Config& config, const StorageContext& context) {
     return {config.value_encoding(), Granularity::per_token, groups(config, context).second,
-            config.value_hadamard,   config.value_codebook,  head_scale(config.value_scale)};
+            config.value_hadamard,   config.value_codebook,  detail::head_scale(config.value_scale)};
   }
   [[nodiscard]] static RowFormat dense_format() { return {.encoding = encoding_of<E>}; }
 
