@@ -121,6 +121,12 @@ class Cases {
   [[nodiscard]] HeadSettings<bfloat16> named(std::string_view precision, Heads heads) const {
     return LowBitFormat::of_text(io::low_bits_named(precision), shape(heads), residual()).head<bfloat16>();
   }
+  // The same, with normal numbers for values.
+  [[nodiscard]] HeadSettings<bfloat16> normal_values(std::string_view precision, Heads heads) const {
+    return LowBitFormat::of_text(io::low_bits_named(precision), shape(heads), residual())
+        .with_normal(NormalCodes::values)
+        .head<bfloat16>();
+  }
   // Half of the heads of a layer read every row, the others sinks and a window.
   [[nodiscard]] std::function<HeadPlan<bfloat16>(std::size_t)> duo(
       Heads heads, const HeadSettings<bfloat16>& full = Full::Config{}) const {
@@ -264,6 +270,15 @@ class Cases {
       // The formats that tools choose: keys per channel, sinks and the latest rows exact.
       for (const std::string precision : {"int8", "int4", "int3", "int2", "k8v4"}) {
         add_decode(mixed("default_" + precision, uniform(heads, named(precision, heads))));
+      }
+      for (const std::string precision : {"int4", "int2"}) {
+        add_decode(
+            mixed("default_" + precision + "_normal", uniform(heads, normal_values(precision, heads))));
+      }
+      // Rows as some engines have them.
+      for (const Codebook codebook : {Codebook::fp8, Codebook::mxfp4, Codebook::nvfp4}) {
+        add_decode(mixed(std::string{name_of(codebook)},
+                         uniform(heads, LowBitFormat::of_small_floats(codebook).head<bfloat16>())));
       }
       for (const std::size_t bits : {6U, 5U, 3U}) {
         add_decode(mixed("int" + std::to_string(bits), uniform(heads, quantized<PerToken>(bits))));

@@ -2,7 +2,8 @@
 //
 // Rows of normal numbers (core/codebook.hpp) as rows of 8-bit codes with a scale and a zero, which integer products
 // read: the numbers are integers from -127 to 127, so the code number + 128 times the scale, less 128 scales, is the
-// same row. A table lookup turns 16 codes at once.
+// same row. (The numbers of MXFP4 lie so near to 0 that they would lose accuracy, and the scales of NVFP4 are no
+// numbers in half: these are decoded to float.)
 #pragma once
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 #include <cstdint>
 
 #include <kvpolicy/core/codebook.hpp>
+#include <kvpolicy/cpu/decode_codebook-inl.hpp>
 #include <kvpolicy/cpu/joined_codes-inl.hpp>
 #include <kvpolicy/cpu/row_params-inl.hpp>
 #include <kvpolicy/cpu/row_tile-inl.hpp>
@@ -43,10 +45,15 @@ class ByteCodes {
     const std::size_t groups = channels_ / side.format.group;
     side_.format = {Encoding::uint8, Granularity::per_token, side.format.group, side.format.hadamard};
     const std::byte* const* codes = joined.of(side, rows);
+    const Table numbers = table(side.format);
     if (joined_bits(side.format.encoding) == 2) {
-      for (std::size_t row = 0; row < rows; ++row) widen<2>(codes[row], table(side.format), row);
+      for (std::size_t row = 0; row < rows; ++row) {
+        look_up_codes<2>(codes[row], channels_ / 4, numbers, rows_ + row * channels_);
+      }
     } else {
-      for (std::size_t row = 0; row < rows; ++row) widen<4>(codes[row], table(side.format), row);
+      for (std::size_t row = 0; row < rows; ++row) {
+        look_up_codes<4>(codes[row], channels_ / 2, numbers, rows_ + row * channels_);
+      }
     }
     for (std::size_t row = 0; row < rows; ++row) {
       side_.codes[row] = reinterpret_cast<const std::byte*>(rows_ + row * channels_);
@@ -62,7 +69,6 @@ class ByteCodes {
 
  private:
   using Table = std::array<std::uint8_t, 16>;
-  static constexpr hn::FixedTag<std::uint8_t, 16> bytes{};
 
   [[nodiscard]] bool takes(const RowFormat& format) const {
     // Of smaller groups, integer products know nothing.
@@ -75,23 +81,6 @@ class ByteCodes {
     Table shifted;
     for (std::size_t i = 0; i < shifted.size(); ++i) shifted[i] = static_cast<std::uint8_t>(numbers[i] + 128);
     return shifted;
-  }
-
-  template <std::size_t Bits>
-  HWY_INLINE void widen(const std::byte* from, const Table& table, std::size_t row) {
-    const auto numbers = hn::LoadU(bytes, table.data());
-    const auto mask = hn::Set(bytes, static_cast<std::uint8_t>((1U << Bits) - 1U));
-    const std::size_t count = channels_ * Bits / 8;
-    std::uint8_t* to = rows_ + row * channels_;
-    for (std::size_t step = 0; step < count; step += 16) {
-      const std::size_t first = std::min(step, count - 16);  // the last step may overlap
-      const auto packed = hn::LoadU(bytes, reinterpret_cast<const std::uint8_t*>(from + first));
-      const hn::Repartition<std::uint16_t, decltype(bytes)> shorts;
-      unroll<8 / Bits>([&](auto part) KVPOLICY_CPU_INLINE_LAMBDA {
-        const auto shifted = hn::BitCast(bytes, hn::ShiftRight<part * Bits>(hn::BitCast(shorts, packed)));
-        hn::StoreU(hn::TableLookupBytes(numbers, hn::And(shifted, mask)), bytes, to + part * count + first);
-      });
-    }
   }
 
   std::size_t channels_;

@@ -57,18 +57,19 @@ HWY_INLINE void for_each_portion(std::size_t count, Visit&& visit) {
 
 [[nodiscard]] HWY_INLINE FloatVector zero_vector() { return hn::Zero(floats); }
 
-/// Converts `lanes` half numbers to float, exactly, infinities and NaN included.
-[[nodiscard]] HWY_INLINE FloatVector load_half(const void* source) {
+using HalfBits = hn::Rebind<std::uint16_t, Floats>;
+inline constexpr HalfBits half_bits;
+
+/// Converts `lanes` half numbers, given by their bits, to float, exactly, infinities and NaN included.
+[[nodiscard]] HWY_INLINE FloatVector half_to_float(hn::Vec<HalfBits> bits) {
 #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL || \
     (HWY_TARGET == HWY_AVX2 && !defined(HWY_DISABLE_F16C))
-  const hn::Rebind<hwy::float16_t, Floats> halves;
-  return hn::PromoteTo(floats, hn::LoadU(halves, static_cast<const hwy::float16_t*>(source)));
+  return hn::PromoteTo(floats, hn::BitCast(hn::Rebind<hwy::float16_t, Floats>{}, bits));
 #else
-  const hn::Rebind<std::uint16_t, Floats> shorts;
   const hn::Rebind<std::uint32_t, Floats> words;
-  const auto bits = hn::PromoteTo(words, hn::LoadU(shorts, static_cast<const std::uint16_t*>(source)));
-  const auto magnitude = hn::And(bits, hn::Set(words, 0x7fffU));
-  const auto sign = hn::ShiftLeft<16>(hn::Xor(bits, magnitude));
+  const auto all = hn::PromoteTo(words, bits);
+  const auto magnitude = hn::And(all, hn::Set(words, 0x7fffU));
+  const auto sign = hn::ShiftLeft<16>(hn::Xor(all, magnitude));
   // Read as a float's exponent, half's is too small by 112; a multiplication corrects that, for subnormal
   // numbers as well.
   const auto finite = hn::Mul(hn::BitCast(floats, hn::ShiftLeft<13>(magnitude)), hn::Set(floats, 0x1p112F));
@@ -77,6 +78,11 @@ HWY_INLINE void for_each_portion(std::size_t count, Visit&& visit) {
   const auto exponent = hn::IfThenElseZero(hn::RebindMask(words, special), hn::Set(words, 0x7f800000U));
   return hn::BitCast(floats, hn::Or(hn::BitCast(words, finite), hn::Or(sign, exponent)));
 #endif
+}
+
+/// Loads and converts `lanes` half numbers.
+[[nodiscard]] HWY_INLINE FloatVector load_half(const void* source) {
+  return half_to_float(hn::LoadU(half_bits, static_cast<const std::uint16_t*>(source)));
 }
 
 /// `lanes` numbers of a dense row, from channel `channel` on.
@@ -88,9 +94,8 @@ template <Encoding E>
   } else if constexpr (E == Encoding::float16) {
     return load_half(row + channel * sizeof(half));
   } else {
-    const hn::Rebind<std::uint16_t, Floats> shorts;
     const hn::Rebind<std::uint32_t, Floats> words;
-    const auto bits = hn::LoadU(shorts, reinterpret_cast<const std::uint16_t*>(row) + channel);
+    const auto bits = hn::LoadU(half_bits, reinterpret_cast<const std::uint16_t*>(row) + channel);
     return hn::BitCast(floats, hn::ShiftLeft<16>(hn::PromoteTo(words, bits)));
   }
 }
