@@ -190,8 +190,11 @@ measure_storage() {
   mapfile -t -O ${#plans[@]} plans < <(each "%s:32,normal=values" int4 int3 int2)
   mapfile -t -O ${#plans[@]} plans < <(each "%s:128" int4 int2 kivi4 kivi2)
   plans+=(kivi2:32,flush=steady hf4:128 fp8 mxfp4 nvfp4 duo:0.5 duo+int4:0.5)
-  # Widths for each head, for 4.5, 3.5 and 2.5 of 16 bits.
+  # Widths for each head, for 4.5, 3.5 and 2.5 of 16 bits: with budgets beside them, and alone.
   if [ -e "$weights/damage.json" ]; then mapfile -t -O ${#plans[@]} plans < <(each "search:%s,2048" 0.28125 0.21875 0.15625); fi
+  if [ -e "$weights/bits.json" ]; then
+    mapfile -t -O ${#plans[@]} plans < <(each "search@$weights/bits.json:%s,2048" 0.28125 0.21875 0.15625)
+  fi
   go_on storage 2048 --text novels --plans "${plans[@]}"
   plans=(full duo:0.5)
   mapfile -t -O 2 plans < <(each "%s:32" int8 int4 int3 int2 kivi4 kivi2)
@@ -229,4 +232,5 @@ identify() {
   find_file headkv/enhanced_heads.json headkv --model "$folder" --kind enhanced --lengths 512 1024 2048
   find_file headkv/retrieval_reasoning_heads.json headkv --model "$folder" --kind reasoning --lengths 512 1024 2048 --depths 5
   find_file damage.json damage --model "$folder" --length 1024 --texts 1 --questions 4
+  find_file bits.json damage --model "$folder" --length 1024 --texts 2 --questions 0 --menu bits --by divergence
 }

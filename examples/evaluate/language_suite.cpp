@@ -10,7 +10,7 @@
 
 #include <reference_model/sampler.hpp>
 
-#include "distribution.hpp"
+#include "../common/distribution.hpp"
 
 namespace kvpolicy::tools {
 namespace {

@@ -11,7 +11,7 @@
 #include <reference_model/sampler.hpp>
 
 #include "../common/asked_question.hpp"
-#include "distribution.hpp"
+#include "../common/distribution.hpp"
 #include "language_suite.hpp"
 
 namespace kvpolicy::tools {

@@ -50,6 +50,7 @@ not in the menu, because they change the reading of the text itself.
 
 Examples:
   identify_heads damage --out damage.json
+  identify_heads damage --menu bits --by divergence --questions 0 --out bits.json   bits for each head, no row dropped
   plan search --weights DIR --damage damage.json --bytes 1/16 --context 4096 plan.json
   evaluate --plans plan.json                           what the plan is worth
 )";
@@ -65,6 +66,8 @@ struct DamageArguments {
   std::size_t kernel = SnapKvScorer::Config{}.kernel;
   std::uint64_t seed = 11;
   std::size_t threads = 0;
+  std::string by = "surprise";
+  std::string menu = "all";
   ContextLimit context;
   bool json = false;
 };
@@ -84,8 +87,9 @@ std::vector<HeadSettings<bfloat16>> menu_of(const DamageArguments& a, const Mode
   const HeadGates none{shape.layers, shape.kv_heads};
   std::vector<HeadSettings<bfloat16>> menu;
   for (auto& choice : choices_by_importance<bfloat16>(shape, none, a.length, config)) {
-    const bool is_window = choice.settings.rule(shape.head_dim).recent > 0;
-    if (!is_window) menu.push_back(std::move(choice.settings));
+    const HeadRule rule = choice.settings.rule(shape.head_dim);
+    if (rule.recent > 0 || (a.menu == "bits" && !rule.keeps_every_row())) continue;
+    menu.push_back(std::move(choice.settings));
   }
   return menu;
 }
@@ -119,9 +123,11 @@ void run(const DamageArguments& a) {
   Progress progress;
   const Stopwatch took;
   Damages table{shape, a.length, {}};
-  table.choices = measure_damage(model, menu, texts, [&](double share) {
+  const auto report_share = [&](double share) {
     progress.update(share, fmt::format("{} settings of {} heads", menu.size(), shape.kv_head_count()));
-  });
+  };
+  table.choices = measure_damage(model, menu, texts, report_share,
+                                 {.by = a.by == "divergence" ? DamageBy::divergence : DamageBy::surprise});
   progress.note(fmt::format("  measured in {}", duration(took.seconds())));
   const std::string text = io::format_damage(table);
   write_result(a.out, text);
@@ -152,7 +158,20 @@ void add_damage(CLI::App& app, std::function<void()>& work) {
   };
   count("--length", a->length, "Tokens of text, question and answer together", 512, 1'000'000);
   count("--texts", a->texts, "Texts", 1, 10'000);
-  count("--questions", a->questions, "Questions on each text, at most", 1, 32);
+  count("--questions", a->questions, "Questions on each text, at most; 0: only the text's end counts", 0, 32);
+  command
+      ->add_option(
+          "--by", a->by,
+          "surprise: what a token costs, on which answers depend; divergence: how far a prediction is from "
+          "the full cache's, which also shows what little 4 bits change")
+      ->check(CLI::IsMember({"surprise", "divergence"}))
+      ->type_name("WHAT")
+      ->capture_default_str();
+  command
+      ->add_option("--menu", a->menu, "all; or bits: settings that keep every row, for plans that lose none")
+      ->check(CLI::IsMember({"all", "bits"}))
+      ->type_name("WHICH")
+      ->capture_default_str();
   count("--min-rows", a->min_rows, "Rows of the smallest budget", 17, 65'536);
   count("--window", a->window, "Latest queries by which budgets choose", 1, 1024);
   count("--kernel", a->kernel, "Rows that they pool, odd", 1, 1023);

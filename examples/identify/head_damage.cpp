@@ -12,6 +12,7 @@
 #include <reference_model/parallel.hpp>
 
 #include "../common/asked_question.hpp"
+#include "../common/distribution.hpp"
 #include "../common/sequence.hpp"
 #include "../tool_plan.hpp"
 
@@ -20,70 +21,92 @@ namespace {
 
 using Plan = HeadPlan<bfloat16>;
 
-// Minus the log-probability of `token` under logits [vocabulary], in nats.
-double nats(std::span<const float> logits, int token) {
-  const double most = *std::ranges::max_element(logits);
-  double sum = 0;
-  for (const float logit : logits) sum += std::exp(static_cast<double>(logit) - most);
-  return std::log(sum) + most - static_cast<double>(logits[static_cast<std::size_t>(token)]);
-}
-
 // A text that was read with all rows kept, up to the start of each probe.
 class ReadText {
  public:
   // `queries`: the largest number of queries that any plan chooses rows by.
-  ReadText(const TextModel& model, const RetrievalText& text, std::size_t end, std::size_t queries)
-      : text_{model, text} {
+  ReadText(const TextModel& model, const RetrievalText& text, const DamageConfig& config, std::size_t queries)
+      : text_{model, text}, by_{config.by} {
+    const std::size_t end = config.end;
     const std::span<const int> tokens{text_.body};
     require(tokens.size() > end && end > 1, "a text of ", tokens.size(), " tokens has no end of ", end,
             " to be measured by");
-    before_end_ = make_sequence(model.llama(), Plan{model.config().shape()}, queries);
+    const Plan full{model.config().shape()};
+    before_end_ = make_sequence(model.llama(), full, queries);
     static_cast<void>(before_end_->prefill(tokens.first(tokens.size() - end)));
     end_ = tokens.last(end);
     whole_ = before_end_->fork();
     static_cast<void>(whole_->prefill(end_));
+    if (by_ == DamageBy::divergence) of_full_ = predictions(full);
   }
 
   [[nodiscard]] TextLoss loss(const Plan& plan) const {
-    const bool compresses = needs_of(plan).compress;
+    const Predictions found = predictions(plan);
+    const bool diverges = by_ == DamageBy::divergence;
     TextLoss loss;
-    const auto ending = before_end_->fork_as(plan);
-    if (compresses) ending->compress();
-    loss.text = sum(*ending, end_) / static_cast<double>(end_.size() - 1);
-
-    const auto whole = whole_->fork_as(plan);
-    for (const AskedQuestion& question : text_.questions) {
-      const auto asked = whole->fork();
-      const auto logits = asked->prefill(question.question(), question.question().size());
-      if (compresses) asked->compress();
-      const std::vector<int>& answer = question.answer();
-      loss.answers += nats(logits, answer.front()) + sum(*asked, answer);
+    loss.text = sum(end_.subspan(1), found.end, diverges ? &of_full_.end : nullptr) /
+                static_cast<double>(end_.size() - 1);
+    for (std::size_t i = 0; i < text_.questions.size(); ++i) {
+      loss.answers +=
+          sum(text_.questions[i].answer(), found.answers[i], diverges ? &of_full_.answers[i] : nullptr);
     }
     loss.answers /= static_cast<double>(std::max<std::size_t>(text_.questions.size(), 1));
     return loss;
   }
 
  private:
-  // The loss of all tokens but the first, which are read as one chunk.
-  static double sum(Sequence& sequence, std::span<const int> tokens) {
-    const std::vector<float> logits = sequence.score(tokens.first(tokens.size() - 1));
-    const std::size_t vocabulary = logits.size() / (tokens.size() - 1);
+  // The logits before each token that counts: [tokens, vocabulary].
+  struct Predictions {
+    std::vector<float> end;
+    std::vector<std::vector<float>> answers;  // of each question
+  };
+
+  [[nodiscard]] Predictions predictions(const Plan& plan) const {
+    const bool compresses = needs_of(plan).compress;
+    Predictions found;
+    const auto ending = before_end_->fork_as(plan);
+    if (compresses) ending->compress();
+    found.end = ending->score(end_.first(end_.size() - 1));
+
+    const auto whole = whole_->fork_as(plan);
+    for (const AskedQuestion& question : text_.questions) {
+      const auto asked = whole->fork();
+      std::vector<float> logits = asked->prefill(question.question(), question.question().size());
+      if (compresses) asked->compress();
+      const std::span<const int> answer{question.answer()};
+      if (answer.size() > 1) {
+        const std::vector<float> rest = asked->score(answer.first(answer.size() - 1));
+        logits.insert(logits.end(), rest.begin(), rest.end());
+      }
+      found.answers.push_back(std::move(logits));
+    }
+    return found;
+  }
+
+  // Adds up what `tokens` count, by what was predicted before each; `full` is what the full cache predicts.
+  static double sum(std::span<const int> tokens, std::span<const float> logits,
+                    const std::vector<float>* full) {
+    const std::size_t vocabulary = logits.size() / tokens.size();
     double total = 0;
-    for (std::size_t i = 1; i < tokens.size(); ++i) {
-      total += nats(std::span{logits}.subspan((i - 1) * vocabulary, vocabulary), tokens[i]);
+    for (std::size_t i = 0; i < tokens.size(); ++i) {
+      const auto row = logits.subspan(i * vocabulary, vocabulary);
+      total += full == nullptr ? surprise(row, static_cast<std::size_t>(tokens[i]))
+                               : divergence(std::span{*full}.subspan(i * vocabulary, vocabulary), row);
     }
     return total;
   }
 
   EncodedText text_;
+  DamageBy by_;
   std::span<const int> end_;  // a part of the text's tokens
   std::unique_ptr<Sequence> before_end_, whole_;
+  Predictions of_full_;  // where divergences are counted
 };
 
 // Returns losses[text][plan].
 std::vector<std::vector<TextLoss>> losses_under(const TextModel& model, std::span<const Plan> plans,
-                                                std::span<const RetrievalText> texts, std::size_t end,
-                                                const DamageReport& report) {
+                                                std::span<const RetrievalText> texts,
+                                                const DamageConfig& config, const DamageReport& report) {
   require(!texts.empty(), "there are no texts to measure damage by");
   std::size_t queries = 0;
   for (const Plan& plan : plans) {
@@ -95,7 +118,7 @@ std::vector<std::vector<TextLoss>> losses_under(const TextModel& model, std::spa
   std::mutex reporting;
   std::size_t done = 0;
   reference::for_each_block(texts.size(), 1, true, [&](std::size_t i, std::size_t) {
-    const ReadText read{model, texts[i], end, queries};
+    const ReadText read{model, texts[i], config, queries};
     for (const Plan& plan : plans) {
       losses[i].push_back(read.loss(plan));
       const std::lock_guard lock{reporting};
@@ -154,13 +177,13 @@ void smooth(std::vector<HeadChoice<bfloat16>>& choices, std::size_t head_dim, st
 std::vector<HeadChoice<bfloat16>> measure_damage(const TextModel& model,
                                                  std::span<const HeadSettings<bfloat16>> choices,
                                                  std::span<const RetrievalText> texts,
-                                                 const DamageReport& report, std::size_t end) {
+                                                 const DamageReport& report, const DamageConfig& config) {
   const ModelShape shape = model.config().shape();
   const std::size_t heads = shape.kv_head_count();
   std::vector<Plan> plans{Plan{shape}};
-  const auto add = [&](const Plan& others, std::size_t head, const HeadSettings<bfloat16>& config) {
+  const auto add = [&](const Plan& others, std::size_t head, const HeadSettings<bfloat16>& own) {
     plans.push_back(others);
-    plans.back().set(head / shape.kv_heads, head % shape.kv_heads, config);
+    plans.back().set(head / shape.kv_heads, head % shape.kv_heads, own);
   };
   for (const HeadSettings<bfloat16>& choice : choices) {
     const Plan all{shape, choice};
@@ -170,7 +193,7 @@ std::vector<HeadChoice<bfloat16>> measure_damage(const TextModel& model,
       add(all, head, Plan{shape}.at(0, 0));
     }
   }
-  const auto losses = losses_under(model, plans, texts, end, report);
+  const auto losses = losses_under(model, plans, texts, config, report);
   // The loss of `worse` beyond that of `better`.
   const auto rise = [](const TextLoss& worse, const TextLoss& better) {
     return std::max(0.0, worse.answers - better.answers) + std::max(0.0, worse.text - better.text);
@@ -197,8 +220,8 @@ std::vector<HeadChoice<bfloat16>> measure_damage(const TextModel& model,
 }
 
 TextLoss loss_under(const TextModel& model, const Plan& plan, std::span<const RetrievalText> texts,
-                    std::size_t end) {
-  return mean(losses_under(model, {&plan, 1}, texts, end, {}), 0);
+                    const DamageConfig& config) {
+  return mean(losses_under(model, {&plan, 1}, texts, config, {}), 0);
 }
 
 }  // namespace kvpolicy::tools

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <span>
 #include <vector>
@@ -15,6 +16,17 @@
 #include "../common/text_model.hpp"
 
 namespace kvpolicy::tools {
+
+/// What is counted of a token: how surprising it is, or how far the prediction before it diverges from the full
+/// cache's. A divergence is never negative and shows changes that a few texts' surprise is too noisy for, such as
+/// those of 4 bits; a surprise is what the model's answers depend on.
+enum class DamageBy : std::uint8_t { surprise, divergence };
+
+/// How damage is counted.
+struct DamageConfig {
+  std::size_t end = 128;  ///< tokens of a text's end that count, the first one but as context
+  DamageBy by = DamageBy::surprise;
+};
 
 /// A model's loss on texts under a plan, in nats.
 struct TextLoss {
@@ -38,13 +50,13 @@ using DamageReport = std::function<void(double share)>;
 /// question, and for the loss on the text's end after the text.
 ///
 /// Texts are distributed over threads; their number changes the result only by rounding.
-/// @throws ConfigError for no texts or a text of no more than `end` tokens
+/// @throws ConfigError for no texts or a text of no more than `config.end` tokens
 [[nodiscard]] std::vector<HeadChoice<bfloat16>> measure_damage(
     const TextModel& model, std::span<const HeadSettings<bfloat16>> choices,
-    std::span<const RetrievalText> texts, const DamageReport& report = {}, std::size_t end = 128);
+    std::span<const RetrievalText> texts, const DamageReport& report = {}, const DamageConfig& config = {});
 
 /// The loss under one plan, measured with the same texts and forks.
 [[nodiscard]] TextLoss loss_under(const TextModel& model, const HeadPlan<bfloat16>& plan,
-                                  std::span<const RetrievalText> texts, std::size_t end = 128);
+                                  std::span<const RetrievalText> texts, const DamageConfig& config = {});
 
 }  // namespace kvpolicy::tools

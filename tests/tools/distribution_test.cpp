@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <evaluate/distribution.hpp>
+#include <common/distribution.hpp>
 
 #include <cmath>
 #include <cstddef>

@@ -11,6 +11,7 @@
 #include <doctest/doctest.h>
 
 #include <kvpolicy/core/error.hpp>
+#include <kvpolicy/plan/low_bits.hpp>
 #include <kvpolicy/plan/shipped_policies.hpp>
 #include <reference_model/llama.hpp>
 
@@ -117,7 +118,7 @@ TEST_CASE("losses under a plan are those of plain loops with a mask") {
     Plan plan{shape};
     plan.set(static_cast<std::size_t>(layer), static_cast<std::size_t>(head),
              Window{.sinks = 8, .recent = 40});
-    const TextLoss fast = loss_under(shipped(), plan, drawn, end);
+    const TextLoss fast = loss_under(shipped(), plan, drawn, {.end = end});
     const TextLoss slow = plain_losses(
         drawn[0], end, {static_cast<std::size_t>(layer), static_cast<std::size_t>(head), 8, 40, 0});
     // Rows are kept in bfloat16 here and in float there.
@@ -125,7 +126,7 @@ TEST_CASE("losses under a plan are those of plain loops with a mask") {
     CHECK(std::abs(fast.text - slow.text) <= 0.02 * slow.text);
     if (layer == 1) retrieval_damage = slow.answers;
   }
-  const TextLoss full = loss_under(shipped(), Plan{shape}, drawn, end);
+  const TextLoss full = loss_under(shipped(), Plan{shape}, drawn, {.end = end});
   const TextLoss slow = plain_losses(drawn[0], end, {99, 0, 0, 0, 0});
   CHECK(std::abs(full.answers - slow.answers) <= 0.05 * slow.answers + 0.005);
   CHECK(std::abs(full.text - slow.text) <= 0.02 * slow.text);
@@ -141,9 +142,9 @@ TEST_CASE("damage is how much one head's choice raises the loss, for any number 
   const std::size_t before = threads();
   set_threads(2);
   const auto measured =
-      measure_damage(shipped(), choices, drawn, [&](double share) { reported = share; }, 64);
+      measure_damage(shipped(), choices, drawn, [&](double share) { reported = share; }, {.end = 64});
   set_threads(1);
-  const auto again = measure_damage(shipped(), choices, drawn, {}, 64);
+  const auto again = measure_damage(shipped(), choices, drawn, {}, {.end = 64});
   set_threads(before);
   CHECK(reported == 1.0);
   REQUIRE(measured.size() == 3);
@@ -158,8 +159,8 @@ TEST_CASE("damage is how much one head's choice raises the loss, for any number 
 
   // Each case separately: only the head has the choice, and only the head does not have it.
   const auto rise = [&](const Plan& worse, const Plan& better) {
-    const TextLoss a = loss_under(shipped(), worse, drawn, 64);
-    const TextLoss b = loss_under(shipped(), better, drawn, 64);
+    const TextLoss a = loss_under(shipped(), worse, drawn, {.end = 64});
+    const TextLoss b = loss_under(shipped(), better, drawn, {.end = 64});
     return std::max(0.0, a.answers - b.answers) + std::max(0.0, a.text - b.text);
   };
   for (const std::size_t head : {4U, 9U}) {
@@ -171,6 +172,61 @@ TEST_CASE("damage is how much one head's choice raises the loss, for any number 
     CHECK(measured[2].damage(head / 4, head % 4) == doctest::Approx(expected).epsilon(0.01));
   }
   CHECK(measured[2].damage(1, 0) > 0.01);
-  CHECK_THROWS_AS((void)measure_damage(shipped(), choices, {}, {}, 64), ConfigError);
-  CHECK_THROWS_AS((void)measure_damage(shipped(), choices, drawn, {}, 10000), ConfigError);
+  CHECK_THROWS_AS((void)measure_damage(shipped(), choices, {}, {}, {.end = 64}), ConfigError);
+  CHECK_THROWS_AS((void)measure_damage(shipped(), choices, drawn, {}, {.end = 10000}), ConfigError);
+}
+
+TEST_CASE("damage by divergence is that of plain loops, 0 for the full cache and less for more bits") {
+  const ModelShape shape = shipped().config().shape();
+  const auto drawn = texts(1, 1);
+  constexpr std::size_t end = 60;
+  const DamageConfig config{.end = end, .by = DamageBy::divergence};
+  const TextLoss none = loss_under(shipped(), Plan{shape}, drawn, config);
+  CHECK(none.answers == 0.0);
+  CHECK(none.text == 0.0);
+
+  // Probabilities before tokens[from, end), of the model under a mask.
+  const auto probabilities = [](const std::vector<int>& tokens, std::size_t from, const MaskedHead& masked) {
+    const auto logits =
+        shipped().llama().forward(tokens, std::size_t{0}, plain_attention(masked), reference::LogitsOf::all);
+    std::vector<double> shares;
+    for (std::size_t t = from; t < tokens.size(); ++t) {
+      const float* row = logits.data() + (t - 1) * 256;
+      double total = 0;
+      for (std::size_t i = 0; i < 256; ++i) total += std::exp(static_cast<double>(row[i]));
+      for (std::size_t i = 0; i < 256; ++i) shares.push_back(std::exp(static_cast<double>(row[i])) / total);
+    }
+    return shares;
+  };
+  const auto divergence_of = [](const std::vector<double>& truth, const std::vector<double>& guess) {
+    double sum = 0;
+    for (std::size_t i = 0; i < truth.size(); ++i) sum += truth[i] * std::log(truth[i] / guess[i]);
+    return sum;
+  };
+  Plan plan{shape};
+  plan.set(1, 1, Window{.sinks = 8, .recent = 40});
+  const TextLoss fast = loss_under(shipped(), plan, drawn, config);
+  const std::vector<int> body = shipped().encode(drawn[0].body);
+  MaskedHead masked{1, 1, 8, 40, body.size() - end};
+  const MaskedHead unmasked{99, 0, 0, 0, 0};
+  const double text = divergence_of(probabilities(body, body.size() - end + 1, unmasked),
+                                    probabilities(body, body.size() - end + 1, masked)) /
+                      static_cast<double>(end - 1);
+  CHECK(text > 1e-3);
+  CHECK(std::abs(fast.text - text) <= 0.1 * text);
+  masked.from = body.size();
+  const Question& question = drawn[0].questions[0];
+  const std::vector<int> tokens = shipped().encode(drawn[0].body + question.text + question.answer);
+  const std::size_t from = tokens.size() - question.answer.size();
+  const double answer =
+      divergence_of(probabilities(tokens, from, unmasked), probabilities(tokens, from, masked));
+  CHECK(std::abs(fast.answers - answer) <= 0.1 * answer + 1e-3);
+
+  const auto codes = [&](LowBits bits) { return LowBitFormat::of_text(bits, shape, 32).head<bfloat16>(); };
+  const auto measured =
+      measure_damage(shipped(), std::vector{codes({8, 8}), codes({4, 4}), codes({2, 2})}, drawn, {}, config);
+  for (std::size_t i = 0; i < shape.kv_head_count(); ++i) {
+    CHECK(measured[0].damage.values()[i] < 1e-3);
+    CHECK(measured[1].damage.values()[i] <= measured[2].damage.values()[i]);
+  }
 }
