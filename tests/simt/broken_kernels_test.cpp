@@ -322,7 +322,7 @@ void run_beside(int offset, bool write) {
   run_kernel({1, 1, 32, 100}, Beside{offset, write, &sink}, beside_kernel);
 }
 
-#if KVPOLICY_TEST_ASAN
+#if KVPOLICY_SIMT_ASAN
 // The message of AddressSanitizer when body() ended a process of its own.
 template <class Body>
 std::string last_words(Body body) {

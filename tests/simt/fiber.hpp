@@ -19,8 +19,17 @@
 #include <boost/context/detail/fcontext.hpp>
 #endif
 
-#include "support/address_sanitizer.hpp"
-#if KVPOLICY_TEST_ASAN
+#if defined(__SANITIZE_ADDRESS__)
+#define KVPOLICY_SIMT_ASAN 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define KVPOLICY_SIMT_ASAN 1
+#endif
+#endif
+#ifndef KVPOLICY_SIMT_ASAN
+#define KVPOLICY_SIMT_ASAN 0
+#endif
+#if KVPOLICY_SIMT_ASAN
 #include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
@@ -43,7 +52,7 @@ class Fiber {
   /// The next switch to this fiber begins entry(argument), whatever the fiber did before.
   void start(Entry entry, void* argument) {
     if (mapping_ == nullptr) map_stack();
-#if KVPOLICY_TEST_ASAN
+#if KVPOLICY_SIMT_ASAN
     // The frames of an abandoned flow are still poisoned in the shadow memory.
     ASAN_UNPOISON_MEMORY_REGION(bottom_, size_);
     fake_stack_ = nullptr;
@@ -66,7 +75,7 @@ class Fiber {
   /// Stops `from`, which must be the running fiber, and continues `to`. Returns when another fiber switches
   /// to `from`.
   static void switch_to(Fiber& from, Fiber& to) {
-#if KVPOLICY_TEST_ASAN
+#if KVPOLICY_SIMT_ASAN
     __sanitizer_start_switch_fiber(&from.fake_stack_, to.bottom_, to.size_);
 #endif
 #if KVPOLICY_SIMT_HAS_FCONTEXT
@@ -105,7 +114,7 @@ class Fiber {
 
   // The end of a switch, executed by the fiber that continues.
   void landed([[maybe_unused]] Fiber& left) {
-#if KVPOLICY_TEST_ASAN
+#if KVPOLICY_SIMT_ASAN
     const void* bottom = nullptr;
     std::size_t size = 0;
     __sanitizer_finish_switch_fiber(fake_stack_, &bottom, &size);

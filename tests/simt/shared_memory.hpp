@@ -65,7 +65,7 @@ class SharedMemory {
 
   /// Whether no guard zone was written. Repairs the guard zones.
   [[nodiscard]] bool guards_are_whole() {
-    if constexpr (KVPOLICY_TEST_ASAN != 0) return true;  // a write would have been stopped
+    if constexpr (KVPOLICY_SIMT_ASAN != 0) return true;  // a write would have been stopped
     bool whole = true;
     for (std::byte* zone : {data_, data_ + guard_bytes + bytes_}) {
       for (std::size_t i = 0; i < guard_bytes; ++i) {
@@ -82,7 +82,7 @@ class SharedMemory {
   static constexpr std::align_val_t alignment{1024};
 
   void set_guards([[maybe_unused]] bool closed) {
-#if KVPOLICY_TEST_ASAN
+#if KVPOLICY_SIMT_ASAN
     std::byte* end_guard = data_ + guard_bytes + bytes_;
     if (closed) {
       ASAN_POISON_MEMORY_REGION(data_, guard_bytes);

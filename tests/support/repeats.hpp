@@ -3,7 +3,7 @@
 // How often a random test repeats.
 #pragma once
 
-#include "support/address_sanitizer.hpp"
+#include "support/sanitizer.hpp"
 
 namespace test {
 
@@ -11,7 +11,11 @@ namespace test {
 /// random test computes is judged by the optimised build with all repeats, and how it uses memory shows in fewer.
 template <class Count>
 [[nodiscard]] constexpr Count repeats(Count count) {
-  return KVPOLICY_TEST_ASAN == 1 ? (count + 2) / 3 : count;
+#ifdef KVPOLICY_TEST_ASAN
+  return (count + 2) / 3;
+#else
+  return count;
+#endif
 }
 
 }  // namespace test

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What each KV head of a plan costs: the bytes of rows that a decode step reads, and the bytes that a cache holds.
+// Heads of different policies differ by the length of the text, so whoever divides heads among devices
+// (plan/shards.hpp) divides these, not the heads.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+#include <kvpolicy/core/codebook.hpp>
+#include <kvpolicy/core/dtype.hpp>
+#include <kvpolicy/core/error.hpp>
+#include <kvpolicy/core/head_rule.hpp>
+#include <kvpolicy/core/model_shape.hpp>
+#include <kvpolicy/plan/head_plan.hpp>
+
+namespace kvpolicy {
+
+/// A number for each KV head of a model: `costs[layer][head]`. Layers without a cache have no numbers. The unit is the
+/// caller's: bytes, or times measured for heads of each kind.
+using HeadCosts = std::vector<std::vector<double>>;
+
+/// Bytes of rows that one query at the end of a text of `tokens` tokens reads of a head, keys and values, in a cache
+/// whose exact numbers have `element_bytes` bytes. A head that compresses has been compressed; one that selects reads
+/// its selection and the rows after the last full chunk, without the summaries that a new selection needs.
+[[nodiscard]] inline double bytes_read(const HeadRule& rule, std::size_t tokens, const LayerShape& layer,
+                                       std::size_t element_bytes) {
+  std::size_t rows = tokens;
+  if (rule.recent > 0) rows = rule.window_rule().kept_rows(tokens);
+  if (rule.chunk > 0) {
+    const auto chunks = rule.chunk_rule();
+    rows = chunks.chosen(tokens) * rule.chunk + tokens - chunks.closed_rows(tokens);
+  }
+  if (rule.compresses) rows = rule.budget_rule().survivors(tokens, tokens);
+  const std::size_t packed = rule.is_quantized() ? rows - std::min(rows, rule.sinks + rule.residual) : 0;
+  const auto side = [&](Encoding encoding, Codebook codebook, std::size_t group, std::size_t channels) {
+    const auto numbers = static_cast<double>(channels);
+    const double exact = numbers * static_cast<double>(element_bytes) * static_cast<double>(rows - packed);
+    if (packed == 0) return exact;
+    const double code = numbers * static_cast<double>(bits_of(encoding)) / 8;
+    const double params =
+        numbers * static_cast<double>(param_bytes_of_group(codebook)) / static_cast<double>(group);
+    return exact + (code + params) * static_cast<double>(packed);
+  };
+  return side(rule.key_encoding, rule.key_codebook, rule.key_group, layer.head_dim) +
+         side(rule.value_encoding, rule.value_codebook, rule.value_group, layer.value_dim);
+}
+
+/// The same for every head of a plan.
+/// @throws ConfigError if a policy does not state its rule
+template <class... T>
+[[nodiscard]] HeadCosts bytes_read(const HeadPlan<T...>& plan, std::size_t tokens) {
+  using E = typename HeadPlan<T...>::element_type;
+  HeadCosts costs(plan.shape().layers);
+  plan.for_each_head([&](std::size_t layer, std::size_t, const HeadSettings<E>& settings) {
+    const LayerShape own = plan.shape().layer(layer);
+    costs[layer].push_back(bytes_read(settings.rule(own.head_dim), tokens, own, sizeof(E)));
+  });
+  return costs;
+}
+
+/// Bytes that each head of a plan takes in a cache after `tokens` tokens, compressed where it compresses.
+/// @throws as HeadPlan::memory
+template <class... T>
+[[nodiscard]] HeadCosts bytes_held(const HeadPlan<T...>& plan, std::size_t tokens,
+                                   const CacheOptions& options = {}) {
+  using E = typename HeadPlan<T...>::element_type;
+  HeadCosts bytes(plan.shape().layers);
+  plan.for_each_head([&](std::size_t layer, std::size_t, const HeadSettings<E>& settings) {
+    LayerShape own = plan.shape().layer(layer);
+    own.q_heads = own.queries_per_kv();
+    own.kv_heads = 1;
+    ModelShape one{.layers = 1};
+    one.per_layer.push_back(own);
+    bytes[layer].push_back(
+        static_cast<double>(HeadPlan<E>{one, settings}.memory(tokens, options, true).heads));
+  });
+  return bytes;
+}
+
+}  // namespace kvpolicy
