@@ -20,6 +20,7 @@
 #include <kvpolicy/plan/reorder.hpp>
 #include <kvpolicy/plan/search.hpp>
 #include <kvpolicy/plan/search_menu.hpp>
+#include <kvpolicy/plan/shards.hpp>
 #include <kvpolicy/plan/shipped_policies.hpp>
 #include <kvpolicy/pyramidkv.hpp>
 #include <kvpolicy/razor_attention.hpp>
