@@ -7,61 +7,12 @@
 
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/core/rotary.hpp>
+#include <reference_model/layer_steps.hpp>
 #include <reference_model/operations.hpp>
 #include <reference_model/parallel.hpp>
 
 namespace kvpolicy::reference {
 namespace {
-
-/// The data that layers of one forward pass hand on. All work except attention treats rows
-/// separately.
-struct Activations {
-  Activations(const LlamaConfig& c, std::size_t rows_)
-      : rows{rows_},
-        x(rows * c.hidden),
-        normed(x.size()),
-        q(rows * c.q_heads * c.head_dim),
-        k(rows * c.kv_heads * c.head_dim),
-        v(k.size()),
-        attended(q.size()),
-        gate(rows * c.intermediate),
-        up(gate.size()) {}
-
-  std::size_t rows;
-  std::vector<float> x;  // the residual stream
-  std::vector<float> normed, q, k, v, attended, gate, up;
-};
-
-void normalise_rows(const LlamaConfig& c, const std::vector<float>& norm, Activations& a) {
-  for_each_row_block(a.rows, [&](std::size_t first, std::size_t count) {
-    const std::size_t at = first * c.hidden;
-    normalise(a.x.data() + at, count, norm, c.norm_eps, a.normed.data() + at);
-  });
-}
-
-void before_attention(const LlamaConfig& c, const LlamaLayer& layer, const Rotation& rotation,
-                      Activations& a) {
-  normalise_rows(c, layer.attention_norm, a);
-  apply_all({{&layer.q, a.q.data()}, {&layer.k, a.k.data()}, {&layer.v, a.v.data()}}, a.normed.data(),
-            a.rows);
-  for_each_row_block(a.rows, [&](std::size_t first, std::size_t count) {
-    normalise_heads(c, layer, count, a.q.data() + first * layer.q.outputs(),
-                    a.k.data() + first * layer.k.outputs());
-    rotation.apply(a.q.data(), c.q_heads, first, count);
-    rotation.apply(a.k.data(), c.kv_heads, first, count);
-  });
-}
-
-void after_attention(const LlamaConfig& c, const LlamaLayer& layer, Activations& a) {
-  layer.o.add_to(a.attended.data(), a.rows, a.x.data());
-  normalise_rows(c, layer.mlp_norm, a);
-  apply_all({{&layer.gate, a.gate.data()}, {&layer.up, a.up.data()}}, a.normed.data(), a.rows);
-  for_each_row_block(a.rows, [&](std::size_t first, std::size_t count) {
-    const std::size_t at = first * c.intermediate;
-    swiglu(a.gate.data() + at, a.up.data() + at, count * c.intermediate);
-  });
-  layer.down.add_to(a.gate.data(), a.rows, a.x.data());
-}
 
 void check_linear(const Linear& layer, const char* name, std::size_t inputs, std::size_t outputs, bool bias) {
   require<ShapeError>(layer.inputs() == inputs && layer.outputs() == outputs, "Llama: ", name, " is [",
@@ -94,8 +45,8 @@ std::size_t sum_over(const LlamaWeights& weights, OfMatrix of_matrix, OfVector o
 void normalise_heads(const LlamaConfig& config, const LlamaLayer& layer, std::size_t rows, float* q,
                      float* k) {
   if (!config.qk_norm) return;
-  normalise(q, rows * config.q_heads, layer.q_norm, config.norm_eps, q);
-  normalise(k, rows * config.kv_heads, layer.k_norm, config.norm_eps, k);
+  normalise(q, rows * layer.q.outputs() / config.head_dim, layer.q_norm, config.norm_eps, q);
+  normalise(k, rows * layer.k.outputs() / config.head_dim, layer.k_norm, config.norm_eps, k);
 }
 
 Llama::Llama(LlamaConfig config, LlamaWeights weights)
@@ -163,7 +114,7 @@ std::vector<float> Llama::run(std::span<const int> tokens, std::span<const std::
                         c.vocabulary);
   }
 
-  Activations a(c, rows);
+  Activations a{rows, c.hidden, {c.q_heads * c.head_dim, c.kv_heads * c.head_dim, c.intermediate}};
   for (std::size_t row = 0; row < rows; ++row) {
     const auto token = static_cast<std::size_t>(tokens[row]);
     weights_.embedding.weight.copy_rows(token, 1, a.x.data() + row * c.hidden);
@@ -175,7 +126,10 @@ std::vector<float> Llama::run(std::span<const int> tokens, std::span<const std::
            TensorView<const float>{a.k.data(), rows, c.kv_heads, c.head_dim},
            TensorView<const float>{a.v.data(), rows, c.kv_heads, c.head_dim},
            TensorView<float>{a.attended.data(), rows, c.q_heads, c.head_dim});
-    after_attention(c, weights_.layers[i], a);
+    after_attention(c, weights_.layers[i], a,
+                    [&](const Linear& linear, const float* input, std::vector<float>& x) {
+                      linear.add_to(input, rows, x.data());
+                    });
   }
 
   return std::move(a.x);

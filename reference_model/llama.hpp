@@ -52,8 +52,8 @@ void for_each_linear(Weights& weights, Visit visit) {
 using AttendFn = std::function<void(std::size_t layer, TensorView<const float> q, TensorView<const float> k,
                                     TensorView<const float> v, TensorView<float> out)>;
 
-/// Normalises each head's row of q [rows, q_heads, head_dim] and k [rows, kv_heads, head_dim] in place,
-/// where the model does that.
+/// Normalises each head's row of q [rows, heads, head_dim] and k in place, where the model does that. There are as many
+/// heads as the layer's matrices have.
 void normalise_heads(const LlamaConfig& config, const LlamaLayer& layer, std::size_t rows, float* q,
                      float* k);
 

@@ -184,7 +184,7 @@ TEST_CASE("cut heads: the slowest rank costs what is left when nothing else can 
       for (std::size_t head = 0; head < heads; ++head) {
         const HeadRule rule = plan.at(layer, head).rule(64);
         dearest = std::max(dearest, costs[layer][head]);
-        if (rule.chunk > 0 || (rule.compresses && !config.cut_budgets)) {
+        if (rule.chunk > 0 || rule.recent > 0 || (rule.compresses && !config.cut_budgets)) {
           dearest_whole = std::max(dearest_whole, costs[layer][head]);
           kept_whole.push_back(costs[layer][head]);
         }

@@ -4,8 +4,8 @@
 // same number of heads; under a plan, heads cost different amounts, all ranks wait for the slowest one in each layer,
 // and what a plan saves is lost. So heads are divided by cost. A head that is dearer than a fair share is cut: several
 // ranks hold some of its rows each, and their results are merged by log-sum-exp (`merge_outputs`). A head that keeps
-// every row, or the first and the latest ones, needs nothing else. Where rows are dropped by their scores, ranks have to
-// exchange these when they compress (`cut_budgets`); heads that choose chunks stay whole.
+// every row and reads all of them needs nothing else. Where rows are dropped by their scores, ranks have to exchange
+// these when they compress (`cut_budgets`); heads with a window and heads that choose chunks stay whole.
 //
 // Row r of a cut head is in slot r * 633 mod 1024, and a rank holds a range of slots. 633 is the whole number next to
 // 1024 divided by the golden ratio, so any stretch of text, long or short, is spread evenly over the slots: ranks stay
@@ -196,9 +196,9 @@ inline std::vector<double> spread_bytes(std::vector<std::vector<std::vector<Head
 
 }  // namespace detail
 
-/// Whether ranks may hold parts of such a head's rows.
+/// Whether ranks may hold parts of such a head's rows. Windows are cheap, and stay whole.
 [[nodiscard]] inline bool can_cut(const HeadRule& rule, bool cut_budgets) {
-  return rule.chunk == 0 && (!rule.compresses || cut_budgets);
+  return rule.chunk == 0 && rule.recent == 0 && (!rule.compresses || cut_budgets);
 }
 
 /// Divides a plan's heads among ranks, layer by layer, so that the slowest rank of each costs least. Whole heads are

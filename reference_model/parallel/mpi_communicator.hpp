@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Ranks over MPI. Start a program with `mpirun -n 4 program`; without mpirun it is the only rank.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <span>
+
+#include <reference_model/parallel/communicator.hpp>
+
+namespace kvpolicy::reference {
+
+class MpiCommunicator final : public Communicator {
+ public:
+  /// Joins all processes of the MPI world; starts MPI if nobody has. A call that has not come together after `timeout`
+  /// throws, because a rank is gone or makes other calls.
+  /// @throws CommunicationError
+  explicit MpiCommunicator(std::chrono::milliseconds timeout = std::chrono::minutes{1});
+  MpiCommunicator(const MpiCommunicator&) = delete;
+  MpiCommunicator& operator=(const MpiCommunicator&) = delete;
+  /// Ends MPI if this started it. After an error it leaves MPI as it is: a process that then ends, best by `end_all`, ends
+  /// the others.
+  ~MpiCommunicator() override;
+
+  [[nodiscard]] std::size_t rank() const override { return rank_; }
+  [[nodiscard]] std::size_t size() const override { return size_; }
+  void sum(std::span<float> numbers) override;
+  void gather(std::span<const float> own, std::span<float> all) override;
+
+  /// Ends all processes, with exit status 1: for a program that has caught an error and said what it was.
+  [[noreturn]] static void end_all();
+
+ private:
+  struct Handles;  // of MPI, whose header only the source includes
+  template <class Start>
+  void complete(const char* what, std::size_t numbers, Start start);
+
+  Handles* handles_;
+  std::chrono::milliseconds timeout_;
+  std::size_t rank_ = 0, size_ = 1;
+  int exceptions_;  // in flight when it was made
+};
+
+}  // namespace kvpolicy::reference

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <reference_model/parallel/parallel_llama.hpp>
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <numeric>
+#include <utility>
+
+#include <kvpolicy/core/error.hpp>
+#include <kvpolicy/core/rotary.hpp>
+#include <reference_model/layer_steps.hpp>
+#include <reference_model/operations.hpp>
+#include <reference_model/parallel/rank_cache.hpp>
+
+namespace kvpolicy::reference {
+namespace {
+
+// FNV-1a over words.
+class Digest {
+ public:
+  void add(std::uint64_t word) {
+    for (int i = 0; i < 8; ++i) value_ = (value_ ^ (word >> (8 * i) & 0xffU)) * 0x100000001b3U;
+  }
+  [[nodiscard]] std::uint64_t value() const { return value_; }
+
+ private:
+  std::uint64_t value_ = 0xcbf29ce484222325U;
+};
+
+// Some rows of a matrix, in blocks of `block`, with their biases.
+Linear rows_of(const Linear& all, const std::vector<std::size_t>& blocks, std::size_t block) {
+  const std::size_t columns = all.inputs();
+  std::vector<float> numbers(blocks.size() * block * columns);
+  std::vector<float> bias;
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    all.weight.copy_rows(blocks[i] * block, block, numbers.data() + i * block * columns);
+    if (all.bias.empty()) continue;
+    const auto first = all.bias.begin() + static_cast<std::ptrdiff_t>(blocks[i] * block);
+    bias.insert(bias.end(), first, first + static_cast<std::ptrdiff_t>(block));
+  }
+  return {columns, blocks.size() * block, std::move(numbers), std::move(bias)};
+}
+
+// Some columns of a matrix, in blocks. Its bias is one rank's, or it would be added once for each.
+Linear columns_of(const Linear& all, const std::vector<std::size_t>& blocks, std::size_t block,
+                  bool with_bias) {
+  const std::size_t width = blocks.size() * block;
+  std::vector<float> numbers(all.outputs() * width);
+  std::vector<float> row(all.inputs());
+  for (std::size_t r = 0; r < all.outputs(); ++r) {
+    all.weight.copy_rows(r, 1, row.data());
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+      std::copy_n(row.data() + blocks[i] * block, block, numbers.data() + r * width + i * block);
+    }
+  }
+  return {width, all.outputs(), std::move(numbers), with_bias ? all.bias : std::vector<float>{}};
+}
+
+std::vector<std::size_t> counted(std::size_t first, std::size_t last) {
+  std::vector<std::size_t> numbers(last - first);
+  std::iota(numbers.begin(), numbers.end(), first);
+  return numbers;
+}
+
+}  // namespace
+
+ParallelLlama::ParallelLlama(const Llama& model, const Shards& shards, Communicator& ranks)
+    : ranks_{&ranks},
+      config_{model.config()},
+      embedding_{model.weights().embedding},
+      head_{model.head()},
+      norm_{model.weights().norm},
+      frequencies_{inverse_frequencies(config_.rotary, config_.head_dim)} {
+  check_same(model, shards);
+  const std::size_t group = config_.q_heads / config_.kv_heads;
+  const std::size_t rank = ranks.rank();
+  for (std::size_t i = 0; i < config_.layers; ++i) {
+    const LlamaLayer& whole = model.weights().layers[i];
+    std::vector<std::size_t> kv_heads, q_heads;
+    for (const HeadPart& part : parts_in_order(shards, i, rank)) {
+      require(part.head < config_.kv_heads, "ParallelLlama: the shards have head ", part.head, " of layer ",
+              i, ", the model has ", config_.kv_heads);
+      kv_heads.push_back(part.head);
+      for (std::size_t g = 0; g < group; ++g) q_heads.push_back(part.head * group + g);
+    }
+    const std::vector<std::size_t> neurons =
+        counted(config_.intermediate * rank / ranks.size(), config_.intermediate * (rank + 1) / ranks.size());
+    LlamaLayer own;
+    own.attention_norm = whole.attention_norm;
+    own.q = rows_of(whole.q, q_heads, config_.head_dim);
+    own.k = rows_of(whole.k, kv_heads, config_.head_dim);
+    own.v = rows_of(whole.v, kv_heads, config_.head_dim);
+    own.o = columns_of(whole.o, q_heads, config_.head_dim, rank == 0);
+    own.q_norm = whole.q_norm;
+    own.k_norm = whole.k_norm;
+    own.mlp_norm = whole.mlp_norm;
+    own.gate = rows_of(whole.gate, neurons, 1);
+    own.up = rows_of(whole.up, neurons, 1);
+    own.down = columns_of(whole.down, neurons, 1, rank == 0);
+    layers_.push_back(std::move(own));
+  }
+}
+
+void ParallelLlama::check_same(const Llama& model, const Shards& shards) {
+  Digest weights;
+  for (const std::size_t size : {config_.vocabulary, config_.hidden, config_.intermediate, config_.layers,
+                                 config_.q_heads, config_.kv_heads, config_.head_dim}) {
+    weights.add(size);
+  }
+  for_each_linear(model.weights(), [&](const Linear& linear) {
+    if (linear.outputs() == 0) return;
+    std::vector<float> row(linear.inputs());
+    for (const std::size_t r : {std::size_t{0}, linear.outputs() / 2, linear.outputs() - 1}) {
+      linear.weight.copy_rows(r, 1, row.data());
+      for (const float number : row) weights.add(std::bit_cast<std::uint32_t>(number));
+    }
+  });
+  require_same(*ranks_, "model", weights.value());
+  Digest parts;
+  parts.add(shards.ranks());
+  parts.add(shards.layers());
+  for (std::size_t layer = 0; layer < shards.layers(); ++layer) {
+    for (std::size_t rank = 0; rank < shards.ranks(); ++rank) {
+      for (const HeadPart& part : shards.parts(layer, rank)) {
+        for (const std::size_t number : {layer, rank, part.head, part.rows.begin, part.rows.end})
+          parts.add(number);
+      }
+    }
+  }
+  require_same(*ranks_, "shards", parts.value());
+  require(shards.ranks() == ranks_->size(), "ParallelLlama: shards for ", shards.ranks(),
+          " ranks, there are ", ranks_->size());
+  require(shards.layers() == config_.layers, "ParallelLlama: shards of ", shards.layers(),
+          " layers, the model has ", config_.layers);
+}
+
+std::size_t ParallelLlama::layer_bytes() const noexcept {
+  std::size_t bytes = 0;
+  for (const LlamaLayer& layer : layers_) {
+    for (const Linear* part : {&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down}) {
+      bytes += part->weight.bytes();
+    }
+  }
+  return bytes;
+}
+
+std::vector<float> ParallelLlama::run(std::span<const int> tokens, std::size_t first_position,
+                                      const AttendFn& attend, LogitsOf logits) {
+  const LlamaConfig& c = config_;
+  const std::size_t rows = tokens.size();
+  require<ShapeError>(rows > 0, "ParallelLlama: no tokens, expected at least 1");
+  for (const int token : tokens) {
+    require<ShapeError>(token >= 0 && static_cast<std::size_t>(token) < c.vocabulary, "ParallelLlama: token ",
+                        token, " is outside the vocabulary of ", c.vocabulary);
+  }
+  std::size_t q_width = 0;
+  std::size_t kv_width = 0;
+  for (const LlamaLayer& layer : layers_) {
+    q_width = std::max(q_width, layer.q.outputs());
+    kv_width = std::max(kv_width, layer.k.outputs());
+  }
+  Activations a{rows, c.hidden, {q_width, kv_width, layers_.front().gate.outputs()}};
+  for (std::size_t row = 0; row < rows; ++row) {
+    embedding_.weight.copy_rows(static_cast<std::size_t>(tokens[row]), 1, a.x.data() + row * c.hidden);
+  }
+  std::vector<std::size_t> positions(rows);
+  std::iota(positions.begin(), positions.end(), first_position);
+  const Rotation rotation{positions, frequencies_};
+  std::vector<float> part(a.x.size());
+  const auto add = [&](const Linear& linear, const float* input, std::vector<float>& x) {
+    std::ranges::fill(part, 0.0F);
+    if (linear.inputs() > 0) linear.add_to(input, rows, part.data());
+    ranks_->sum(part);
+    for (std::size_t i = 0; i < x.size(); ++i) x[i] += part[i];
+  };
+  for (std::size_t i = 0; i < c.layers; ++i) {
+    const LlamaLayer& layer = layers_[i];
+    before_attention(c, layer, rotation, a);
+    const std::size_t kv_heads = layer.k.outputs() / c.head_dim;
+    const std::size_t q_heads = layer.q.outputs() / c.head_dim;
+    attend(i, TensorView<const float>{a.q.data(), rows, q_heads, c.head_dim},
+           TensorView<const float>{a.k.data(), rows, kv_heads, c.head_dim},
+           TensorView<const float>{a.v.data(), rows, kv_heads, c.head_dim},
+           TensorView<float>{a.attended.data(), rows, q_heads, c.head_dim});
+    after_attention(c, layer, a, add);
+  }
+  const std::size_t wanted = logits == LogitsOf::all ? rows : logits == LogitsOf::last ? 1 : 0;
+  if (wanted == 0) return {};
+  const std::size_t first = rows - wanted;
+  std::vector<float> normed(wanted * c.hidden);
+  normalise(a.x.data() + first * c.hidden, wanted, norm_, c.norm_eps, normed.data());
+  std::vector<float> result(wanted * c.vocabulary);
+  head_.apply(normed.data(), wanted, result.data());
+  return result;
+}
+
+}  // namespace kvpolicy::reference

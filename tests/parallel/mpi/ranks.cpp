@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A golden checkpoint over MPI: every rank compares the logits with PyTorch's. Started by mpirun.
+//
+//   ranks FOLDER            the checkpoint, in chunks and token by token
+//   ranks FOLDER --die 1    rank 1 ends without a word after the first chunk
+//   ranks FOLDER --stop 1   rank 1 stops answering
+//   ranks FOLDER --other 1  rank 1 has other shards
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <kvpolicy/plan/shards.hpp>
+#include <reference_model/parallel/mpi_communicator.hpp>
+#include <reference_model/parallel/parallel_llama.hpp>
+#include <reference_model/parallel/rank_cache.hpp>
+#include <reference_model/run.hpp>
+
+#include "model/golden.hpp"
+
+namespace {
+
+using namespace kvpolicy;
+using namespace kvpolicy::reference;
+
+struct Fault {
+  std::string kind;
+  std::size_t rank = 0;
+  [[nodiscard]] bool is(const char* what, const Communicator& ranks) const {
+    return kind == what && rank == ranks.rank();
+  }
+};
+
+// Returns the largest error of a logit.
+float run(MpiCommunicator& ranks, const std::string& folder, std::size_t chunk, const Fault& fault) {
+  const Llama model = Llama::load(folder, {.weights = WeightFormat::float32});
+  const std::string name = folder.substr(folder.rfind('/') + 1);
+  const Golden golden = load_golden(name);
+  const std::span<const int> tokens{golden.tokens};
+  HeadPlan<float> plan{model.config().shape()};
+  limit_windows(plan, model.config());
+  const Shards shards = balance(plan, 1000, {.ranks = ranks.size(), .cut_rows = !fault.is("--other", ranks)});
+  ParallelLlama own{model, shards, ranks};
+  RankCache<float> cache{plan, shards, ranks};
+  std::vector<float> logits;
+  for (std::size_t first = 0; first < tokens.size(); first += chunk) {
+    const std::vector<float> some =
+        own.forward(tokens.subspan(first, std::min(chunk, tokens.size() - first)), cache, LogitsOf::all);
+    logits.insert(logits.end(), some.begin(), some.end());
+    if (fault.is("--die", ranks)) std::_Exit(3);
+    if (fault.is("--stop", ranks)) std::this_thread::sleep_for(std::chrono::minutes{10});
+  }
+  // All ranks have the same bits, so they choose the same tokens.
+  std::uint64_t digest = 0;
+  for (const float logit : logits) {
+    std::uint32_t bits = 0;
+    std::memcpy(&bits, &logit, sizeof bits);
+    digest = digest * 31 + bits;
+  }
+  require_same(ranks, "logits", digest);
+  return largest_error(logits, golden.logits);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc < 2) return 2;
+  try {
+    const Fault fault = argc > 3 ? Fault{argv[2], std::strtoul(argv[3], nullptr, 10)} : Fault{};
+    MpiCommunicator ranks{fault.kind.empty() ? std::chrono::minutes{2} : std::chrono::seconds{3}};
+    for (const std::size_t chunk : {150U, 40U, 1U}) {
+      const float error = run(ranks, argv[1], chunk, fault);
+      if (ranks.rank() == 0)
+        std::printf("%zu ranks, chunks of %zu: largest error %g\n", ranks.size(), chunk,
+                    static_cast<double>(error));
+      require(error <= 1.5F * logit_tolerance, "the logits are off by ", error);
+    }
+    if (ranks.rank() == 0) std::printf("as it should be\n");
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    std::fflush(stderr);
+    MpiCommunicator::end_all();
+  }
+  return 0;
+}
