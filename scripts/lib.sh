@@ -40,7 +40,9 @@ TEST_PACKAGES='
 doctest-dev|the test framework|
 libboost-context-dev|Boost.Context: threads of the kernels that run without a GPU|
 libbenchmark-dev|Google Benchmark: the benches|
-python3-cffi|calls the C interface from another language|'
+python3-cffi|calls the C interface from another language|
+libopenmpi-dev|Open MPI: the reference model over several processes|
+openmpi-bin|its mpirun|'
 DOCS_PACKAGES='
 doxygen|builds the site of docs/ (pages alone are readable without it)|command doxygen
 python3|filters its pages and makes the list of names|command python3'
