@@ -12,7 +12,7 @@ endif()
 
 set(sources "${folder}/engine.cpp" "${folder}/baseline.cpp")
 set(libs hwy::hwy)
-if(KVPOLICY_ENABLE_SANITIZERS)
+if(KVPOLICY_ENABLE_SANITIZERS AND KVPOLICY_BUILD_TESTS AND NOT BUILD_SHARED_LIBS)
   # Sanitizers look at the library on this machine alone, which has these policies for its programs already.
   list(APPEND libs $<BUILD_INTERFACE:$<LINK_ONLY:kvpolicy_program_policies>>)
 else()

@@ -611,7 +611,7 @@ int main(int argc, char** argv) {
   add_plan_options(*shards_command, a.plan);
   add_context(*shards_command);
   shards_command->add_option("--ranks", a.shards.ranks, "Processes, each with a device")
-      ->check(whole_number(1, 65'536))
+      ->check(whole_number(1, 1024))
       ->capture_default_str();
   auto* equal_option = shards_command->add_flag("--equal-heads", a.shards.equal_heads,
                                                 "As many heads for every rank, for engines that need it");

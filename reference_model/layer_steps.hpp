@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a layer of the Llama family does before attention and after it, for the model in one process (llama.cpp) and over
-// ranks (parallel/), where a layer's matrices have the heads and the neurons of one rank.
+// What a layer of the Llama family does before attention and after it, for the model in one process (llama.cpp) and
+// over ranks (parallel/), where a layer's matrices have the heads and the neurons of one rank.
 #pragma once
 
 #include <cstddef>

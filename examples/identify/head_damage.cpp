@@ -141,8 +141,8 @@ TextLoss mean(std::span<const std::vector<TextLoss>> losses, std::size_t plan) {
   return {sum.answers / texts, sum.text / texts};
 }
 
-// Whether `small` can do no less damage than `large` but by chance: the same policy and storage, in fewer bytes, with no
-// more bits for keys or for values, the same rows rotated and the same codebooks.
+// Whether `small` can do no less damage than `large` but by chance: the same policy and storage, in fewer bytes, with
+// no more bits for keys or for values, the same rows rotated and the same codebooks.
 bool is_less(const HeadSettings<bfloat16>& small, const HeadSettings<bfloat16>& large, std::size_t head_dim,
              std::size_t tokens) {
   if (small.names() != large.names()) return false;

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <reference_model/parallel/mpi_communicator.hpp>
 
+#include <algorithm>
 #include <array>
 #include <climits>
 #include <cstdlib>
 #include <exception>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include <mpi.h>
 
@@ -15,6 +17,9 @@ namespace kvpolicy::reference {
 struct MpiCommunicator::Handles {
   MPI_Comm world = MPI_COMM_NULL;
   bool started = false;
+  bool failed = false;  // a call did not end, and may still write to `received`
+  // What is sent and received, so that a call which does not end has memory to write to.
+  std::vector<float> sent, received;
 };
 
 namespace {
@@ -39,14 +44,21 @@ int count_of(std::size_t numbers) {
 }  // namespace
 
 MpiCommunicator::MpiCommunicator(std::chrono::milliseconds timeout)
-    : handles_{new Handles}, timeout_{timeout}, exceptions_{std::uncaught_exceptions()} {
+    : handles_{std::make_unique<Handles>()}, timeout_{timeout}, exceptions_{std::uncaught_exceptions()} {
+  require<CommunicationError>(timeout.count() >= 1 && timeout <= std::chrono::hours{24},
+                              "MPI: the timeout is ", timeout.count(), " ms, must be from 1 to a day");
   int initialised = 0;
   check(MPI_Initialized(&initialised), "MPI_Initialized");
+  int provided = MPI_THREAD_SERIALIZED;
   if (initialised == 0) {
-    int provided = 0;
-    check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided), "MPI_Init_thread");
+    check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided), "MPI_Init_thread");
     handles_->started = true;
+  } else {
+    check(MPI_Query_thread(&provided), "MPI_Query_thread");
   }
+  require<CommunicationError>(
+      provided >= MPI_THREAD_SERIALIZED,
+      "MPI: calls from one thread after another are not supported, must be (MPI_THREAD_SERIALIZED)");
   check(MPI_Comm_dup(MPI_COMM_WORLD, &handles_->world), "MPI_Comm_dup");
   check(MPI_Comm_set_errhandler(handles_->world, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   int rank = 0;
@@ -58,13 +70,13 @@ MpiCommunicator::MpiCommunicator(std::chrono::milliseconds timeout)
 }
 
 MpiCommunicator::~MpiCommunicator() {
-  // After an error others may wait for this rank, and would wait for it here. A process that ends without MPI's goodbye
-  // ends them.
-  if (std::uncaught_exceptions() == exceptions_) {
-    MPI_Comm_free(&handles_->world);
-    if (handles_->started) MPI_Finalize();
+  if (handles_->failed || std::uncaught_exceptions() > exceptions_) {
+    // MPI's goodbye would wait for the others here. Whoever ends without it ends them.
+    static_cast<void>(handles_.release());
+    return;
   }
-  delete handles_;
+  MPI_Comm_free(&handles_->world);
+  if (handles_->started) MPI_Finalize();
 }
 
 void MpiCommunicator::end_all() {
@@ -74,6 +86,9 @@ void MpiCommunicator::end_all() {
 
 template <class Start>
 void MpiCommunicator::complete(const char* what, std::size_t numbers, Start start) {
+  require<CommunicationError>(!handles_->failed, "rank ", rank_, " of ", size_,
+                              ": an earlier call did not come together, so no other can");
+  handles_->failed = true;  // until it has
   MPI_Request request = MPI_REQUEST_NULL;
   check(start(&request), what);
   const auto deadline = std::chrono::steady_clock::now() + timeout_;
@@ -81,29 +96,37 @@ void MpiCommunicator::complete(const char* what, std::size_t numbers, Start star
   for (std::size_t tries = 0;; ++tries) {
     int done = 0;
     check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), what);
-    if (done != 0) return;
+    if (done != 0) break;
     if (tries > 100) std::this_thread::yield();
     require<CommunicationError>(std::chrono::steady_clock::now() < deadline, "rank ", rank_, " of ", size_,
                                 ": ", what, " of ", numbers, " numbers did not come together in ",
                                 timeout_.count(), " ms: another rank is gone, or makes other calls");
   }
+  handles_->failed = false;
 }
 
 void MpiCommunicator::sum(std::span<float> numbers) {
   const int count = count_of(numbers.size());
+  handles_->sent.assign(numbers.begin(), numbers.end());
+  handles_->received.resize(numbers.size());
   complete("a sum", numbers.size(), [&](MPI_Request* request) {
-    return MPI_Iallreduce(MPI_IN_PLACE, numbers.data(), count, MPI_FLOAT, MPI_SUM, handles_->world, request);
+    return MPI_Iallreduce(handles_->sent.data(), handles_->received.data(), count, MPI_FLOAT, MPI_SUM,
+                          handles_->world, request);
   });
+  std::ranges::copy(handles_->received, numbers.begin());
 }
 
 void MpiCommunicator::gather(std::span<const float> own, std::span<float> all) {
   require<CommunicationError>(all.size() == own.size() * size_, "MPI: room for ", all.size(), " numbers, ",
                               size_, " ranks send ", own.size(), " each");
   const int count = count_of(own.size());
+  handles_->sent.assign(own.begin(), own.end());
+  handles_->received.resize(all.size());
   complete("a gathering", own.size(), [&](MPI_Request* request) {
-    return MPI_Iallgather(own.data(), count, MPI_FLOAT, all.data(), count, MPI_FLOAT, handles_->world,
-                          request);
+    return MPI_Iallgather(handles_->sent.data(), count, MPI_FLOAT, handles_->received.data(), count,
+                          MPI_FLOAT, handles_->world, request);
   });
+  std::ranges::copy(handles_->received, all.begin());
 }
 
 }  // namespace kvpolicy::reference

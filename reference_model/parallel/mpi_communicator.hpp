@@ -5,22 +5,24 @@
 
 #include <chrono>
 #include <cstddef>
+#include <memory>
 #include <span>
 
 #include <reference_model/parallel/communicator.hpp>
 
 namespace kvpolicy::reference {
 
+/// Called by one thread at a time, which may be another each time.
 class MpiCommunicator final : public Communicator {
  public:
   /// Joins all processes of the MPI world; starts MPI if nobody has. A call that has not come together after `timeout`
-  /// throws, because a rank is gone or makes other calls.
-  /// @throws CommunicationError
+  /// throws, because a rank is gone or makes other calls; so does every later call.
+  /// @throws CommunicationError, also for a timeout that is not from a millisecond to a day
   explicit MpiCommunicator(std::chrono::milliseconds timeout = std::chrono::minutes{1});
   MpiCommunicator(const MpiCommunicator&) = delete;
   MpiCommunicator& operator=(const MpiCommunicator&) = delete;
-  /// Ends MPI if this started it. After an error it leaves MPI as it is: a process that then ends, best by `end_all`, ends
-  /// the others.
+  /// Ends MPI if this started it. After an error, its own or one that is in flight, it leaves MPI as it is, for others
+  /// may wait for this rank: a process that then ends, best by `end_all`, ends them.
   ~MpiCommunicator() override;
 
   [[nodiscard]] std::size_t rank() const override { return rank_; }
@@ -36,7 +38,7 @@ class MpiCommunicator final : public Communicator {
   template <class Start>
   void complete(const char* what, std::size_t numbers, Start start);
 
-  Handles* handles_;
+  std::unique_ptr<Handles> handles_;
   std::chrono::milliseconds timeout_;
   std::size_t rank_ = 0, size_ = 1;
   int exceptions_;  // in flight when it was made

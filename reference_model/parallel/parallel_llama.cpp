@@ -16,18 +16,6 @@
 namespace kvpolicy::reference {
 namespace {
 
-// FNV-1a over words.
-class Digest {
- public:
-  void add(std::uint64_t word) {
-    for (int i = 0; i < 8; ++i) value_ = (value_ ^ (word >> (8 * i) & 0xffU)) * 0x100000001b3U;
-  }
-  [[nodiscard]] std::uint64_t value() const { return value_; }
-
- private:
-  std::uint64_t value_ = 0xcbf29ce484222325U;
-};
-
 // Some rows of a matrix, in blocks of `block`, with their biases.
 Linear rows_of(const Linear& all, const std::vector<std::size_t>& blocks, std::size_t block) {
   const std::size_t columns = all.inputs();
@@ -104,31 +92,32 @@ ParallelLlama::ParallelLlama(const Llama& model, const Shards& shards, Communica
 
 void ParallelLlama::check_same(const Llama& model, const Shards& shards) {
   Digest weights;
+  const auto add_all = [&](std::span<const float> numbers) {
+    for (const float number : numbers) weights.add(std::bit_cast<std::uint32_t>(number));
+  };
   for (const std::size_t size : {config_.vocabulary, config_.hidden, config_.intermediate, config_.layers,
                                  config_.q_heads, config_.kv_heads, config_.head_dim}) {
     weights.add(size);
   }
+  add_all(frequencies_);  // the rotary settings
+  add_all({&config_.norm_eps, 1});
+  add_all(norm_);
+  for (const LlamaLayer& layer : model.weights().layers) {
+    for (const auto* norm : {&layer.attention_norm, &layer.q_norm, &layer.k_norm, &layer.mlp_norm})
+      add_all(*norm);
+  }
   for_each_linear(model.weights(), [&](const Linear& linear) {
+    add_all(linear.bias);
     if (linear.outputs() == 0) return;
     std::vector<float> row(linear.inputs());
+    // Files differ in all rows or in none, so some are enough.
     for (const std::size_t r : {std::size_t{0}, linear.outputs() / 2, linear.outputs() - 1}) {
       linear.weight.copy_rows(r, 1, row.data());
-      for (const float number : row) weights.add(std::bit_cast<std::uint32_t>(number));
+      add_all(row);
     }
   });
   require_same(*ranks_, "model", weights.value());
-  Digest parts;
-  parts.add(shards.ranks());
-  parts.add(shards.layers());
-  for (std::size_t layer = 0; layer < shards.layers(); ++layer) {
-    for (std::size_t rank = 0; rank < shards.ranks(); ++rank) {
-      for (const HeadPart& part : shards.parts(layer, rank)) {
-        for (const std::size_t number : {layer, rank, part.head, part.rows.begin, part.rows.end})
-          parts.add(number);
-      }
-    }
-  }
-  require_same(*ranks_, "shards", parts.value());
+  require_same(*ranks_, "shards", digest_of(shards));
   require(shards.ranks() == ranks_->size(), "ParallelLlama: shards for ", shards.ranks(),
           " ranks, there are ", ranks_->size());
   require(shards.layers() == config_.layers, "ParallelLlama: shards of ", shards.layers(),
@@ -170,7 +159,12 @@ std::vector<float> ParallelLlama::run(std::span<const int> tokens, std::size_t f
   std::vector<float> part(a.x.size());
   const auto add = [&](const Linear& linear, const float* input, std::vector<float>& x) {
     std::ranges::fill(part, 0.0F);
-    if (linear.inputs() > 0) linear.add_to(input, rows, part.data());
+    if (linear.inputs() > 0) {
+      linear.add_to(input, rows, part.data());
+    } else if (!linear.bias.empty()) {  // a rank may hold no head, and has the bias all the same
+      for (std::size_t row = 0; row < rows; ++row)
+        std::ranges::copy(linear.bias, part.begin() + static_cast<std::ptrdiff_t>(row * c.hidden));
+    }
     ranks_->sum(part);
     for (std::size_t i = 0; i < x.size(); ++i) x[i] += part[i];
   };

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The reference Llama over ranks (tensor parallelism, Megatron-LM, arXiv:1909.08053): a rank has the rows of the query,
-// key and value matrices of the heads that it holds, and the columns of the output matrix that read them; of the gate, up
-// and down matrices the neurons that are its own. Two sums over ranks a layer put the residual stream together. Norms,
-// embedding and output layer are on every rank.
+// key and value matrices of the heads that it holds, and the columns of the output matrix that read them; of the gate,
+// up and down matrices the neurons that are its own. Two sums over ranks a layer put the residual stream together.
+// Norms, embedding and output layer are on every rank.
 //
 //   auto shards = balance(plan, tokens, {.ranks = ranks.size()});
 //   ParallelLlama model{Llama::load(folder), shards, ranks};
@@ -38,6 +38,7 @@ class ParallelLlama {
   template <class Cache>
   [[nodiscard]] std::vector<float> forward(std::span<const int> tokens, Cache& cache,
                                            LogitsOf logits = LogitsOf::last) {
+    cache.require_even();
     const auto attend = [&](std::size_t layer, TensorView<const float> q, TensorView<const float> k,
                             TensorView<const float> v,
                             TensorView<float> out) { cache.step(layer, q, k, v, out); };

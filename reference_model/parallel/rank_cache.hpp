@@ -2,8 +2,8 @@
 //
 // One rank's part of a cache (plan/shards.hpp): a KvCache with the heads that it holds whole, and the rows that are its
 // own of each head that is cut. Attention over a cut head needs one message a layer, of log-sum-exps alone: a rank
-// multiplies its outputs by its share of all weights, and the sum over ranks that follows the output projection, which is
-// linear, adds up the parts.
+// multiplies its outputs by its share of all weights, and the sum over ranks that follows the output projection, which
+// is linear, adds up the parts.
 #pragma once
 
 #include <algorithm>
@@ -16,8 +16,10 @@
 #include <utility>
 #include <vector>
 
+#include <kvpolicy/cache/call_checks.hpp>
 #include <kvpolicy/cache/kv_cache.hpp>
 #include <kvpolicy/core/attention.hpp>
+#include <kvpolicy/core/attention_state.hpp>
 #include <kvpolicy/core/segment.hpp>
 #include <kvpolicy/plan/shards.hpp>
 #include <reference_model/parallel/communicator.hpp>
@@ -25,7 +27,8 @@
 
 namespace kvpolicy::reference {
 
-/// The parts that a rank holds of a layer, in the order in which its tensors have their heads: whole ones, then cut ones.
+/// The parts that a rank holds of a layer, in the order in which its tensors have their heads: whole ones, then cut
+/// ones.
 [[nodiscard]] inline std::vector<HeadPart> parts_in_order(const Shards& shards, std::size_t layer,
                                                           std::size_t rank) {
   const auto parts = shards.parts(layer, rank);
@@ -34,15 +37,41 @@ namespace kvpolicy::reference {
   return order;
 }
 
-/// Rows of element type E. Not synchronised; `ranks` must outlive it.
+/// A digest of who holds what.
+[[nodiscard]] inline std::uint64_t digest_of(const Shards& shards) {
+  Digest parts;
+  parts.add(shards.ranks());
+  parts.add(shards.layers());
+  for (std::size_t layer = 0; layer < shards.layers(); ++layer) {
+    for (std::size_t rank = 0; rank < shards.ranks(); ++rank) {
+      for (const HeadPart& part : shards.parts(layer, rank)) {
+        for (const std::size_t number : {layer, rank, part.head, part.rows.begin, part.rows.end})
+          parts.add(number);
+      }
+    }
+  }
+  return parts.value();
+}
+
+/// Rows of element type E. Every rank makes the same calls. Not synchronised; `ranks` must outlive it. After an error
+/// other than a refusal (ShapeError, ConfigError, RollbackError) the cache is of no further use, since ranks may have
+/// come differently far.
 template <Element E, class Engine = ScalarEngine>
 class RankCache {
  public:
-  /// `plan` and `shards` are those of the whole model, the same on every rank.
-  /// @throws ConfigError for shards of another shape, or a cut head that does not keep and read every row
+  /// `plan` and `shards` are those of the whole model.
+  /// @throws ConfigError, on every rank, for shards of another shape or number of ranks, a cut head that does not keep
+  /// every row and read it, or a layer that reads the cache of another; if ranks have other shards or options
   RankCache(const HeadPlan<E>& plan, const Shards& shards, Communicator& ranks,
             const CacheOptions& options = {}, Engine engine = {})
       : ranks_{&ranks}, shape_{plan.shape()}, options_{options}, engine_{std::move(engine)} {
+    Digest all;
+    all.add(digest_of(shards));
+    for (const std::size_t number :
+         {shape_.layers, options_.max_rollback, options_.max_tokens, options_.page_rows}) {
+      all.add(number);
+    }
+    require_same(ranks, "shards and cache options", all.value());
     require(shards.ranks() == ranks.size(), "RankCache: shards for ", shards.ranks(), " ranks, there are ",
             ranks.size());
     require(shards.layers() == shape_.layers, "RankCache: shards of ", shards.layers(),
@@ -52,20 +81,24 @@ class RankCache {
     bool any = false;
     for (std::size_t layer = 0; layer < shape_.layers; ++layer) {
       const LayerShape own = shape_.layer(layer);
+      require(!own.reads, "RankCache: layer ", layer,
+              " reads the cache of another layer, which ranks do not do yet");
       Layer& made = layers_.emplace_back();
       made.merges = shards.merges(layer);
+      for (const HeadMerge& merge : made.merges) check_cut(plan, layer, merge.head);
       for (const HeadPart& part : parts_in_order(shards, layer, ranks.rank())) {
         require(part.head < own.kv_heads, "RankCache: the shards have head ", part.head, " of layer ", layer,
                 ", the plan has ", own.kv_heads);
         if (part.rows.is_whole()) {
           heads[layer].push_back(part.head);
         } else {
-          made.cut.emplace_back(part, one_head(own, plan.at(layer, part.head), layer));
+          made.cut.emplace_back(part, one_head(own, plan.at(layer, part.head)));
         }
       }
       made.whole = heads[layer].size();
+      made.group = own.kv_heads == 0 ? 0 : own.queries_per_kv();
       LayerShape& changed = whole.change(layer);
-      changed.q_heads = made.whole * own.queries_per_kv();
+      changed.q_heads = made.whole * made.group;
       changed.kv_heads = made.whole;
       any = any || made.whole > 0;
     }
@@ -78,8 +111,17 @@ class RankCache {
     whole_.emplace(own, options_, engine_);
   }
 
-  /// Tokens of the text that layer 0 has seen.
-  [[nodiscard]] std::size_t tokens() const { return layers_.front().tokens; }
+  /// Tokens of the text that every layer has seen; inside a forward pass some have seen more.
+  [[nodiscard]] std::size_t tokens() const {
+    return std::ranges::min_element(layers_, {}, &Layer::tokens)->tokens;
+  }
+  /// @throws RollbackError if an earlier pass failed between two layers, and was not truncated
+  void require_even() const {
+    for (const Layer& layer : layers_) {
+      require<RollbackError>(layer.tokens == tokens(), "RankCache: a layer has seen ", layer.tokens,
+                             " tokens, another only ", tokens(), ": a pass failed half-way");
+    }
+  }
   /// Bytes of this rank's rows.
   [[nodiscard]] std::size_t bytes() const {
     std::size_t total = whole_ ? whole_->bytes() : 0;
@@ -91,35 +133,56 @@ class RankCache {
 
   /// One layer's attention, on every rank at once: q, k and v have the heads of `parts_in_order`, of tokens that follow
   /// those that are there. What `out` has of a cut head is to be added up over ranks.
-  /// @throws as KvCache::step; CommunicationError
+  /// @throws ShapeError if a tensor has other heads, or a number does not fit E; as KvCache::step; CommunicationError
   void step(std::size_t layer, TensorView<const float> q, TensorView<const float> k,
             TensorView<const float> v, TensorView<float> out) {
+    require<ShapeError>(layer < layers_.size(), "RankCache: there is no layer ", layer, ", there are ",
+                        layers_.size());
     Layer& own = layers_[layer];
-    const std::size_t group = shape_.layer(layer).queries_per_kv();
+    const std::size_t parts = own.whole + own.cut.size();
+    require<ShapeError>(
+        q.heads == parts * own.group && out.heads == q.heads && k.heads == parts && v.heads == parts,
+        "RankCache: layer ", layer, " has ", parts, " parts of ", own.group,
+        " query heads here; the call brings ", q.heads, " query and ", k.heads, " KV heads");
+    require<ShapeError>(k.tokens == q.tokens && v.tokens == q.tokens && out.tokens == q.tokens,
+                        "RankCache: q, k, v and out must have as many tokens");
+    if (parts > 0) {
+      check_range<E>("k", ConstTensor{k});
+      check_range<E>("v", ConstTensor{v});
+    }
+    std::vector<CutCall> calls;
+    for (std::size_t i = 0; i < own.cut.size(); ++i) {
+      const std::size_t head = own.whole + i;
+      calls.push_back(attend(own.cut[i], own.tokens, heads_of(q, head * own.group, own.group),
+                             heads_of(k, head, 1), heads_of(v, head, 1),
+                             heads_of(out, head * own.group, own.group)));
+    }
+    if (!own.merges.empty()) scale_parts(own, q.tokens, calls, out);
+    // Nothing has changed yet, and no message follows.
     if (own.whole > 0) {
-      const std::size_t queries = own.whole * group;
       const std::vector<float> keys = columns(k, own.whole);
       const std::vector<float> values = columns(v, own.whole);
       TensorView<const float> some = q;
-      some.heads = queries;
+      some.heads = own.whole * own.group;
       TensorView<float> some_out = out;
-      some_out.heads = queries;
+      some_out.heads = some.heads;
       step_layer(*whole_, layer, some, TensorView<const float>{keys.data(), k.tokens, own.whole, k.head_dim},
                  TensorView<const float>{values.data(), v.tokens, own.whole, v.head_dim}, some_out);
     }
-    std::vector<std::vector<float>> log_sum_exps;  // of each cut head that is here: [tokens, group]
-    for (std::size_t i = 0; i < own.cut.size(); ++i) {
-      const std::size_t head = own.whole + i;
-      log_sum_exps.push_back(attend_and_append(own.cut[i], own.tokens, heads_of(q, head * group, group),
-                                               heads_of(k, head, 1), heads_of(v, head, 1),
-                                               heads_of(out, head * group, group)));
-    }
-    if (!own.merges.empty()) scale_parts(own, group, q.tokens, log_sum_exps, out);
+    for (std::size_t i = 0; i < own.cut.size(); ++i) append(own.cut[i], calls[i], k.head_dim, v.head_dim);
     own.tokens += q.tokens;
+    own.committed = std::max(own.committed, own.tokens - std::min(own.tokens, options_.max_rollback));
   }
 
-  /// Takes back the rows from text position `tokens` on. @throws RollbackError as KvCache::truncate
+  /// Takes back the rows from text position `tokens` on.
+  /// @throws RollbackError, on every rank and with nothing changed, if a layer has committed that far, or has not come
+  /// that far
   void truncate(std::size_t tokens) {
+    for (const Layer& layer : layers_) {
+      require<RollbackError>(tokens <= layer.tokens && tokens >= layer.committed,
+                             "RankCache: cannot go back to ", tokens, " tokens: ", layer.committed, " of ",
+                             layer.tokens, " are committed");
+    }
     if (whole_) whole_->truncate(tokens);
     for (Layer& layer : layers_) {
       for (CutHead& cut : layer.cut) {
@@ -135,6 +198,7 @@ class RankCache {
     if (whole_) whole_->commit();
     for (Layer& layer : layers_) {
       for (CutHead& cut : layer.cut) cut.cache.commit();
+      layer.committed = layer.tokens;
     }
   }
 
@@ -149,17 +213,27 @@ class RankCache {
   };
   struct Layer {
     std::size_t whole = 0;
+    std::size_t group = 0;  // query heads of a KV head
     std::vector<CutHead> cut;
     std::vector<HeadMerge> merges;  // of all ranks
     std::size_t tokens = 0;
+    std::size_t committed = 0;  // of them, which cannot be taken back
+  };
+  // What a call brings to a cut head: the rows that stay here, and the log-sum-exps [tokens, group] of its queries.
+  struct CutCall {
+    std::vector<E> keys, values;
+    std::vector<std::int64_t> positions;
+    std::vector<float> log_sum_exp;
   };
 
-  [[nodiscard]] Cache one_head(const LayerShape& layer, const HeadSettings<E>& settings,
-                               std::size_t number) const {
-    const HeadRule rule = settings.rule(layer.head_dim);
-    require(rule.keeps_every_row() && rule.chunk == 0, "RankCache: a head of layer ", number,
-            " is cut by rows, and does not keep and read every row; balance it with whole heads, or without "
-            "cut_budgets");
+  static void check_cut(const HeadPlan<E>& plan, std::size_t layer, std::size_t head) {
+    const HeadRule rule = plan.at(layer, head).rule(plan.shape().layer(layer).head_dim);
+    require(
+        can_cut(rule, false), "RankCache: head ", head, " of layer ", layer,
+        " is cut by rows, and does not keep every row and read it; balance it with whole heads, or without "
+        "cut_budgets");
+  }
+  [[nodiscard]] Cache one_head(const LayerShape& layer, const HeadSettings<E>& settings) const {
     LayerShape one = layer;
     one.q_heads = layer.queries_per_kv();
     one.kv_heads = 1;
@@ -186,22 +260,20 @@ class RankCache {
     return copied;
   }
 
-  // Attends to the rows of the head that are here, with those of the call's that stay here, which then join them. Returns
-  // the log-sum-exps [tokens, group].
-  std::vector<float> attend_and_append(CutHead& cut, std::size_t first, const TensorView<const float>& q,
-                                       const TensorView<const float>& k, const TensorView<const float>& v,
-                                       const TensorView<float>& out) {
-    std::vector<E> keys, values;
-    std::vector<std::int64_t> positions;
+  // Attends to the rows of the head that are here, and to those of the call's that are to stay here.
+  CutCall attend(CutHead& cut, std::size_t first, const TensorView<const float>& q,
+                 const TensorView<const float>& k, const TensorView<const float>& v,
+                 const TensorView<float>& out) {
+    CutCall call;
+    const auto round = [](const float* row, std::size_t channels, std::vector<E>& to) {
+      for (std::size_t i = 0; i < channels; ++i) to.push_back(E{row[i]});
+    };
     for (std::size_t t = 0; t < q.tokens; ++t) {
       if (!cut.part.rows.has(first + t)) continue;
-      std::transform(k.row(t, 0), k.row(t, 0) + k.head_dim, std::back_inserter(keys),
-                     [](float x) { return E{x}; });
-      std::transform(v.row(t, 0), v.row(t, 0) + v.head_dim, std::back_inserter(values),
-                     [](float x) { return E{x}; });
-      positions.push_back(static_cast<std::int64_t>(first + t));
+      round(k.row(t, 0), k.head_dim, call.keys);
+      round(v.row(t, 0), v.head_dim, call.values);
+      call.positions.push_back(static_cast<std::int64_t>(first + t));
     }
-    const std::size_t rows = positions.size();
     std::vector<Segment> segments;
     std::size_t shown = 0;
     if (!cut.positions.empty()) {
@@ -211,63 +283,61 @@ class RankCache {
         shown += segment.rows;
       }
     }
-    if (rows > 0) {
-      const auto plane = [&](const std::vector<E>& numbers, std::size_t channels) {
+    if (!call.positions.empty()) {
+      const auto plane = [](const std::vector<E>& numbers, std::size_t channels) {
         return Plane{.format = {.encoding = encoding_of<E>},
                      .base = reinterpret_cast<const std::byte*>(numbers.data()),
                      .row_stride = channels * sizeof(E)};
       };
       Segment own;
-      own.keys = plane(keys, k.head_dim);
-      own.values = plane(values, v.head_dim);
-      own.rows = rows;
-      own.positions = positions.data();
+      own.keys = plane(call.keys, k.head_dim);
+      own.values = plane(call.values, v.head_dim);
+      own.rows = call.positions.size();
+      own.positions = call.positions.data();
       segments.push_back(own);
     }
-    std::vector<float> log_sum_exp(q.tokens * q.heads);
+    call.log_sum_exp.resize(q.tokens * q.heads);
     const std::span<const Segment> all{segments};
     LayerAttention work;
     work.queries = ConstTensor{q};
     work.out = MutableTensor{out};
     work.first_position = static_cast<std::int64_t>(first);
     work.heads = {&all, 1};
-    work.options.log_sum_exp = log_sum_exp;
+    work.options.log_sum_exp = call.log_sum_exp;
     engine_.attend(work);
-    for (std::size_t row = 0; row < rows; ++row) {
-      cut.cache.append(0, TensorView<const E>{keys.data() + row * k.head_dim, 1, 1, k.head_dim},
-                       TensorView<const E>{values.data() + row * v.head_dim, 1, 1, v.head_dim});
-      cut.positions.push_back(positions[row]);
+    return call;
+  }
+  static void append(CutHead& cut, const CutCall& call, std::size_t head_dim, std::size_t value_dim) {
+    for (std::size_t row = 0; row < call.positions.size(); ++row) {
+      cut.cache.append(0, TensorView<const E>{call.keys.data() + row * head_dim, 1, 1, head_dim},
+                       TensorView<const E>{call.values.data() + row * value_dim, 1, 1, value_dim});
+      cut.positions.push_back(call.positions[row]);
     }
-    return log_sum_exp;
   }
 
   // Multiplies this rank's outputs of each cut head by its share of the weights of all ranks.
-  void scale_parts(const Layer& own, std::size_t group, std::size_t tokens,
-                   const std::vector<std::vector<float>>& log_sum_exps, const TensorView<float>& out) {
-    constexpr float none = -std::numeric_limits<float>::infinity();
-    const std::size_t queries = tokens * group;
-    std::vector<float> mine(own.merges.size() * queries, none);
+  void scale_parts(const Layer& own, std::size_t tokens, const std::vector<CutCall>& calls,
+                   const TensorView<float>& out) {
+    const std::size_t queries = tokens * own.group;
+    std::vector<float> mine(own.merges.size() * queries, -std::numeric_limits<float>::infinity());
     for (std::size_t i = 0; i < own.cut.size(); ++i) {
-      std::ranges::copy(log_sum_exps[i], mine.begin() + static_cast<std::ptrdiff_t>(
-                                                            place(own, own.cut[i].part.head) * queries));
+      std::ranges::copy(calls[i].log_sum_exp, mine.begin() + static_cast<std::ptrdiff_t>(
+                                                                 place(own, own.cut[i].part.head) * queries));
     }
     std::vector<float> all(mine.size() * ranks_->size());
     ranks_->gather(mine, all);
     for (std::size_t i = 0; i < own.cut.size(); ++i) {
-      const std::size_t merge = place(own, own.cut[i].part.head);
+      const std::size_t first = place(own, own.cut[i].part.head) * queries;
       for (std::size_t t = 0; t < tokens; ++t) {
-        for (std::size_t g = 0; g < group; ++g) {
-          const std::size_t query = merge * queries + t * group + g;
-          float highest = none;
+        for (std::size_t g = 0; g < own.group; ++g) {
+          const std::size_t query = first + t * own.group + g;
+          SoftmaxState total;
           for (std::size_t rank = 0; rank < ranks_->size(); ++rank) {
-            highest = std::max(highest, all[rank * mine.size() + query]);
+            merge(total, {}, {all[rank * mine.size() + query], 1.0F}, {});
           }
-          float total = 0;
-          for (std::size_t rank = 0; rank < ranks_->size(); ++rank) {
-            total += std::exp(all[rank * mine.size() + query] - highest);
-          }
-          const float share = mine[query] == none ? 0.0F : std::exp(mine[query] - highest) / total;
-          float* row = out.row(t, (own.whole + i) * group + g);
+          // Of rows of weight 0 alone outputs are 0, and any share of them is.
+          const float share = rescale_factor(mine[query], total.max) / total.sum;
+          float* row = out.row(t, (own.whole + i) * own.group + g);
           for (std::size_t channel = 0; channel < out.head_dim; ++channel) row[channel] *= share;
         }
       }

@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <filesystem>
-#include <functional>
 #include <limits>
 #include <numeric>
 #include <string>
@@ -54,7 +52,6 @@ HeadCosts random_costs(Random& random, const ModelShape& shape) {
 
 HeadPlan<float> random_plan(Random& random, const ModelShape& shape) {
   HeadPlan<float> plan{shape};
-  plan.for_each_head([](auto, auto, const auto&) {});
   for (std::size_t layer = 0; layer < shape.layers; ++layer) {
     for (std::size_t head = 0; head < shape.layer(layer).kv_heads; ++head) {
       switch (below(random, 4)) {
@@ -243,7 +240,7 @@ TEST_CASE("ranks hold nearly as many bytes, and no more than they may") {
   BalanceConfig tight = config;
   tight.most_bytes = 479;
   CHECK(contains(thrown<CapacityError>([&] { (void)balance(plan, costs, bytes, tight); }),
-                 "would hold 480 bytes"));
+                 "would hold 480 bytes, at most 479 are allowed"));
 }
 
 TEST_CASE(
@@ -288,7 +285,8 @@ TEST_CASE("what does not fit is refused by name") {
     return thrown<ConfigError>([&] { (void)balance(plan, a, costs, config); });
   };
   CHECK(error(costs, {.ranks = 4}).empty());
-  CHECK(contains(error(costs, {.ranks = 0}), "ranks is 0, must be 1 to 65536"));
+  CHECK(contains(error(costs, {.ranks = 0}), "ranks is 0, must be 1 to 1024"));
+  CHECK(error(costs, {.ranks = 2, .most_parts = std::size_t{1} << 63}).empty());
   CHECK(contains(error(costs, {.ranks = 3, .equal_heads = true}), "4 KV heads of layer 0 on 3 ranks"));
   CHECK(contains(error(costs, {.ranks = 3, .most_parts = 1}), "3 ranks with at most 1 hold fewer"));
   CHECK(contains(error(costs, {.ranks = 2, .equal_heads = true, .most_parts = 1}), "most_parts is 1"));
@@ -349,5 +347,46 @@ TEST_CASE("the bytes that a head reads and holds are those of a cache") {
     CHECK(read[0][head] == doctest::Approx(shown).epsilon(head == 4 ? 0.2 : 1e-9));
     all += held[0][head];
   }
-  CHECK(all == static_cast<double>(plan.memory(tokens).heads));
+  // Besides the rows a cache has its tail, which takes one row of each head.
+  CHECK(all == static_cast<double>(cache.bytes() - plan.memory(tokens).tail));
+
+  // Heads that compress and heads that choose, by hand.
+  HeadPlan<bfloat16> chosen{ModelShape{1, 2, 2, 64}};
+  chosen.set(
+      0, 0,
+      HeadBudgetCache<DenseStorage<bfloat16>>::Config{.budget = 24, .scorer = {.observation_window = 8}});
+  chosen.set(0, 1, ChunkRetrievalCache<DenseStorage<bfloat16>>::Config{.chunk = 16, .budget = 64});
+  const HeadCosts some = bytes_read(chosen, 300);
+  CHECK(some[0][0] == (24 + 8) * 2 * 64 * 2);
+  CHECK(some[0][1] == (64 + 300 % 16) * 2 * 64 * 2);
+}
+
+TEST_CASE("shards that were read from elsewhere are checked") {
+  const auto error = [](std::vector<std::vector<HeadPart>> layer, std::size_t ranks = 2) {
+    return thrown<ConfigError>([&] { (void)Shards{{std::move(layer)}, ranks}; });
+  };
+  CHECK(error({{{0}}, {{1}}}).empty());
+  CHECK(error({{{0, {0, 300}}}, {{0, {300, 1024}}}}).empty());
+  CHECK(contains(error({{{0}}}), "parts of 1 ranks, must have those of 2"));
+  CHECK(contains(error({}, 0), "there are 0 ranks"));
+  CHECK(contains(error({{{0, {5, 5}}}, {}}), "has the slots [5, 5)"));
+  CHECK(contains(error({{{0, {0, 2000}}}, {}}), "has the slots [0, 2000)"));
+  CHECK(contains(error({{{1}, {0}}, {}}), "heads must ascend"));
+  CHECK(contains(error({{{0}}, {{0}}}), "slots of head 0 of layer 0 are in no part, or in two"));
+  CHECK(contains(error({{{0, {0, 300}}}, {{0, {400, 1024}}}}), "are in no part, or in two"));
+  CHECK(contains(error({{{0, {0, 300}}}, {{1}}}), "are in no part, or in two"));
+  CHECK(contains(error({{{0, {1, 1024}}}, {}}), "are in no part, or in two"));
+}
+
+TEST_CASE("layers of very many heads, and of extreme costs") {
+  const ModelShape shape{1, 5000, 5000, 64};
+  const HeadPlan<float> plan{shape};
+  const HeadCosts costs(1, std::vector<double>(5000, 1e100));
+  for (const bool cut : {true, false}) {
+    const Shards shards = balance(plan, costs, costs, {.ranks = 7, .cut_rows = cut});
+    CHECK(shards.imbalance() < 1.01);
+  }
+  const HeadCosts too_much(1, std::vector<double>(5000, 1e101));
+  CHECK(contains(thrown<ConfigError>([&] { (void)balance(plan, too_much, costs, {.ranks = 2}); }),
+                 "must be from 0 to 1e100"));
 }

@@ -227,6 +227,9 @@ TEST_CASE("damage by divergence is that of plain loops, 0 for the full cache and
       measure_damage(shipped(), std::vector{codes({8, 8}), codes({4, 4}), codes({2, 2})}, drawn, {}, config);
   for (std::size_t i = 0; i < shape.kv_head_count(); ++i) {
     CHECK(measured[0].damage.values()[i] < 1e-3);
-    CHECK(measured[1].damage.values()[i] <= measured[2].damage.values()[i]);
   }
+  const double four = loss_under(shipped(), Plan{shape, codes({4, 4})}, drawn, config).sum();
+  const double two = loss_under(shipped(), Plan{shape, codes({2, 2})}, drawn, config).sum();
+  CHECK(four > 0);
+  CHECK(two > four);
 }

@@ -52,8 +52,8 @@ class CodebookParams {
   std::size_t head_dim_;
 };
 
-/// Looks up the numbers of a row's codes of `Bits` bits, 16 of a part of each byte at once: [bytes * 8 / Bits]. There are
-/// at least 16 bytes; the last ones may be looked up twice.
+/// Looks up the numbers of a row's codes of `Bits` bits, 16 of a part of each byte at once: [bytes * 8 / Bits]. There
+/// are at least 16 bytes; the last ones may be looked up twice.
 template <std::size_t Bits>
 HWY_INLINE void look_up_codes(const std::byte* codes, std::size_t bytes,
                               const std::array<std::uint8_t, 16>& table, std::uint8_t* out) {
@@ -118,8 +118,8 @@ class LookedUpRows {
 /// The numbers of E4M3 codes, but for this factor.
 inline constexpr float e4m3_factor = 0x1p8F;
 
-/// `lanes` codes of E4M3 as float, divided by `e4m3_factor`: shifted into place a code's exponent and mantissa are those
-/// of a half whose exponent is too small by 8, which holds for half's subnormal numbers as well.
+/// `lanes` codes of E4M3 as float, divided by `e4m3_factor`: shifted into place a code's exponent and mantissa are
+/// those of a half whose exponent is too small by 8, which holds for half's subnormal numbers as well.
 [[nodiscard]] HWY_INLINE FloatVector load_e4m3(const std::byte* codes) {
   const hn::Rebind<std::uint8_t, Floats> byte_tag;
   const auto code =

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <functional>
 #include <limits>
 #include <numeric>
 #include <optional>
@@ -101,7 +102,11 @@ class WholeHeads {
   }
 
   [[nodiscard]] LayerParts find() {
-    place(0);
+    if (order_.size() > most_heads) {
+      place_all();
+    } else {
+      place(0);
+    }
     LayerParts ranks(limits_.ranks);
     for (std::size_t head = 0; head < costs_.size(); ++head) {
       ranks[best_[head]].push_back({head, {}, costs_[head]});
@@ -111,8 +116,23 @@ class WholeHeads {
 
  private:
   static constexpr std::size_t most_steps = 50'000;
+  // More heads are divided once, which is near the best then.
+  static constexpr std::size_t most_heads = 256;
   static constexpr double rounding = 1e-12;
 
+  void place_all() {
+    for (const std::size_t head : order_) {
+      std::size_t least = limits_.ranks;
+      for (std::size_t rank = 0; rank < limits_.ranks; ++rank) {
+        if (limits_.has_room(parts_[rank]) && (least == limits_.ranks || loads_[rank] < loads_[least]))
+          least = rank;
+      }
+      rank_of_[head] = least;
+      loads_[least] += costs_[head];
+      ++parts_[least];
+    }
+    best_ = rank_of_;
+  }
   // Places the heads from `order_[at]` on.
   void place(std::size_t at) {
     if (at == order_.size()) {
@@ -215,8 +235,8 @@ class WholeHeads {
   return ranks;
 }
 
-// Divides heads, some of them cut, so that the slowest rank costs as little as possible and less than `most`; nothing if
-// that cannot be.
+// Divides heads, some of them cut, so that the slowest rank costs as little as possible and less than `most`; nothing
+// if that cannot be.
 [[nodiscard]] inline std::optional<LayerParts> cut_heads(std::span<const double> costs,
                                                          const std::vector<bool>& cuttable,
                                                          const LayerLimits& limits, double most) {

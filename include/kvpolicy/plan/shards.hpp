@@ -48,8 +48,13 @@ struct HeadMerge {
 class Shards {
  public:
   /// `layers[layer][rank]` are the parts that a rank holds, by ascending head.
+  /// @throws ConfigError if a layer has not a list for each rank, or parts that are empty or not in order, or if the
+  /// slots of a head that it has are not each in one part
   Shards(std::vector<std::vector<std::vector<HeadPart>>> layers, std::size_t ranks)
-      : layers_{std::move(layers)}, ranks_{ranks} {}
+      : layers_{std::move(layers)}, ranks_{ranks} {
+    require(ranks >= 1, "Shards: there are 0 ranks, must be at least 1");
+    for (std::size_t layer = 0; layer < layers_.size(); ++layer) check_layer(layer);
+  }
 
   [[nodiscard]] std::size_t layers() const { return layers_.size(); }
   [[nodiscard]] std::size_t ranks() const { return ranks_; }
@@ -109,9 +114,9 @@ class Shards {
     return found;
   }
 
-  /// The KV heads of a layer in the order of the ranks that hold them, a cut head where its first part is: in this order
-  /// (plan/reorder.hpp) the weights of whole heads lie rank by rank. Ranks with a later part of a head need a copy of
-  /// its weights for queries, keys and values.
+  /// The KV heads of a layer in the order of the ranks that hold them, a cut head where its first part is: in this
+  /// order (plan/reorder.hpp) the weights of whole heads lie rank by rank. Ranks with a later part of a head need a
+  /// copy of its weights for queries, keys and values.
   [[nodiscard]] HeadOrder order(std::size_t layer) const {
     HeadOrder heads;
     for (std::size_t rank = 0; rank < ranks_; ++rank) {
@@ -125,6 +130,31 @@ class Shards {
   friend bool operator==(const Shards&, const Shards&) = default;
 
  private:
+  void check_layer(std::size_t layer) const {
+    require(layers_[layer].size() == ranks_, "Shards: layer ", layer, " has parts of ", layers_[layer].size(),
+            " ranks, must have those of ", ranks_);
+    std::vector<HeadPart> all;
+    for (const std::vector<HeadPart>& parts : layers_[layer]) {
+      for (std::size_t i = 0; i < parts.size(); ++i) {
+        const RowShare rows = parts[i].rows;
+        require(rows.begin < rows.end && rows.end <= row_slots, "Shards: a part of head ", parts[i].head,
+                " of layer ", layer, " has the slots [", rows.begin, ", ", rows.end,
+                "), must have some of [0, ", row_slots, ")");
+        require(i == 0 || parts[i - 1].head < parts[i].head, "Shards: in layer ", layer, " head ",
+                parts[i].head, " follows head ", parts[i - 1].head, " on a rank; heads must ascend");
+      }
+      all.insert(all.end(), parts.begin(), parts.end());
+    }
+    std::ranges::sort(all, {}, [](const HeadPart& part) { return std::pair{part.head, part.rows.begin}; });
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      const bool begins = i == 0 || all[i].head != all[i - 1].head;
+      const bool ends = i + 1 == all.size() || all[i + 1].head != all[i].head;
+      require(
+          all[i].rows.begin == (begins ? 0 : all[i - 1].rows.end) && (!ends || all[i].rows.end == row_slots),
+          "Shards: slots of head ", all[i].head, " of layer ", layer, " are in no part, or in two");
+    }
+  }
+
   std::vector<std::vector<std::vector<HeadPart>>> layers_;
   std::size_t ranks_;
 };
@@ -143,9 +173,9 @@ struct BalanceConfig {
   double least_gain = 0.01;
 
   void validate() const {
-    require(ranks >= 1 && ranks <= 65536, "BalanceConfig: ranks is ", ranks, ", must be 1 to 65536");
-    require(merge_cost >= 0 && std::isfinite(merge_cost), "BalanceConfig: merge_cost is ", merge_cost,
-            ", must be 0 or positive");
+    require(ranks >= 1 && ranks <= 1024, "BalanceConfig: ranks is ", ranks, ", must be 1 to 1024");
+    require(merge_cost >= 0 && merge_cost <= 1e100, "BalanceConfig: merge_cost is ", merge_cost,
+            ", must be from 0 to 1e100");
     require(most_bytes >= 0, "BalanceConfig: most_bytes is ", most_bytes, ", must be 0 or positive");
     require(least_gain >= 0 && least_gain < 1, "BalanceConfig: least_gain is ", least_gain,
             ", must be at least 0 and below 1");
@@ -161,9 +191,9 @@ inline void check_costs(const ModelShape& shape, const HeadCosts& costs, const c
     require(costs[layer].size() == shape.layer(layer).kv_heads, "balance: ", what, " of ",
             costs[layer].size(), " heads in layer ", layer, ", the plan has ", shape.layer(layer).kv_heads);
     for (std::size_t head = 0; head < costs[layer].size(); ++head) {
-      require(costs[layer][head] >= 0 && std::isfinite(costs[layer][head]), "balance: head ", head,
-              " of layer ", layer, " has ", what, " of ", costs[layer][head],
-              ", must be finite and not negative");
+      // Sums of such numbers are finite.
+      require(costs[layer][head] >= 0 && costs[layer][head] <= 1e100, "balance: head ", head, " of layer ",
+              layer, " has ", what, " of ", costs[layer][head], ", must be from 0 to 1e100");
     }
   }
 }
@@ -235,9 +265,9 @@ template <class... T>
       require(config.most_parts == 0 || limits.most_parts <= config.most_parts, "balance: each rank holds ",
               limits.most_parts, " heads of layer ", layer, ", most_parts is ", config.most_parts);
     }
-    require(limits.most_parts == 0 || own.kv_heads <= limits.most_parts * config.ranks, "balance: layer ",
-            layer, " has ", own.kv_heads, " KV heads, ", config.ranks, " ranks with at most ",
-            limits.most_parts, " hold fewer");
+    require(limits.most_parts == 0 || (own.kv_heads + config.ranks - 1) / config.ranks <= limits.most_parts,
+            "balance: layer ", layer, " has ", own.kv_heads, " KV heads, ", config.ranks,
+            " ranks with at most ", limits.most_parts, " hold fewer");
     limits.merge_cost = config.merge_cost;
     layers[layer] = detail::whole_heads(costs[layer], limits);
     if (config.equal_heads || !config.cut_rows) continue;
@@ -247,9 +277,12 @@ template <class... T>
   }
   const std::vector<double> held = detail::spread_bytes(layers, bytes, config.ranks);
   const auto fullest = std::ranges::max_element(held);
-  require<CapacityError>(config.most_bytes == 0 || *fullest <= config.most_bytes, "balance: rank ",
-                         fullest - held.begin(), " would hold ", *fullest, " bytes, at most ",
-                         config.most_bytes, " are allowed; more ranks, or a plan that holds less, would fit");
+  require<CapacityError>(
+      config.most_bytes == 0 || *fullest <= config.most_bytes, "balance: rank ", fullest - held.begin(),
+      " would hold ", std::llround(*fullest), " bytes, at most ",
+      std::llround(std::min(config.most_bytes, 1e18)),
+      " are allowed; take more ranks, or a plan that holds less (heads are divided by cost, "
+      "bytes only spread over layers)");
   return {std::move(layers), config.ranks};
 }
 
@@ -280,8 +313,8 @@ template <class... T>
   return {std::move(layers), ranks};
 }
 
-/// The plan of one rank: its parts are KV heads, in the order of `Shards::parts`, each with the settings of its head and
-/// as many query heads. A layer of which the rank holds nothing has no cache there.
+/// The plan of one rank: its parts are KV heads, in the order of `Shards::parts`, each with the settings of its head
+/// and as many query heads. A layer of which the rank holds nothing has no cache there.
 /// @throws ConfigError if the shards are of another shape, there is no such rank, or it holds nothing at all
 template <class... T>
 [[nodiscard]] auto plan_of_rank(const HeadPlan<T...>& plan, const Shards& shards, std::size_t rank) {

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <utility>
 #include <vector>
 
 #include <kvpolicy/core/codebook.hpp>
@@ -35,7 +34,9 @@ using HeadCosts = std::vector<std::vector<double>>;
     rows = chunks.chosen(tokens) * rule.chunk + tokens - chunks.closed_rows(tokens);
   }
   if (rule.compresses) rows = rule.budget_rule().survivors(tokens, tokens);
-  const std::size_t packed = rule.is_quantized() ? rows - std::min(rows, rule.sinks + rule.residual) : 0;
+  // In an engine's pages all rows are codes, sinks as well.
+  const std::size_t exact_rows = rule.engine_pages ? 0 : rule.sinks + rule.residual;
+  const std::size_t packed = rule.is_quantized() ? rows - std::min(rows, exact_rows) : 0;
   const auto side = [&](Encoding encoding, Codebook codebook, std::size_t group, std::size_t channels) {
     const auto numbers = static_cast<double>(channels);
     const double exact = numbers * static_cast<double>(element_bytes) * static_cast<double>(rows - packed);
@@ -49,7 +50,8 @@ using HeadCosts = std::vector<std::vector<double>>;
          side(rule.value_encoding, rule.value_codebook, rule.value_group, layer.value_dim);
 }
 
-/// The same for every head of a plan.
+/// The same for every head of a plan. A layer that reads the cache of another layer has no heads of its own, and its
+/// reading is not counted.
 /// @throws ConfigError if a policy does not state its rule
 template <class... T>
 [[nodiscard]] HeadCosts bytes_read(const HeadPlan<T...>& plan, std::size_t tokens) {

@@ -393,7 +393,7 @@ class HeadBudgetCache {
     return (evicted_ ? std::max(storage_.end(), config_->compress_from) : storage_.end()) + more;
   }
 
-  // Rows that were not compressed are exact whatever the storage.
+  // Rows that were not compressed are exact whatever the storage, as far as `ExactStorage` keeps them so.
   [[nodiscard]] static std::size_t exact_bytes(const Config& config, const StorageContext& context,
                                                std::size_t rows) {
     return ExactStorage<Storage>::bytes_of_rows(exact_config<Storage>(config.storage), context, 0, rows);

@@ -36,8 +36,9 @@ enum class Mask : std::uint8_t {
 /// The names of the enumerators in files.
 [[nodiscard]] constexpr std::array<std::string_view, 2> names_of(Mask) { return {"exact", "chunk"}; }
 
-/// One head's sinks and latest rows. Sinks are kept in full precision whatever the storage: they
-/// are few and every query reads them. Not synchronised: segments are valid until the next `commit`.
+/// One head's sinks and latest rows. Sinks are kept in full precision whatever the storage, except in an engine's own
+/// pages (`ExactStorage`): they are few and every query reads them. Not synchronised: segments are valid until the
+/// next `commit`.
 template <KvStorage Storage>
 class SinkRecentCache {
   static_assert(Storage::movable_rows,
@@ -103,7 +104,7 @@ class SinkRecentCache {
     return rule;
   }
 
-  /// Sinks stay exact, so any number may stand in them.
+  /// Sinks stay exact in most storages, so any number may stand in them.
   void check(const Segment& rows) const {
     const std::size_t sinks = std::min(rows.rows, config_->sinks - sinks_.end());
     sinks_.check(rows.part(0, sinks));

@@ -263,7 +263,7 @@ struct ExactStorageOf<Storage> {
 }  // namespace detail
 
 /// Where a policy keeps rows that must stay exact, whatever its storage does to the others: dense
-/// rows, unless the storage names another one (`exact_storage_type`).
+/// rows, unless the storage names another one (`exact_storage_type`), whose rows may be in FP8 where an engine's are.
 template <KvStorage Storage>
 using ExactStorage = typename detail::ExactStorageOf<Storage>::type;
 

@@ -75,7 +75,8 @@ int main(int argc, char** argv) {
   if (argc < 2) return 2;
   try {
     const Fault fault = argc > 3 ? Fault{argv[2], std::strtoul(argv[3], nullptr, 10)} : Fault{};
-    MpiCommunicator ranks{fault.kind.empty() ? std::chrono::minutes{2} : std::chrono::seconds{3}};
+    const bool waits = fault.kind == "--die" || fault.kind == "--stop";
+    MpiCommunicator ranks{waits ? std::chrono::seconds{3} : std::chrono::minutes{2}};
     for (const std::size_t chunk : {150U, 40U, 1U}) {
       const float error = run(ranks, argv[1], chunk, fault);
       if (ranks.rank() == 0)
