@@ -33,7 +33,8 @@ namespace kvpolicy::reference {
                                                           std::size_t rank) {
   const auto parts = shards.parts(layer, rank);
   std::vector<HeadPart> order{parts.begin(), parts.end()};
-  std::ranges::stable_partition(order, [](const HeadPart& part) { return part.rows.is_whole(); });
+  std::stable_partition(order.begin(), order.end(),
+                        [](const HeadPart& part) { return part.rows.is_whole(); });
   return order;
 }
 
