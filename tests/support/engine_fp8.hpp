@@ -102,20 +102,21 @@ void check_engine_fp8(EngineLayout kind, std::uint64_t seed) {
   EngineMemory<std::uint8_t> memory{kind};
   PagePool pool{memory.pages()};
   const ModelShape shape{.layers = 1, .q_heads = 6, .kv_heads = 3, .head_dim = 64};
-  using Rows = EnginePageStorage<E, Codebook::fp8>;
-  using Codes = ResidualStorage<E, Granularity::per_token>;
-  const typename Rows::Config scales{.key_scale = fp8_key_scale, .value_scale = fp8_value_scale};
+  using Fp8Rows = EnginePageStorage<E, Codebook::fp8>;
+  using PackedRows = ResidualStorage<E, Granularity::per_token>;
+  const typename Fp8Rows::Config scales{.key_scale = fp8_key_scale, .value_scale = fp8_value_scale};
   const ResidualConfig codes{.bits = 8,
                              .residual = 0,
                              .key_codebook = Codebook::fp8,
                              .value_codebook = Codebook::fp8,
                              .key_scale = fp8_key_scale,
                              .value_scale = fp8_value_scale};
-  HeadPlan<E> own_plan{shape, typename FullCache<Rows>::Config{.storage = scales}};
-  own_plan.set(0, 1, typename SinkRecentCache<Rows>::Config{.sinks = 0, .recent = 37, .storage = scales});
-  own_plan.set(0, 2, typename SinkRecentCache<Rows>::Config{.sinks = 5, .recent = 20, .storage = scales});
+  HeadPlan<E> own_plan{shape, typename FullCache<Fp8Rows>::Config{.storage = scales}};
+  own_plan.set(0, 1, typename SinkRecentCache<Fp8Rows>::Config{.sinks = 0, .recent = 37, .storage = scales});
+  own_plan.set(0, 2, typename SinkRecentCache<Fp8Rows>::Config{.sinks = 5, .recent = 20, .storage = scales});
   HeadPlan<E> control_plan{shape, typename QuantizedResidualCache<E>::Config{.storage = codes}};
-  control_plan.set(0, 1, typename SinkRecentCache<Codes>::Config{.sinks = 0, .recent = 37, .storage = codes});
+  control_plan.set(0, 1,
+                   typename SinkRecentCache<PackedRows>::Config{.sinks = 0, .recent = 37, .storage = codes});
   using Cache = KvCache<E, Engine>;
   const CacheOptions options{.max_rollback = 3, .page_rows = 16};
   CacheOptions in_place = options;
@@ -162,7 +163,7 @@ void check_engine_fp8(EngineLayout kind, std::uint64_t seed) {
     constexpr std::size_t exact = 3 * 3 * 2 * 64 * sizeof(E);
     CHECK(cache.bytes() == own_plan.memory(tokens, {.page_rows = 16, .pool = &pool}).total() + exact);
     check_attention_in_fp8(random, cache, keys, values);
-    const auto& full = cache.template policy<FullCache<Rows>>(0, 0);
+    const auto& full = cache.template policy<FullCache<Fp8Rows>>(0, 0);
     REQUIRE(full.rows() == tokens);
     std::size_t found = 0;
     for (std::size_t row = 0; row < tokens; ++row) {
@@ -183,15 +184,15 @@ void check_engine_fp8(EngineLayout kind, std::uint64_t seed) {
   CHECK(pool.live_bytes() == 0);
 }
 
-/// Rows that a compression keeps are the codes that they were, in order.
+/// Fp8Rows that a compression keeps are the codes that they were, in order.
 template <kvpolicy::Element E, class Engine>
 void check_engine_fp8_budget(std::uint64_t seed) {
   using namespace kvpolicy;
   Random random{seed};
   EngineMemory<std::uint8_t> memory{EngineLayout::vllm_nhd};
   PagePool pool{memory.pages()};
-  using Rows = EnginePageStorage<E, Codebook::fp8>;
-  using Budget = HeadBudgetCache<Rows>;
+  using Fp8Rows = EnginePageStorage<E, Codebook::fp8>;
+  using Budget = HeadBudgetCache<Fp8Rows>;
   const ModelShape shape{.layers = 1, .q_heads = 2, .kv_heads = 1, .head_dim = 64};
   const HeadPlan<E> plan{shape, typename Budget::Config{.budget = 30,
                                                         .scorer = {.observation_window = 4},
