@@ -184,7 +184,7 @@ void check_engine_fp8(EngineLayout kind, std::uint64_t seed) {
   CHECK(pool.live_bytes() == 0);
 }
 
-/// Fp8Rows that a compression keeps are the codes that they were, in order.
+/// Rows that a compression keeps are the codes that they were, in order.
 template <kvpolicy::Element E, class Engine>
 void check_engine_fp8_budget(std::uint64_t seed) {
   using namespace kvpolicy;
