@@ -44,6 +44,9 @@ template <class P>
 struct ExactStorageOfPolicy<P> {
   using type = ExactStorage<typename P::storage_type>;
 };
+template <class P>
+concept HasStorageConfig = requires(typename P::storage_type::Config storage,
+                                    const typename P::Config& config) { storage = config.storage; };
 
 }  // namespace detail
 
@@ -210,7 +213,7 @@ struct policy_defaults {
   /// The storage of rows that must stay exact, in the kind of memory of the policy's own.
   using exact_storage = typename detail::ExactStorageOfPolicy<P>::type;
   [[nodiscard]] static typename exact_storage::Config exact_config([[maybe_unused]] const Config& config) {
-    if constexpr (requires(typename P::storage_type::Config& storage) { storage = config.storage; }) {
+    if constexpr (detail::HasStorageConfig<P>) {
       return kvpolicy::exact_config<typename P::storage_type>(config.storage);
     } else {
       return {};
