@@ -190,10 +190,11 @@ measure_storage() {
   mapfile -t -O ${#plans[@]} plans < <(each "%s:32,normal=values" int4 int3 int2)
   mapfile -t -O ${#plans[@]} plans < <(each "%s:128" int4 int2 kivi4 kivi2)
   plans+=(kivi2:32,flush=steady hf4:128 fp8 mxfp4 nvfp4 duo:0.5 duo+int4:0.5)
-  # Widths for each head, for 4.5, 3.5 and 2.5 of 16 bits: with budgets beside them, and alone.
+  # Widths for each head, for 4.5, 3.5 and 2.5 of 16 bits with budgets beside them; and alone, for 4.5 bits and for about
+  # what int3 and int2 take.
   if [ -e "$weights/damage.json" ]; then mapfile -t -O ${#plans[@]} plans < <(each "search:%s,2048" 0.28125 0.21875 0.15625); fi
   if [ -e "$weights/bits.json" ]; then
-    mapfile -t -O ${#plans[@]} plans < <(each "search@$weights/bits.json:%s,2048" 0.28125 0.21875 0.15625)
+    mapfile -t -O ${#plans[@]} plans < <(each "search@$weights/bits.json:%s,2048" 0.28125 0.25 0.2265)
   fi
   go_on storage 2048 --text novels --plans "${plans[@]}"
   plans=(full duo:0.5)
