@@ -36,18 +36,6 @@ class Communicator {
   virtual void gather(std::span<const float> own, std::span<float> all) = 0;
 };
 
-/// A digest of words, in their order (FNV-1a).
-class Digest {
- public:
-  void add(std::uint64_t word) {
-    for (int i = 0; i < 8; ++i) value_ = (value_ ^ (word >> (8 * i) & 0xffU)) * 0x100000001b3U;
-  }
-  [[nodiscard]] std::uint64_t value() const { return value_; }
-
- private:
-  std::uint64_t value_ = 0xcbf29ce484222325U;
-};
-
 /// Checks that every rank has the same `digest`, of a plan, a file or a version, before any work depends on it.
 /// @throws ConfigError, on every rank, that says which ranks have another digest than rank 0; CommunicationError
 inline void require_same(Communicator& ranks, std::string_view what, std::uint64_t digest) {

@@ -2,13 +2,13 @@
 #include <reference_model/parallel/parallel_llama.hpp>
 
 #include <algorithm>
-#include <bit>
 #include <cstdint>
 #include <numeric>
 #include <utility>
 
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/core/rotary.hpp>
+#include <kvpolicy/state/archive.hpp>
 #include <reference_model/layer_steps.hpp>
 #include <reference_model/operations.hpp>
 #include <reference_model/parallel/rank_cache.hpp>
@@ -91,32 +91,29 @@ ParallelLlama::ParallelLlama(const Llama& model, const Shards& shards, Communica
 }
 
 void ParallelLlama::check_same(const Llama& model, const Shards& shards) {
-  Digest weights;
-  const auto add_all = [&](std::span<const float> numbers) {
-    for (const float number : numbers) weights.add(std::bit_cast<std::uint32_t>(number));
+  std::vector<float> numbers{config_.norm_eps};
+  const auto add = [&](std::span<const float> some) {
+    numbers.insert(numbers.end(), some.begin(), some.end());
   };
-  for (const std::size_t size : {config_.vocabulary, config_.hidden, config_.intermediate, config_.layers,
-                                 config_.q_heads, config_.kv_heads, config_.head_dim}) {
-    weights.add(size);
-  }
-  add_all(frequencies_);  // the rotary settings
-  add_all({&config_.norm_eps, 1});
-  add_all(norm_);
+  add(frequencies_);  // the rotary settings
+  add(norm_);
   for (const LlamaLayer& layer : model.weights().layers) {
     for (const auto* norm : {&layer.attention_norm, &layer.q_norm, &layer.k_norm, &layer.mlp_norm})
-      add_all(*norm);
+      add(*norm);
   }
   for_each_linear(model.weights(), [&](const Linear& linear) {
-    add_all(linear.bias);
+    add(linear.bias);
     if (linear.outputs() == 0) return;
     std::vector<float> row(linear.inputs());
     // Files differ in all rows or in none, so some are enough.
     for (const std::size_t r : {std::size_t{0}, linear.outputs() / 2, linear.outputs() - 1}) {
       linear.weight.copy_rows(r, 1, row.data());
-      add_all(row);
+      add(row);
     }
   });
-  require_same(*ranks_, "model", weights.value());
+  require_same(*ranks_, "model",
+               digest(config_.vocabulary, config_.hidden, config_.intermediate, config_.layers,
+                      config_.q_heads, config_.kv_heads, config_.head_dim, numbers));
   require_same(*ranks_, "shards", digest_of(shards));
   require(shards.ranks() == ranks_->size(), "ParallelLlama: shards for ", shards.ranks(),
           " ranks, there are ", ranks_->size());

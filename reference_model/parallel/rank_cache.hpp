@@ -18,10 +18,12 @@
 
 #include <kvpolicy/cache/call_checks.hpp>
 #include <kvpolicy/cache/kv_cache.hpp>
+#include <kvpolicy/cache/saved_cache.hpp>
 #include <kvpolicy/core/attention.hpp>
 #include <kvpolicy/core/attention_state.hpp>
 #include <kvpolicy/core/segment.hpp>
 #include <kvpolicy/plan/shards.hpp>
+#include <kvpolicy/state/archive.hpp>
 #include <reference_model/parallel/communicator.hpp>
 #include <reference_model/run.hpp>
 
@@ -38,20 +40,17 @@ namespace kvpolicy::reference {
   return order;
 }
 
-/// A digest of who holds what.
+/// Tells shards from others.
 [[nodiscard]] inline std::uint64_t digest_of(const Shards& shards) {
-  Digest parts;
-  parts.add(shards.ranks());
-  parts.add(shards.layers());
+  std::vector<std::uint64_t> numbers{shards.ranks(), shards.layers()};
   for (std::size_t layer = 0; layer < shards.layers(); ++layer) {
     for (std::size_t rank = 0; rank < shards.ranks(); ++rank) {
       for (const HeadPart& part : shards.parts(layer, rank)) {
-        for (const std::size_t number : {layer, rank, part.head, part.rows.begin, part.rows.end})
-          parts.add(number);
+        numbers.insert(numbers.end(), {layer, rank, part.head, part.rows.begin, part.rows.end});
       }
     }
   }
-  return parts.value();
+  return digest(numbers);
 }
 
 /// Rows of element type E. Every rank makes the same calls. Not synchronised; `ranks` must outlive it. After an error
@@ -62,17 +61,15 @@ class RankCache {
  public:
   /// `plan` and `shards` are those of the whole model.
   /// @throws ConfigError, on every rank, for shards of another shape or number of ranks, a cut head that does not keep
-  /// every row and read it, or a layer that reads the cache of another; if ranks have other shards or options
+  /// every row and read it, or a layer that reads the cache of another; if ranks have another plan,
+  /// other shards or options
   RankCache(const HeadPlan<E>& plan, const Shards& shards, Communicator& ranks,
             const CacheOptions& options = {}, Engine engine = {})
       : ranks_{&ranks}, shape_{plan.shape()}, options_{options}, engine_{std::move(engine)} {
-    Digest all;
-    all.add(digest_of(shards));
-    for (const std::size_t number :
-         {shape_.layers, options_.max_rollback, options_.max_tokens, options_.page_rows}) {
-      all.add(number);
-    }
-    require_same(ranks, "shards and cache options", all.value());
+    require_same(ranks, "plan", SavedCache::digest_of(plan));
+    require_same(ranks, "shards", digest_of(shards));
+    require_same(ranks, "cache options",
+                 digest(options_.max_rollback, options_.max_tokens, options_.page_rows));
     require(shards.ranks() == ranks.size(), "RankCache: shards for ", shards.ranks(), " ranks, there are ",
             ranks.size());
     require(shards.layers() == shape_.layers, "RankCache: shards of ", shards.layers(),

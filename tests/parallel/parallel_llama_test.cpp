@@ -198,12 +198,19 @@ TEST_CASE("ranks that disagree, or fail, end with an error on every rank") {
        })) {
     CHECK((contains(message_of(one), "parts of") || contains(message_of(one), "a rank is gone")));
   }
-  // Options differ.
+  // A plan or options that differ.
+  for (const std::exception_ptr& one : test::run_ranks(2, [&](Communicator& ranks) {
+         HeadPlan<float> own{model.config().shape()};
+         if (ranks.rank() == 1) own.set(0, 0, Window{.sinks = 4, .recent = 20});
+         RankCache<float> cache{own, balance(plan, 1000, {.ranks = 2}), ranks};
+       })) {
+    CHECK(contains(message_of(one), "the same plan: rank 0 has another than rank 1"));
+  }
   for (const std::exception_ptr& one : test::run_ranks(2, [&](Communicator& ranks) {
          const Shards two = balance(plan, 1000, {.ranks = 2});
          RankCache<float> cache{plan, two, ranks, {.max_rollback = ranks.rank()}};
        })) {
-    CHECK(contains(message_of(one), "the same shards and cache options: rank 0 has another than rank 1"));
+    CHECK(contains(message_of(one), "the same cache options: rank 0 has another than rank 1"));
   }
 }
 

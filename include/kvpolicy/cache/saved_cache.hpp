@@ -113,6 +113,15 @@ class SavedCache {
     });
   }
 
+  /// Tells a plan from others: its shape and element type, and the policy and settings of each head.
+  template <class E>
+  [[nodiscard]] static std::uint64_t digest_of(const HeadPlan<E>& plan) {
+    ByteString bytes;
+    SavingArchive<ByteString> archive{bytes};
+    describe(archive, plan);
+    return checksum(bytes.bytes);
+  }
+
  private:
   friend class SavedPrefixes;  // many caches in one file: cache/saved_prefixes.hpp
 

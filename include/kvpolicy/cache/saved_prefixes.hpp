@@ -80,12 +80,10 @@ class SavedPrefixes {
   [[nodiscard]] static std::filesystem::path file_of(const std::filesystem::path& folder,
                                                      const HeadPlan<E>& plan) {
     SavedCache::require_savable(plan);
-    ByteString bytes;
-    SavingArchive<ByteString> archive{bytes};
-    SavedCache::describe(archive, plan);
     constexpr std::string_view digits = "0123456789abcdef";
     std::string name;
-    for (std::uint64_t rest = checksum(bytes.bytes); name.size() < 16; rest /= 16) name += digits[rest % 16];
+    for (std::uint64_t rest = SavedCache::digest_of(plan); name.size() < 16; rest /= 16)
+      name += digits[rest % 16];
     return folder / (name + ".prefixes");
   }
 
