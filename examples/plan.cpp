@@ -7,11 +7,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
-#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
@@ -30,8 +28,8 @@
 #include "common/run_tool.hpp"
 #include "common/table.hpp"
 #include "common/terminal.hpp"
+#include "generate/plan_shards.hpp"
 #include "generate/plan_view.hpp"
-#include "generate/shards_view.hpp"
 #include "tool_plan.hpp"
 
 namespace {
@@ -53,11 +51,7 @@ struct Arguments {
   HeadKnowledge known;
   std::string budget = "1/8";
   bool published = false;
-  BalanceConfig shards = {.ranks = 2};
-  std::string rank_memory;
-  double bandwidth_gb = 2039;  // of an A100 with 80 GB
-  double message_us = 10;
-  bool whole = false;
+  ShardArguments shards;
   std::string output;
   bool json = false;
 
@@ -350,66 +344,14 @@ void search(const Arguments& a) {
 void shards(const Arguments& a) {
   OrderedJson settings;
   const Plan plan = plan_of(a, &settings);
-  const ShardTimes times{a.bandwidth_gb * 1e9, a.message_us * 1e-6};
-  BalanceConfig config = a.shards;
-  config.cut_rows = !a.whole && !config.equal_heads;
-  config.merge_cost = times.message * times.bandwidth;
-  if (!a.rank_memory.empty()) config.most_bytes = static_cast<double>(parse_bytes(a.rank_memory));
-  const HeadCosts read = bytes_read(plan, a.context);
-  const HeadCosts held = bytes_held(plan, a.context, a.options());
-  const Shards found = balance(plan, read, held, config);
-  const double seconds = step_seconds(found, times);
-  double all = 0;  // with nobody waiting and no messages
-  for (const auto& layer : read) all += std::accumulate(layer.begin(), layer.end(), 0.0);
-  const double ideal = times.seconds(all / static_cast<double>(config.ranks));
-  std::vector<double> bytes(config.ranks, 0.0);
-  std::size_t cut = 0;
-  for (std::size_t layer = 0; layer < found.layers(); ++layer) {
-    cut += found.merges(layer).size();
-    for (std::size_t rank = 0; rank < config.ranks; ++rank) {
-      for (const HeadPart& part : found.parts(layer, rank)) {
-        bytes[rank] += held[layer][part.head] * part.rows.share();
-      }
-    }
-  }
-  const auto [least, most] = std::ranges::minmax(bytes);
-  std::optional<double> even;  // equally many heads, in their order
-  const bool divides = std::ranges::all_of(
-      read, [&](const std::vector<double>& heads) { return heads.size() % config.ranks == 0; });
-  if (divides) even = step_seconds(even_shards(plan, read, config.ranks), times);
+  const PlanShards found{plan, a.context, a.options(), a.shards};
   if (a.json) {
-    OrderedJson json = {{"plan", a.plan.plan},
-                        {"settings", settings},
-                        {"context", a.context},
-                        {"ranks", config.ranks},
-                        {"predicted", true},
-                        {"bandwidth", times.bandwidth},
-                        {"message_seconds", times.message},
-                        {"step_seconds", seconds},
-                        {"ideal_seconds", ideal},
-                        {"cut_heads", cut},
-                        {"rank_bytes", bytes},
-                        {"layers", shards_json(found)}};
-    json["even_seconds"] = even ? OrderedJson(*even) : OrderedJson{};
+    OrderedJson json = {{"plan", a.plan.plan}, {"settings", settings}};
+    json.update(found.json());
     fmt::print("{}\n", as_line(json));
     return;
   }
-  fmt::print(
-      "{} on {} ranks at {} tokens; whole heads by number, a cut one with the share of its rows\n\n{}\n",
-      a.plan.plan, config.ranks, thousands(a.context), shards_map(found, wants_colour(stdout)));
-  const auto held_text = [](double number) {
-    return fmt::format("{}", Bytes{static_cast<std::size_t>(number)});
-  };
-  fmt::print("rows of a step, predicted for {:g} GB/s and {:g} us for each part of a cut head: {:.3f} ms\n",
-             a.bandwidth_gb, a.message_us, 1e3 * seconds);
-  fmt::print("  if nobody waited for anybody, and messages took no time: {:.3f} ms, {:.2f}x\n", 1e3 * ideal,
-             seconds / ideal);
-  if (even) {
-    fmt::print("  with equally many heads a rank, in their order: {:.3f} ms, {:.2f}x\n", 1e3 * *even,
-               *even / ideal);
-  }
-  fmt::print("{} of {} heads cut; a rank holds {} to {}\n", cut, plan.shape().kv_head_count(),
-             held_text(least), held_text(most));
+  fmt::print("{} {}", a.plan.plan, found.text(wants_colour(stdout)));
 }
 
 // ---- convert
@@ -610,30 +552,7 @@ int main(int argc, char** argv) {
   add_shape(*shards_command, a);
   add_plan_options(*shards_command, a.plan);
   add_context(*shards_command);
-  shards_command->add_option("--ranks", a.shards.ranks, "Processes, each with a device")
-      ->check(whole_number(1, 1024))
-      ->capture_default_str();
-  auto* equal_option = shards_command->add_flag("--equal-heads", a.shards.equal_heads,
-                                                "As many heads for every rank, for engines that need it");
-  shards_command->add_flag("--whole", a.whole, "Cut no head by rows")->excludes(equal_option);
-  shards_command->add_flag("--cut-budgets", a.shards.cut_budgets,
-                           "Cut heads with a budget too; ranks then exchange scores when they compress");
-  shards_command
-      ->add_option("--most-parts", a.shards.most_parts,
-                   "Heads and parts that a rank may hold of a layer; 0: any number")
-      ->check(whole_number(0, 1 << 20))
-      ->capture_default_str();
-  shards_command->add_option("--memory", a.rank_memory, "What a rank may hold: 40GB, 24GiB, …")
-      ->type_name("SIZE");
-  shards_command
-      ->add_option("--bandwidth", a.bandwidth_gb,
-                   "GB that a device reads in a second; 2,039: an A100 with 80 GB")
-      ->check(number_from(1e-3, 1e9))
-      ->capture_default_str();
-  shards_command
-      ->add_option("--message", a.message_us, "Microseconds that each part of a cut head adds to its layer")
-      ->check(number_from(0, 1e9))
-      ->capture_default_str();
+  a.shards.add_to(*shards_command);
   shards_command->footer(
       models +
       "\nCosts are the bytes of rows that a step of decoding reads. Times are predicted from them, "
