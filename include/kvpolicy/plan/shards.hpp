@@ -140,8 +140,9 @@ class Shards {
         require(rows.begin < rows.end && rows.end <= row_slots, "Shards: a part of head ", parts[i].head,
                 " of layer ", layer, " has the slots [", rows.begin, ", ", rows.end,
                 "), must have some of [0, ", row_slots, ")");
-        require(i == 0 || parts[i - 1].head < parts[i].head, "Shards: in layer ", layer, " head ",
-                parts[i].head, " follows head ", parts[i - 1].head, " on a rank; heads must ascend");
+        if (i == 0) continue;
+        require(parts[i - 1].head < parts[i].head, "Shards: in layer ", layer, " head ", parts[i].head,
+                " follows head ", parts[i - 1].head, " on a rank; heads must ascend");
       }
       all.insert(all.end(), parts.begin(), parts.end());
     }
