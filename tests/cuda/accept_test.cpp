@@ -60,7 +60,8 @@ void check_rows(Random& random, int head_dim, int page_rows, int text, int nodes
                               {.evicted = text / 2},
                               {.sinks = 40, .recent = 1, .exact_ring = up(1 + nodes)},
                               {.exact_ring = up(9 + nodes),
-                               .encoding = kvpolicy::Encoding::uint4,
+                               .key_encoding = kvpolicy::Encoding::uint4,
+                               .value_encoding = kvpolicy::Encoding::uint2,
                                .key_group = head_dim,
                                .value_group = head_dim,
                                .residual = 9}};

@@ -12,6 +12,7 @@
 
 #include <kvpolicy/cuda/kernels/append.cuh>
 
+#include "cuda/support/codes.hpp"
 #include "cuda/support/device_head.hpp"
 #include "cuda/support/launch.hpp"
 #include "cuda/support/written_head.hpp"
@@ -21,6 +22,7 @@ using kvpolicy::Encoding;
 using kvpolicy::cuda::AppendParams;
 using kvpolicy::cuda::HeadView;
 using kvpolicy::cuda::LayerState;
+using test::all_codes;
 using test::below;
 using test::DeviceHead;
 using test::launch;
@@ -53,7 +55,7 @@ HeadView random_view(Random& random, int head_dim, int page_rows, const Limits& 
     exact += view.chunk_rows;
   }
   if (packed) {
-    view.encoding = one_of(random, std::vector{Encoding::uint8, Encoding::uint4, Encoding::uint2});
+    all_codes[below(random, all_codes.size())].describe(view);
     view.key_per_channel = !window && below(random, 2) == 0;
     view.key_group =
         view.key_per_channel ? one_of(random, std::vector{16, 32, 64}) : head_dim >> below(random, 3);

@@ -413,7 +413,7 @@ TEST_CASE("settings that no device cache can serve") {
                  "another model shape"));
 }
 
-TEST_CASE("a device has kernels for keys and values of the same 2, 4 or 8 bits") {
+TEST_CASE("a device has kernels for keys and values of 2, 4 or 8 bits, values of no more than keys") {
   const test::SmallDevice device;
   const ModelShape one{1, 2, 1, 64};
   for (const std::size_t bits : std::initializer_list<std::size_t>{2, 4, 8}) {
@@ -423,17 +423,20 @@ TEST_CASE("a device has kernels for keys and values of the same 2, 4 or 8 bits")
   for (const std::size_t bits : std::initializer_list<std::size_t>{3, 5, 6}) {
     CAPTURE(bits);
     const std::string both = "keys have " + std::to_string(bits) + " bits and values " +
-                             std::to_string(bits) + "; both must have 2, 4 or 8, the same";
+                             std::to_string(bits) +
+                             "; both must have 2, 4 or 8, and keys not fewer than values";
     CHECK(contains(plan_error(one, Quantized::Config{.storage = {.bits = bits}}), both));
     CHECK(contains(plan_error(one, Kivi::Config{.storage = {.bits = bits}}), both));
     CHECK(contains(plan_error(one, Retrieval::Config{.chunk = 16, .budget = 16, .storage = {.bits = bits}}),
                    both));
     CHECK(contains(plan_error(one, QuantizedBudget::Config{.storage = {.bits = bits}}), both));
   }
-  CHECK(contains(plan_error(one, Quantized::Config{.storage = {.key_bits = 8}}),
-                 "keys have 8 bits and values 4; both must have 2, 4 or 8, the same"));
+  CHECK(contains(plan_error(one, Quantized::Config{.storage = {.value_bits = 8}}),
+                 "keys have 4 bits and values 8; both must have 2, 4 or 8, and keys not fewer than values"));
   CHECK(
-      contains(plan_error(one, Kivi::Config{.storage = {.value_bits = 2}}), "keys have 4 bits and values 2"));
+      contains(plan_error(one, Kivi::Config{.storage = {.value_bits = 3}}), "keys have 4 bits and values 3"));
+  CHECK(plan_error(one, Quantized::Config{.storage = {.key_bits = 8}}).empty());
+  CHECK(plan_error(one, Kivi::Config{.storage = {.value_bits = 2}}).empty());
 
   CHECK(contains(plan_error(one, Quantized::Config{.storage = {.bits = 8, .halves = true}}),
                  "codes are stored in halves, which are read on the host"));
@@ -450,7 +453,7 @@ TEST_CASE("a device has kernels for keys and values of the same 2, 4 or 8 bits")
   for (const auto& [keys, values] :
        std::vector<std::pair<Encoding, Encoding>>{{Encoding::uint3, Encoding::uint3},
                                                   {Encoding::uint6, Encoding::uint6},
-                                                  {Encoding::uint8, Encoding::uint4}}) {
+                                                  {Encoding::uint4, Encoding::uint8}}) {
     HeadRule rule;
     Quantized::Config{}.storage.describe(rule, 64);
     rule.key_encoding = keys;

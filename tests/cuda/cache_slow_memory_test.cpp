@@ -101,7 +101,7 @@ TEST_CASE("heads whose first rows stay exact have their codes in slow memory") {
       {.sinks = 4, .bits = 4, .key_group = 64, .value_group = 64, .residual = 128, .per_channel = true},
       {.sinks = 4, .bits = 8, .key_group = 64, .value_group = 64, .residual = 128},
       {.sinks = 4, .bits = 2, .key_group = 32, .value_group = 32, .residual = 128, .per_channel = true},
-      {.sinks = 35, .bits = 4, .residual = 20}};
+      {.sinks = 35, .bits = 4, .key_bits = 8, .residual = 20}};
   for (const test::HeadSpec& head : heads) {
     CAPTURE(head.bits);
     CAPTURE(head.sinks);
@@ -117,7 +117,8 @@ TEST_CASE("heads whose first rows stay exact have their codes in slow memory") {
     CHECK(twins.step(random, 1, {}));
     // Blocks of 64 rows besides the sinks and the residual, of a key and a value each.
     const std::size_t packed = (tokens + 1 - head.sinks - head.residual) / 64 * 64;
-    const std::size_t codes = 6 * packed * 2 * 64 * head.bits / 8;
+    const std::size_t both = head.bits + (head.key_bits == 0 ? head.bits : head.key_bits);
+    const std::size_t codes = 6 * packed * 64 * both / 8;
     CHECK(twins.slow().slow_bytes() >= codes);
     CHECK(twins.slow().slow_bytes() < 2 * codes);
     CHECK(twins.memory().slow.live_bytes() == twins.slow().slow_bytes());

@@ -12,6 +12,7 @@
 
 #include <kvpolicy/cuda/kernels/compact.cuh>
 
+#include "cuda/support/codes.hpp"
 #include "cuda/support/device_head.hpp"
 #include "cuda/support/launch.hpp"
 #include "cuda/support/row_oracle.hpp"
@@ -22,6 +23,7 @@ using kvpolicy::Encoding;
 using kvpolicy::cuda::CompactParams;
 using kvpolicy::cuda::HeadView;
 using kvpolicy::cuda::LayerState;
+using test::all_codes;
 using test::below;
 using test::DeviceHead;
 using test::one_of;
@@ -43,8 +45,7 @@ struct Compression {
       : state{.tokens = tokens, .committed = tokens} {
     HeadView view;
     if constexpr (HeadDim == 64 || HeadDim == 128) {
-      view.encoding =
-          one_of(random, std::vector{Encoding::float32, Encoding::uint8, Encoding::uint4, Encoding::uint2});
+      if (below(random, 7) > 0) all_codes[below(random, all_codes.size())].describe(view);
       view.key_group = HeadDim >> below(random, 4);
       view.value_group = HeadDim >> below(random, 4);
       view.key_hadamard = view.is_packed() && below(random, 2) == 0;
@@ -122,7 +123,9 @@ struct Compression {
             if (from->rotates(side)) kvpolicy::rotate_hadamard(numbers);
             const auto begin = numbers.begin() + first;
             numbers = {begin, begin + group};
-            const QuantizedGroup quantized{numbers, to->view().encoding};
+            const HeadView& view = to->view();
+            const QuantizedGroup quantized{numbers,
+                                           side == Side::keys ? view.key_encoding : view.value_encoding};
             grid = quantized.grid;
             codes = quantized.codes;
           }

@@ -94,7 +94,7 @@ TEST_CASE_TEMPLATE("decode, trees: windows that a path outgrows, texts shorter t
 
 TEST_CASE_TEMPLATE("decode, trees: after quantised rows, chosen chunks and dropped rows", E, bfloat16, half) {
   unsigned seed = 400;
-  for (const Encoding encoding : {Encoding::uint8, Encoding::uint4, Encoding::uint2}) {
+  for (const Codes& codes : all_codes) {
     for (const int text : {70, 300}) {
       ++seed;
       const CallCase call{.queries = 5,
@@ -102,21 +102,21 @@ TEST_CASE_TEMPLATE("decode, trees: after quantised rows, chosen chunks and dropp
                           .selected = true,
                           .softcap = seed % 3 == 0 ? 20.0F : 0.0F,
                           .tree = tree_of(11, seed)};
-      HeadCase ring = quantised(text, encoding, {64, 64}, 5);
+      HeadCase ring = quantised(text, codes, {64, 64}, 5);
       ring.view.sinks = 4;
       ring.view.recent = 100;
       ring.view.exact_ring = 128;
       ring.view.packed_ring = 192;
       HeadCase dropped = full(text);
       dropped.view.evicted = text / 2;
-      HeadCase tentative = quantised(text, encoding, {32, 32, true}, 0);
+      HeadCase tentative = quantised(text, codes, {32, 32, true}, 0);
       tentative.committed = ring.committed;
       const int chunks = text / 16;
       const test::DecodeLayer<E> layer(
           64, 3, 6, 64,
-          with_nodes({quantised(text, encoding, {64, 64}, 0), ring, dropped, tentative,
+          with_nodes({quantised(text, codes, {64, 64}, 0), ring, dropped, tentative,
                       choosing(full(text), 16, every(2, 0, chunks), chunks * 16),
-                      choosing(quantised(text, encoding, {64, 64}, 0), 16, every(3, 0, chunks), chunks * 16)},
+                      choosing(quantised(text, codes, {64, 64}, 0), 16, every(3, 0, chunks), chunks * 16)},
                      call),
           call, seed);
       check<64>(layer, grids[seed % 4], grouped_lse);

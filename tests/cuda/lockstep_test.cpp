@@ -130,7 +130,8 @@ class TwoCaches : public test::WaitingCache<E> {
   }
   // A quantised number may be half a step off, and the steps of random numbers are about 8 / levels.
   static double most_apart(const HeadRule& rule) {
-    const auto bits = static_cast<double>(kvpolicy::bits_of(rule.key_encoding));
+    const auto bits = static_cast<double>(
+        std::min(kvpolicy::bits_of(rule.key_encoding), kvpolicy::bits_of(rule.value_encoding)));
     return rule.is_quantized() ? 8.0 / (std::exp2(bits) - 1.0) : test::DeviceBackend<E>::out_error;
   }
 

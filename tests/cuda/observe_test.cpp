@@ -15,6 +15,7 @@
 #include <kvpolicy/cuda/kernels/votes.cuh>
 #include <kvpolicy/policy/snapkv_scorer.hpp>
 
+#include "cuda/support/codes.hpp"
 #include "cuda/support/device_head.hpp"
 #include "cuda/support/forbid.hpp"
 #include "cuda/support/launch.hpp"
@@ -27,6 +28,8 @@ using namespace kvpolicy::cuda;
 namespace {
 
 using kvpolicy::half;  // CUDA has one as well
+using test::all_codes;
+using test::Codes;
 
 constexpr float untouched = -12345.0F;
 
@@ -34,7 +37,7 @@ struct Head {
   int rows = 200;           // stored
   int survivors = 0;        // of them, from an earlier compression: positions not those of the rows
   CompressionSettings how;  // ranked by nothing: left alone
-  Encoding encoding = Encoding::float32;
+  Codes codes = Encoding::float32;
   int key_group = 0;
   bool hadamard = false;  // keys are rotated before they are quantised
 };
@@ -110,8 +113,8 @@ double check(const Case& c) {
     most_rows = std::max(most_rows, head.rows);
     HeadView view;
     view.evicted = tokens - head.rows;
-    if (head.encoding != Encoding::float32) {
-      view.encoding = head.encoding;
+    if (kvpolicy::is_quantized(head.codes.keys)) {
+      head.codes.describe(view);
       view.key_group = head.key_group;
       view.value_group = head.key_group;
       view.key_hadamard = view.value_hadamard = head.hadamard;
@@ -407,12 +410,12 @@ TEST_CASE("fewer queries are known than would vote") {
 
 TEST_CASE("quantised survivors") {
   double worst = 0;
-  for (const Encoding encoding : {Encoding::uint8, Encoding::uint4, Encoding::uint2}) {
+  for (const Codes& codes : all_codes) {
     const auto head = [&](int rows, int group, bool hadamard = false) {
       return Head{.rows = rows,
                   .survivors = rows - 40,
                   .how = how(8, 7),
-                  .encoding = encoding,
+                  .codes = codes,
                   .key_group = group,
                   .hadamard = hadamard};
     };

@@ -9,6 +9,8 @@
 #include <kvpolicy/core/segment.hpp>
 #include <kvpolicy/cuda/kernels/packing.cuh>
 
+#include "cuda/support/codes.hpp"
+
 using namespace kvpolicy::cuda;
 
 namespace {
@@ -72,25 +74,25 @@ TEST_CASE("codes fill a tile without gap or overlap, and a bit names its code") 
 
 TEST_CASE("the parts of a page follow each other and take what two pages of the host take") {
   for (const int head_dim : {64, 128}) {
-    for (const int bits : {2, 4, 8}) {
+    for (const test::Codes& codes : test::all_codes) {
+      const int key_bits = static_cast<int>(kvpolicy::bits_of(codes.keys));
+      const int value_bits = static_cast<int>(kvpolicy::bits_of(codes.values));
       for (const bool per_channel : {false, true}) {
         for (const int page_rows : {64, 128}) {
           for (const int group : {16, 32, 64}) {
-            const PackedLayout layout{bits, head_dim, page_rows, per_channel, group, group};
-            CHECK(layout.values_offset == page_rows * head_dim * bits / 8);
-            CHECK(layout.key_scales_offset == 2 * layout.values_offset);
-            const auto encoding = bits == 8   ? kvpolicy::Encoding::uint8
-                                  : bits == 4 ? kvpolicy::Encoding::uint4
-                                              : kvpolicy::Encoding::uint2;
+            const PackedLayout layout{{key_bits, value_bits}, head_dim, page_rows, per_channel, group, group};
+            CHECK(layout.values_offset == page_rows * head_dim * key_bits / 8);
+            CHECK(layout.key_scales_offset == page_rows * head_dim * (key_bits + value_bits) / 8);
             const auto size = [](int n) { return static_cast<std::size_t>(n); };
             const kvpolicy::PageLayout keys{
-                {encoding,
+                {codes.keys,
                  per_channel ? kvpolicy::Granularity::per_channel : kvpolicy::Granularity::per_token,
                  size(group)},
                 size(head_dim),
                 size(page_rows)};
-            const kvpolicy::PageLayout values{
-                {encoding, kvpolicy::Granularity::per_token, size(group)}, size(head_dim), size(page_rows)};
+            const kvpolicy::PageLayout values{{codes.values, kvpolicy::Granularity::per_token, size(group)},
+                                              size(head_dim),
+                                              size(page_rows)};
             CHECK(size(layout.page_bytes) == keys.page_bytes + values.page_bytes);
             // The last parameters of each side end where the next part begins.
             CHECK(layout.key_scales_offset +

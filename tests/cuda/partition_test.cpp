@@ -12,8 +12,11 @@
 
 namespace {
 
+#include "cuda/support/codes.hpp"
+
 using kvpolicy::Encoding;
 using namespace kvpolicy::cuda;
+using test::all_codes;
 
 TEST_CASE("partition: pieces join, are equal, and know their blocks") {
   for (const long long total : {1LL, 47LL, 48LL, 1000LL, 65'537LL, 5'000'000'019LL}) {
@@ -47,7 +50,7 @@ TEST_CASE("partition: a short line leaves blocks idle, a long one none") {
 }
 
 TEST_CASE("partition: units of a segment") {
-  HeadView head{.sinks = 4, .encoding = Encoding::uint4};
+  HeadView head{.sinks = 4, .key_encoding = Encoding::uint4, .value_encoding = Encoding::uint4};
   const auto count = [&](DeviceSegment::Source source, int first, int rows) {
     return units_of(head, DeviceSegment{.source = source, .rows = rows, .first = first}).count;
   };
@@ -60,8 +63,12 @@ TEST_CASE("partition: units of a segment") {
   CHECK(count(packed, 4 + 63, 1) == 1);  // packed ones lie in blocks of slots
   CHECK(count(packed, 4 + 63, 65) == 2);
   CHECK(units_of(head, {.source = packed, .rows = 65, .first = 4 + 63}).skipped == 63);
-  head.encoding = Encoding::uint8;
+  head.value_encoding = Encoding::uint2;
+  CHECK(count(packed, 4 + 63, 1) == 1);
+  CHECK(units_of(head, {.source = packed, .rows = 64, .first = 4}).weight == 2);  // 96 bytes of 64 a cost
+  head.key_encoding = Encoding::uint8;
   CHECK(count(packed, 4 + 31, 2) == 2);
+  CHECK(units_of(head, {.source = packed, .rows = 32, .first = 4}).weight == 2);
   const int chunks[] = {1, 5, 9};
   CHECK(units_of(head, {.source = packed, .rows = 48, .chunks = chunks, .chunk_rows = 16}).count == 2);
 }
@@ -76,7 +83,7 @@ TEST_CASE("partition: every unit has one block") {
       HeadView head;
       if (up_to(2) == 0) head = {.sinks = up_to(20), .recent = 1 + up_to(100), .exact_ring = 256};
       if (up_to(2) == 0) {
-        head.encoding = up_to(2) == 0 ? Encoding::uint2 : Encoding::uint8;
+        all_codes[static_cast<std::size_t>(up_to(6))].describe(head);
         head.residual = up_to(100);
         head.packed_ring = head.recent > 0 ? 256 : 0;
       }

@@ -7,10 +7,13 @@
 #include <utility>
 #include <vector>
 
+#include "cuda/support/codes.hpp"
 #include "cuda/support/prefill_trial.hpp"
 
 using namespace kvpolicy;
 using namespace kvpolicy::cuda;
+using test::all_codes;
+using test::Codes;
 using test::prefill::Case;
 using test::prefill::Head;
 using test::prefill::Trial;
@@ -41,9 +44,9 @@ Head window(int sinks, int recent, int ring, bool prefill_chunk_mask = false) {
   head.view.prefill_chunk_mask = prefill_chunk_mask;
   return head;
 }
-Head packed(Encoding encoding, int residual, int key_group, int value_group, bool per_channel = false) {
+Head packed(const Codes& codes, int residual, int key_group, int value_group, bool per_channel = false) {
   Head head;
-  head.view.encoding = encoding;
+  codes.describe(head.view);
   head.view.residual = residual;
   head.view.key_group = key_group;
   head.view.value_group = value_group;
@@ -162,15 +165,15 @@ TEST_CASE("prefill: evicted rows") {
 }
 
 TEST_CASE_TEMPLATE("prefill: quantised rows", E, half, bfloat16) {
-  for (const Encoding encoding : {Encoding::uint8, Encoding::uint4, Encoding::uint2}) {
-    CAPTURE(static_cast<int>(encoding));
-    const Case c{.heads = {packed(encoding, 40, 64, 64), packed(encoding, 0, 32, 16),
-                           packed(encoding, 64, 16, 8, true), packed(encoding, 1, 64, 32, true)},
+  for (const Codes& codes : all_codes) {
+    CAPTURE(name_of(codes));
+    const Case c{.heads = {packed(codes, 40, 64, 64), packed(codes, 0, 32, 16),
+                           packed(codes, 64, 16, 8, true), packed(codes, 1, 64, 32, true)},
                  .queries = 40,
                  .histories = {200},
                  .tentative = 3};
     check<E, 64>(c);
-    check<E, 128>({.heads = {packed(encoding, 40, 128, 128), packed(encoding, 0, 32, 128, true)},
+    check<E, 128>({.heads = {packed(codes, 40, 128, 128), packed(codes, 0, 32, 128, true)},
                    .group = 2,
                    .queries = 33,
                    .histories = {300, 64},
@@ -185,18 +188,17 @@ TEST_CASE_TEMPLATE("prefill: rotated rows between exact ones, beside heads that 
     head.view.value_hadamard = values;
     return head;
   };
-  for (const Encoding encoding : {Encoding::uint8, Encoding::uint4, Encoding::uint2}) {
-    CAPTURE(static_cast<int>(encoding));
-    Head sinks = rotated(packed(encoding, 20, 64, 64), true, true);
+  for (const Codes& codes : all_codes) {
+    CAPTURE(name_of(codes));
+    Head sinks = rotated(packed(codes, 20, 64, 64), true, true);
     sinks.view.sinks = 5;
-    Head ring =
-        rotated(packed(encoding, 10, 64, 64), true, true);  // its sinks are turned to a later position
+    Head ring = rotated(packed(codes, 10, 64, 64), true, true);  // its sinks are turned to a later position
     ring.view.sinks = 4, ring.view.recent = 150, ring.view.packed_ring = 256, ring.view.exact_ring = 192;
     ring.view.rotation_limit = 153;
     const Case c{
-        .heads = {sinks, packed(encoding, 0, 32, 16), rotated(packed(encoding, 64, 16, 8, true), true, true),
-                  rotated(packed(encoding, 1, 64, 32, true), true, false),
-                  rotated(packed(encoding, 1, 32, 64), false, true), ring},
+        .heads = {sinks, packed(codes, 0, 32, 16), rotated(packed(codes, 64, 16, 8, true), true, true),
+                  rotated(packed(codes, 1, 64, 32, true), true, false),
+                  rotated(packed(codes, 1, 32, 64), false, true), ring},
         .queries = 40,
         .histories = {300},
         .tentative = 3};
@@ -205,24 +207,23 @@ TEST_CASE_TEMPLATE("prefill: rotated rows between exact ones, beside heads that 
       one.splits = splits;
       check<E, 64>(one);
     }
-    check<E, 128>({.heads = {rotated(packed(encoding, 40, 128, 128), true, true),
-                             rotated(packed(encoding, 0, 32, 128, true), true, true)},
+    check<E, 128>({.heads = {rotated(packed(codes, 40, 128, 128), true, true),
+                             rotated(packed(codes, 0, 32, 128, true), true, true)},
                    .group = 2,
                    .queries = 33,
                    .histories = {300, 64},
                    .page_rows = 128});
-    check<E, 128>(
-        {.heads = {chosen(rotated(packed(encoding, 70, 128, 32), true, true), 16, {0, 3, 4, 9}, 256)},
-         .group = 2,
-         .queries = 12,
-         .histories = {300},
-         .selected = true});
+    check<E, 128>({.heads = {chosen(rotated(packed(codes, 70, 128, 32), true, true), 16, {0, 3, 4, 9}, 256)},
+                   .group = 2,
+                   .queries = 12,
+                   .histories = {300},
+                   .selected = true});
   }
 }
 
 TEST_CASE("prefill: quantised windows and chunks") {
-  for (const Encoding encoding : {Encoding::uint8, Encoding::uint4, Encoding::uint2}) {
-    Head a = packed(encoding, 10, 64, 64), b = packed(encoding, 64, 32, 64, true);
+  for (const Codes& codes : all_codes) {
+    Head a = packed(codes, 10, 64, 64), b = packed(codes, 64, 32, 64, true);
     a.view.sinks = 5, a.view.recent = 150, a.view.packed_ring = 256, a.view.exact_ring = 192;
     b.view.recent = 100, b.view.packed_ring = 192, b.view.exact_ring = 192;
     b.view.prefill_chunk_mask = true;
@@ -231,7 +232,7 @@ TEST_CASE("prefill: quantised windows and chunks") {
     for (const int rows : {8, 16, 64}) {
       std::vector<int> chunks;
       for (int i = 0; i < 256 / rows; i += i % 3 + 1) chunks.push_back(i);
-      check<bfloat16, 128>({.heads = {chosen(packed(encoding, 70, 128, 32), rows, chunks, 256)},
+      check<bfloat16, 128>({.heads = {chosen(packed(codes, 70, 128, 32), rows, chunks, 256)},
                             .group = 2,
                             .queries = 12,
                             .histories = {300},
@@ -345,13 +346,13 @@ TEST_CASE_TEMPLATE("prefill, trees: windows that a path outgrows, texts shorter 
 
 TEST_CASE("prefill, trees: after quantised rows, chosen chunks and dropped rows, split or not") {
   std::uint32_t seed = 200;
-  for (const Encoding encoding : {Encoding::uint8, Encoding::uint4, Encoding::uint2}) {
+  for (const Codes& codes : all_codes) {
     for (const int splits : {1, 3}) {
-      Head ring = packed(encoding, 5, 64, 64), dropped = full();
+      Head ring = packed(codes, 5, 64, 64), dropped = full();
       ring.view.sinks = 4, ring.view.recent = 100, ring.view.exact_ring = 256, ring.view.packed_ring = 192;
       dropped.view.evicted = 130;
-      check<half, 64>({.heads = {packed(encoding, 0, 64, 64), packed(encoding, 9, 32, 16, true), ring,
-                                 dropped, chosen(packed(encoding, 0, 64, 64), 16, {0, 2, 3, 9}, 256),
+      check<half, 64>({.heads = {packed(codes, 0, 64, 64), packed(codes, 9, 32, 16, true), ring, dropped,
+                                 chosen(packed(codes, 0, 64, 64), 16, {0, 2, 3, 9}, 256),
                                  chosen(full(), 8, {0, 5, 20}, 250)},
                        .group = 2,
                        .queries = 40,

@@ -15,6 +15,7 @@
 #include <kvpolicy/cuda/kernels/append.cuh>
 #include <kvpolicy/storage/residual_storage.hpp>
 
+#include "cuda/support/codes.hpp"
 #include "cuda/support/launch.hpp"
 #include "cuda/support/written_head.hpp"
 #include "support/compare.hpp"
@@ -24,7 +25,9 @@ using kvpolicy::Encoding;
 using kvpolicy::cuda::AppendParams;
 using kvpolicy::cuda::HeadView;
 using kvpolicy::cuda::LayerState;
+using test::all_codes;
 using test::below;
+using test::Codes;
 using test::launch;
 using test::Random;
 using test::Side;
@@ -34,10 +37,10 @@ namespace {
 
 // One head that quantises all it gets, in one call of 64 rows.
 template <class E, int HeadDim>
-void check_quantized(const std::vector<std::vector<float>>& rows, Encoding encoding, bool per_channel,
+void check_quantized(const std::vector<std::vector<float>>& rows, const Codes& codes, bool per_channel,
                      int key_group, int value_group, int expected_out_of_range, bool rotated = false) {
   HeadView view;
-  view.encoding = encoding;
+  codes.describe(view);
   view.key_per_channel = per_channel;
   view.key_group = key_group;
   view.value_group = value_group;
@@ -75,15 +78,15 @@ void check_quantized(const std::vector<std::vector<float>>& rows, Encoding encod
 template <class E, int HeadDim>
 void check_quantized(const std::vector<std::vector<float>>& rows, int unrepresentable = 0,
                      bool rotated = false) {
-  for (const Encoding encoding : {Encoding::uint8, Encoding::uint4, Encoding::uint2}) {
-    CAPTURE(static_cast<int>(encoding));
+  for (const Codes& codes : all_codes) {
+    CAPTURE(name_of(codes));
     for (int group = 8; group <= HeadDim; group *= 2) {
       CAPTURE(group);
-      check_quantized<E, HeadDim>(rows, encoding, false, group, HeadDim / (group / 8), 2 * unrepresentable,
+      check_quantized<E, HeadDim>(rows, codes, false, group, HeadDim / (group / 8), 2 * unrepresentable,
                                   rotated);
     }
     for (const int group : {16, 32, 64}) {
-      check_quantized<E, HeadDim>(rows, encoding, true, group, HeadDim, 2 * unrepresentable, rotated);
+      check_quantized<E, HeadDim>(rows, codes, true, group, HeadDim, 2 * unrepresentable, rotated);
     }
   }
 }

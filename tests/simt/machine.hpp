@@ -18,6 +18,7 @@
 #define KVPOLICY_GRID_CONSTANT
 #define KVPOLICY_UNROLL
 #define KVPOLICY_NO_UNROLL
+#define KVPOLICY_INLINE_LAMBDA
 
 #include "collectives.hpp"
 #include "matrix.hpp"

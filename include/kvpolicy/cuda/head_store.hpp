@@ -267,7 +267,8 @@ class HeadStore {
     view_.set_contiguous_rows(static_cast<int>(context.head_dim), static_cast<int>(context.page_rows));
     view_.packed_ring = number(geometry.packed_ring());
     if (settings.is_quantized()) static_cast<void>(packed_bits(settings));  // kernels refuse nothing
-    view_.encoding = settings.key_encoding;
+    view_.key_encoding = settings.key_encoding;
+    view_.value_encoding = settings.value_encoding;
     view_.key_per_channel = settings.key_per_channel;
     view_.key_hadamard = settings.key_hadamard;
     view_.value_hadamard = settings.value_hadamard;

@@ -32,10 +32,10 @@ struct CachedRows {
 /// One row of a page of quantised rows as numbers: the host's way through the fragment order.
 inline void load_packed_row(const std::byte* page, const HeadView& head, int head_dim, int page_rows, int row,
                             bool key, float* out) {
-  const int bits = code_bits(head.encoding);
-  const PackedLayout layout{bits,           head_dim,        page_rows, head.key_per_channel,
-                            head.key_group, head.value_group};
-  const std::byte* tile = page + (key ? 0 : layout.values_offset) + row / tile_rows * layout.tile_bytes;
+  const int bits = head.bits().of(key);
+  const PackedLayout layout = head.packed_layout(head_dim, page_rows);
+  const std::byte* tile =
+      page + (key ? 0 : layout.values_offset) + row / tile_rows * layout.tile_bytes.of(key);
   const auto param = [&](int offset, int index) {
     half number;
     std::memcpy(&number, page + offset + 2 * index, sizeof number);

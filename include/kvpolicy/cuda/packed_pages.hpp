@@ -39,7 +39,8 @@ class PackedPages {
         for (int channel = 0; channel < head_dim_; ++channel) {
           const TileOffset at =
               key ? offset_of_key(row, channel, head_dim_) : offset_of_value(row, channel, head_dim_);
-          bit[static_cast<std::size_t>(row * head_dim_ + channel)] = bit_of_code(at, bits_, head_dim_);
+          bit[static_cast<std::size_t>(row * head_dim_ + channel)] =
+              bit_of_code(at, bits_.of(key), head_dim_);
         }
       }
     }
@@ -59,7 +60,7 @@ class PackedPages {
       std::byte* out = host + static_cast<std::size_t>(row) * to.row_bytes;
       for_each_code(key, row, [&](std::size_t bit, std::size_t byte, int shift) {
         out[byte] |=
-            static_cast<std::byte>((static_cast<unsigned>(codes[bit / 8]) >> (bit % 8) & mask()) << shift);
+            static_cast<std::byte>((static_cast<unsigned>(codes[bit / 8]) >> (bit % 8) & mask(key)) << shift);
       });
     }
     for_each_param(key, [&](std::size_t on_device, std::size_t on_host) {
@@ -76,9 +77,9 @@ class PackedPages {
     const std::byte* in = at.page + at.row * layout.row_bytes;
     for_each_code(key, row, [&](std::size_t bit, std::size_t byte, int shift) {
       std::byte& out = codes[bit / 8];
-      const auto moved = static_cast<std::byte>(mask() << (bit % 8));
+      const auto moved = static_cast<std::byte>(mask(key) << (bit % 8));
       out = (out & ~moved) |
-            static_cast<std::byte>((static_cast<unsigned>(in[byte]) >> shift & mask()) << (bit % 8));
+            static_cast<std::byte>((static_cast<unsigned>(in[byte]) >> shift & mask(key)) << (bit % 8));
     });
     const bool along = key && per_channel_;
     const std::size_t first = (along ? at.row / plane.format.group : at.row) * layout.params_per_row;
@@ -95,7 +96,7 @@ class PackedPages {
   }
 
  private:
-  [[nodiscard]] unsigned mask() const { return (1U << bits_) - 1U; }
+  [[nodiscard]] unsigned mask(bool key) const { return (1U << bits_.of(key)) - 1U; }
   [[nodiscard]] PageLayout host_layout(bool key) const {
     return {format(key), static_cast<std::size_t>(head_dim_), static_cast<std::size_t>(page_rows_)};
   }
@@ -110,12 +111,13 @@ class PackedPages {
   // visit(bit from the device page's first code, byte of the host's row, bit in that byte)
   template <class Visit>
   void for_each_code(bool key, int row, Visit visit) const {
-    const int row_bytes = head_dim_ * bits_ / 8;
-    const auto tile = static_cast<std::size_t>(row / tile_rows * layout_.tile_bytes) * 8;
+    const int bits = bits_.of(key);
+    const int row_bytes = head_dim_ * bits / 8;
+    const auto tile = static_cast<std::size_t>(row / tile_rows * layout_.tile_bytes.of(key)) * 8;
     const int* bit = bits_in_tile_[key ? 0 : 1].data() + row % tile_rows * head_dim_;
     for (int channel = 0; channel < head_dim_; ++channel) {
       visit(tile + static_cast<std::size_t>(bit[channel]), static_cast<std::size_t>(channel % row_bytes),
-            channel / row_bytes * bits_);
+            channel / row_bytes * bits);
     }
   }
   // visit(byte among the device page's scales, byte among the host's), of every scale of a page
@@ -135,7 +137,7 @@ class PackedPages {
     }
   }
 
-  int bits_;
+  Sides bits_;
   int head_dim_;
   int page_rows_;
   bool per_channel_;

@@ -32,17 +32,18 @@ namespace kvpolicy::cuda {
 /// Bits of the codes that kernels read and write for a head that quantises its rows. Whatever lays out packed pages
 /// asks here, because kernels take a width that they do not have for 2 bits.
 /// @throws ConfigError for a width that kernels do not have
-[[nodiscard]] inline int packed_bits(const HeadRule& rule) {
-  const std::size_t bits = bits_of(rule.key_encoding);
+[[nodiscard]] inline Sides packed_bits(const HeadRule& rule) {
+  const std::size_t keys = bits_of(rule.key_encoding);
+  const std::size_t values = bits_of(rule.value_encoding);
   require(!is_in_halves(rule.key_encoding) && !is_in_halves(rule.value_encoding),
           "cuda: codes are stored in halves, which are read on the host; kernels have halves=false");
   const Codebook codebook = rule.key_codebook == Codebook::even ? rule.value_codebook : rule.key_codebook;
   require(codebook == Codebook::even, "cuda: codes stand for '", name_of(codebook),
           "' numbers, which are read on the host; kernels have 'even' ones");
-  require(rule.key_encoding == rule.value_encoding && (bits == 2 || bits == 4 || bits == 8),
-          "cuda: keys have ", bits, " bits and values ", bits_of(rule.value_encoding),
-          "; both must have 2, 4 or 8, the same; other widths are served on the host");
-  return static_cast<int>(bits);
+  const auto fits = [](std::size_t bits) { return bits == 2 || bits == 4 || bits == 8; };
+  require(fits(keys) && fits(values) && keys >= values, "cuda: keys have ", keys, " bits and values ", values,
+          "; both must have 2, 4 or 8, and keys not fewer than values; other widths are served on the host");
+  return {static_cast<int>(keys), static_cast<int>(values)};
 }
 
 namespace detail {

@@ -14,6 +14,7 @@
 
 #include <kvpolicy/cuda/kernels/decode.cuh>
 
+#include "cuda/support/codes.hpp"
 #include "cuda/support/decode_layer.hpp"
 #include "cuda/support/launch.hpp"
 
@@ -23,6 +24,8 @@ using kvpolicy::bfloat16;
 using kvpolicy::Element;
 using kvpolicy::Encoding;
 using kvpolicy::half;
+using test::all_codes;
+using test::Codes;
 using namespace kvpolicy::cuda;
 
 struct Output {
@@ -169,8 +172,9 @@ struct Grids {
   int value_group;
   bool per_channel = false;
 };
-inline HeadCase quantised(int tokens, Encoding encoding, const Grids& grids, int residual) {
-  return {.view = {.encoding = encoding,
+inline HeadCase quantised(int tokens, const Codes& codes, const Grids& grids, int residual) {
+  return {.view = {.key_encoding = codes.keys,
+                   .value_encoding = codes.values,
                    .key_per_channel = grids.per_channel,
                    .key_group = grids.key_group,
                    .value_group = grids.value_group,

@@ -41,12 +41,9 @@ class DeviceHead {
                     lay_out_rows());
     view_.exact_pages = exact_.table.data();
     if (view.is_packed()) {
-      layout_ = {kvpolicy::cuda::code_bits(view.encoding),
-                 head_dim,
-                 page_rows,
-                 view.key_per_channel,
-                 view.key_group,
-                 view.value_group};
+      const kvpolicy::cuda::Sides bits{kvpolicy::cuda::code_bits(view.key_encoding),
+                                       kvpolicy::cuda::code_bits(view.value_encoding)};
+      layout_ = {bits, head_dim, page_rows, view.key_per_channel, view.key_group, view.value_group};
       packed_.allocate(whole_pages(view.packed_ring > 0 ? view.packed_ring : line), page_rows,
                        static_cast<std::size_t>(layout_.page_bytes));
       view_.packed_pages = packed_.table.data();
@@ -98,13 +95,13 @@ class DeviceHead {
     const auto [word, bit] = code_position(side, row, channel);
     std::uint32_t bits = 0;
     std::memcpy(&bits, word, sizeof bits);
-    return bits >> bit & levels();
+    return bits >> bit & levels(side);
   }
   void set_code(Side side, int row, int channel, std::uint32_t code) {
     const auto [word, bit] = code_position(side, row, channel);
     std::uint32_t bits = 0;
     std::memcpy(&bits, word, sizeof bits);
-    bits = (bits & ~(levels() << bit)) | code << bit;
+    bits = (bits & ~(levels(side) << bit)) | code << bit;
     std::memcpy(word, &bits, sizeof bits);
   }
   [[nodiscard]] kvpolicy::AffineGrid grid(Side side, int row, int channel) const {
@@ -205,9 +202,11 @@ class DeviceHead {
            static_cast<std::size_t>(channel);
   }
   static std::uint16_t* numbers(std::byte* page) { return reinterpret_cast<std::uint16_t*>(page); }
-  [[nodiscard]] std::uint32_t levels() const {
-    return (1U << kvpolicy::cuda::code_bits(view_.encoding)) - 1U;
+  [[nodiscard]] kvpolicy::Encoding encoding(Side side) const {
+    return side == Side::keys ? view_.key_encoding : view_.value_encoding;
   }
+  [[nodiscard]] int bits(Side side) const { return kvpolicy::cuda::code_bits(encoding(side)); }
+  [[nodiscard]] std::uint32_t levels(Side side) const { return (1U << bits(side)) - 1U; }
 
   struct CodePosition {
     std::byte* word;
@@ -219,10 +218,11 @@ class DeviceHead {
     const kvpolicy::cuda::TileOffset at = side == Side::keys
                                               ? kvpolicy::cuda::offset_of_key(tile_row, channel, head_dim_)
                                               : kvpolicy::cuda::offset_of_value(tile_row, channel, head_dim_);
-    const int bit = kvpolicy::cuda::bit_of_code(at, kvpolicy::cuda::code_bits(view_.encoding), head_dim_);
+    const int bit = kvpolicy::cuda::bit_of_code(at, bits(side), head_dim_);
     std::byte* tile = packed_.table.at(static_cast<std::size_t>(slot / page_rows_)) +
                       (side == Side::values ? layout_.values_offset : 0) +
-                      slot % page_rows_ / kvpolicy::cuda::tile_rows * layout_.tile_bytes;
+                      slot % page_rows_ / kvpolicy::cuda::tile_rows *
+                          (side == Side::keys ? layout_.tile_bytes.keys : layout_.tile_bytes.values);
     return {tile + bit / 32 * 4, bit % 32};
   }
 
@@ -266,9 +266,9 @@ class DeviceHead {
       max = i == 0 ? x : std::max(max, x);
     }
     // Adding 0 leaves no -0: which zero of several is the smallest is nobody's business.
-    const auto grid = kvpolicy::AffineGrid::covering(min + 0.0F, max + 0.0F, view_.encoding);
+    const auto grid = kvpolicy::AffineGrid::covering(min + 0.0F, max + 0.0F, encoding(side));
     set_grid(side, row, channel, grid);
-    set_code(side, row, channel, grid.encode(rows[index(row, channel)], view_.encoding));
+    set_code(side, row, channel, grid.encode(rows[index(row, channel)], encoding(side)));
   }
 
   kvpolicy::cuda::HeadView view_;

@@ -97,7 +97,8 @@ struct WrittenHead {
         for (int i = 0; i < group; ++i) {
           numbers.push_back(by_rows ? number(row + i, channel) : number(row, channel + i));
         }
-        const QuantizedGroup expected{numbers, view().encoding};
+        const QuantizedGroup expected{numbers,
+                                      side == Side::keys ? view().key_encoding : view().value_encoding};
         for (int i = 0; i < group; ++i) {
           const int r = by_rows ? row + i : row;
           const int c = by_rows ? channel : channel + i;

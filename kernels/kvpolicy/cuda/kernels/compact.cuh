@@ -55,7 +55,7 @@ struct PackedVector {
   KVPOLICY_DEVICE PackedVector(const HeadView& head, int page_rows, int row, int channel, bool key) {
     const PackedBlock block{head, HeadDim, page_rows, row - (row - head.sinks) % tile_rows};
     const int in_tile = (row - head.sinks) % tile_rows;
-    const int bits = code_bits(head.encoding);
+    const int bits = head.bits().of(key);
     const auto* words = reinterpret_cast<const std::uint32_t*>(block.codes(key));
     KVPOLICY_UNROLL
     for (int j = 0; j < 8; ++j) {
@@ -154,8 +154,8 @@ KVPOLICY_DEVICE void compact_side(const HeadView& from, const HeadView& to, int 
     }
     sync_block();
   }
-  const auto levels = static_cast<float>((1 << code_bits(to.encoding)) - 1);
-  quantize_per_token<E>(memory, coded, group, Keys ? to.key_hadamard : to.value_hadamard, levels, refused);
+  quantize_per_token<E>(memory, coded, group, Keys ? to.key_hadamard : to.value_hadamard,
+                        highest_code(to, Keys), refused);
   sync_block();
   if (flushed) write_coded_numbers<E, HeadDim, Keys>(memory, to, page_rows, first, 0, rows);
   write_side<HeadDim, Keys>(memory, to, PackedBlock{to, HeadDim, page_rows, first}, page_rows);

@@ -24,7 +24,7 @@ inline constexpr bool packed_loads_overlap = Shape::head_dim * (1 + ColumnTiles)
 /// groups of keys.
 template <int HeadDim, int ColumnTiles>
 inline constexpr int packed_stage_bytes =
-    PackedKeys<PackedShape<4, HeadDim, Grouping::channels, 8>, ColumnTiles>::staged_bytes;
+    PackedKeys<PackedShape<4, 4, HeadDim, Grouping::channels, 8>, ColumnTiles>::staged_bytes;
 
 template <class Shape, int ColumnTiles, int Warps>
 KVPOLICY_DEVICE void attend_packed(const PackedHead& head,
@@ -43,18 +43,18 @@ KVPOLICY_DEVICE void attend_packed(const PackedHead& head,
   UnitCursor at = UnitCursor::first(slice);
   bool more = at.skip(slice, true, warp_index());
   if (!more) return;
-  typename Shape::Tile key_codes[Shape::tiles];
-  typename Shape::Tile value_codes[Shape::tiles];
+  typename Shape::KeyTile key_codes[Shape::tiles];
+  typename Shape::ValueTile value_codes[Shape::tiles];
   Keys keys{head};
   Values values{head, head.stage + values_at};
-  const auto request_keys = [&](const TileAddress& address, bool wanted) {
+  const auto request_keys = [&](const TileAddress& address, bool wanted) KVPOLICY_INLINE_LAMBDA {
     if (wanted) {
       load_codes(key_codes, address, 0);
       keys.request(address);
     }
     if constexpr (staged) cp_async_commit();
   };
-  const auto request_values = [&](const TileAddress& address, bool wanted) {
+  const auto request_values = [&](const TileAddress& address, bool wanted) KVPOLICY_INLINE_LAMBDA {
     if (wanted) {
       load_codes(value_codes, address, head.layout.values_offset);
       values.request(address);
@@ -105,7 +105,7 @@ KVPOLICY_DEVICE void attend_packed(const PackedHead& head,
   values.finish(softmax);
 }
 
-/// Dispatches by the head's encoding and groups. `stage` has packed_stage_bytes for each warp.
+/// Dispatches by the widths of the head's codes and by its groups. `stage` has packed_stage_bytes for each warp.
 template <int HeadDim, int ColumnTiles, int Warps>
 KVPOLICY_DEVICE void attend_packed(const AttendParams& p, const BlockSlice& slice, const CodeQueries& queries,
                                    std::byte* stage, OnlineSoftmax<HeadDim, ColumnTiles>& softmax) {
@@ -115,37 +115,54 @@ KVPOLICY_DEVICE void attend_packed(const AttendParams& p, const BlockSlice& slic
   // Chosen chunks may begin anywhere in a group of rows.
   const bool fine = smaller(view.key_group, view.value_group) < 32 ||
                     (by_rows && view.chunk_rows > 0 && (view.chunk_rows % 32 != 0 || view.sinks % 32 != 0));
-  const auto run_as = [&](auto bits, auto grouping, auto finest) {
-    constexpr int Bits = decltype(bits)::value;
+  const auto run_as = [&](auto key_bits, auto value_bits, auto grouping, auto finest) KVPOLICY_INLINE_LAMBDA {
+    constexpr int KeyBits = decltype(key_bits)::value;
+    constexpr int ValueBits = decltype(value_bits)::value;
     constexpr Grouping Groups = decltype(grouping)::value;
     const PackedHead head{
         .p = p,
         .slice = slice,
-        .layout{Bits, HeadDim, p.page_rows, Groups == Grouping::rows,
+        .layout{{KeyBits, ValueBits},
+                HeadDim,
+                p.page_rows,
+                Groups == Grouping::rows,
                 Groups == Grouping::row ? HeadDim : view.key_group,
                 Groups == Grouping::row ? HeadDim : view.value_group},
         .queries = queries,
         .stage = stage + unforeseen(warp_index()) * packed_stage_bytes<HeadDim, ColumnTiles>,
         .lane = unforeseen(lane_index()) & (warp_lanes - 1)};
-    attend_packed<PackedShape<Bits, HeadDim, Groups, decltype(finest)::value>, ColumnTiles, Warps>(head,
-                                                                                                  softmax);
+    attend_packed<PackedShape<KeyBits, ValueBits, HeadDim, Groups, decltype(finest)::value>, ColumnTiles,
+                  Warps>(head, softmax);
   };
-  const auto run = [&](auto bits) {
+  const auto run = [&](auto keys, auto values) KVPOLICY_INLINE_LAMBDA {
     constexpr std::integral_constant<Grouping, Grouping::row> row{};
     constexpr std::integral_constant<Grouping, Grouping::channels> channels{};
     constexpr std::integral_constant<Grouping, Grouping::rows> rows{};
     constexpr std::integral_constant<int, 32> coarse{};
     constexpr std::integral_constant<int, 8> finest{};
-    if (one_group) return run_as(bits, row, coarse);
-    if (by_rows) return fine ? run_as(bits, rows, finest) : run_as(bits, rows, coarse);
-    return fine ? run_as(bits, channels, finest) : run_as(bits, channels, coarse);
+    if (one_group) return run_as(keys, values, row, coarse);
+    if (by_rows) return fine ? run_as(keys, values, rows, finest) : run_as(keys, values, rows, coarse);
+    return fine ? run_as(keys, values, channels, finest) : run_as(keys, values, channels, coarse);
   };
-  if (view.encoding == Encoding::uint8) {
-    run(std::integral_constant<int, 8>{});
-  } else if (view.encoding == Encoding::uint4) {
-    run(std::integral_constant<int, 4>{});
+  constexpr std::integral_constant<int, 8> eight{};
+  constexpr std::integral_constant<int, 4> four{};
+  constexpr std::integral_constant<int, 2> two{};
+  // Values have at most the bits of keys (served_rule.hpp).
+  const Sides bits = view.bits();
+  if (bits.keys == 2) {
+    run(two, two);
+  } else if (bits.keys == 4) {
+    if (bits.values == 4) {
+      run(four, four);
+    } else {
+      run(four, two);
+    }
+  } else if (bits.values == 8) {
+    run(eight, eight);
+  } else if (bits.values == 4) {
+    run(eight, four);
   } else {
-    run(std::integral_constant<int, 2>{});
+    run(eight, two);
   }
 }
 

@@ -37,9 +37,9 @@ struct GatherUnit {
   bool packed;
   bool per_channel;
   int rows;
-  int row_parts;   ///< parts of one side of an exact row
-  int code_parts;  ///< parts of the codes of one side of a packed chunk
-  int key_parts;   ///< parts of its keys' scales
+  int row_parts;     ///< parts of one side of an exact row
+  Sides code_parts;  ///< parts of the codes of a packed chunk
+  int key_parts;     ///< parts of its keys' scales
   int value_parts;
   int key_group;
   int head_dim;
@@ -52,7 +52,7 @@ struct GatherUnit {
         per_channel{head.key_per_channel},
         rows{packed ? head.chunk_rows : 1},
         row_parts{p.head_dim / 8},
-        code_parts{0},
+        code_parts{},
         key_parts{0},
         value_parts{0},
         key_group{head.key_group},
@@ -60,13 +60,13 @@ struct GatherUnit {
         page_rows{p.page_rows},
         parts{2 * row_parts} {
     if (!packed) return;
-    const int bits = code_bits(head.encoding);
-    layout = PackedLayout{bits, head_dim, page_rows, per_channel, key_group, head.value_group};
-    code_parts = rows / tile_rows * layout.tile_bytes / 16;
+    layout = head.packed_layout(head_dim, page_rows);
+    code_parts = {rows / tile_rows * layout.tile_bytes.keys / 16,
+                  rows / tile_rows * layout.tile_bytes.values / 16};
     // If keys are quantised per channel, a chunk consists of whole groups of rows.
     key_parts = (per_channel ? rows / key_group * head_dim : head_dim / key_group * rows) / 8;
     value_parts = head_dim / head.value_group * rows / 8;
-    parts = 2 * (code_parts + key_parts + value_parts);
+    parts = code_parts.keys + code_parts.values + 2 * (key_parts + value_parts);
   }
 
   /// Byte offset, in its page, of a part of the unit that begins at row `row` of the page.
@@ -75,11 +75,11 @@ struct GatherUnit {
       const int side = part < row_parts ? 0 : 1;
       return (side * page_rows + row) * head_dim * 2 + (part - side * row_parts) * 16;
     }
-    const int codes = row / tile_rows * layout.tile_bytes;
-    if (part < code_parts) return codes + part * 16;
-    part -= code_parts;
-    if (part < code_parts) return layout.values_offset + codes + part * 16;
-    part -= code_parts;
+    const int tile = row / tile_rows;
+    if (part < code_parts.keys) return tile * layout.tile_bytes.keys + part * 16;
+    part -= code_parts.keys;
+    if (part < code_parts.values) return layout.values_offset + tile * layout.tile_bytes.values + part * 16;
+    part -= code_parts.values;
     if (part < 2 * key_parts) {
       const int start = part < key_parts ? layout.key_scales_offset : layout.key_zeros_offset;
       if (part >= key_parts) part -= key_parts;

@@ -77,7 +77,8 @@ struct HeadView {
   // Quantised rows, which begin at slot 0.
   std::byte* const* packed_pages = nullptr;
   int packed_ring = 0;
-  Encoding encoding = Encoding::float32;  ///< float32: nothing is quantised.
+  Encoding key_encoding = Encoding::float32;    ///< float32: nothing is quantised.
+  Encoding value_encoding = Encoding::float32;  ///< quantised if keys are
   bool key_per_channel = false;
   bool key_hadamard = false;    ///< Keys were rotated before they were quantised (hadamard.cuh).
   bool value_hadamard = false;  ///< The same for values.
@@ -103,7 +104,13 @@ struct HeadView {
   /// Each row's attention so far, a mean over the query heads; set if the head ranks its rows by it.
   double* sums = nullptr;
 
-  KVPOLICY_HOST_DEVICE bool is_packed() const { return encoding >= Encoding::uint8; }
+  KVPOLICY_HOST_DEVICE bool is_packed() const { return key_encoding >= Encoding::uint8; }
+  /// Bits of its codes.
+  KVPOLICY_HOST_DEVICE Sides bits() const { return {code_bits(key_encoding), code_bits(value_encoding)}; }
+  /// How its quantised rows lie in a page.
+  KVPOLICY_HOST_DEVICE PackedLayout packed_layout(int head_dim, int page_rows) const {
+    return {bits(), head_dim, page_rows, key_per_channel, key_group, value_group};
+  }
   KVPOLICY_HOST_DEVICE WindowRule<int> window_rule() const { return {sinks, recent, prefill_chunk_mask}; }
   KVPOLICY_HOST_DEVICE ChunkRule<int> chunk_rule() const { return {chunk_rows, budget_chunks}; }
 

@@ -39,12 +39,12 @@ struct HeldKeys {
   /// Loads the tile of quantised rows that begins at `slot`.
   KVPOLICY_DEVICE void load_packed(const HeadView& head, int page_rows, int slot) {
     static_assert(parts == 2 && HeadDim % 32 == 0);
-    const int bits = code_bits(head.encoding);
-    const PackedLayout layout{bits,           HeadDim,         page_rows, head.key_per_channel,
-                              head.key_group, head.value_group};
+    const int bits = code_bits(head.key_encoding);
+    const PackedLayout layout = head.packed_layout(HeadDim, page_rows);
     const std::byte* page = head.packed_pages[slot / page_rows];
     const int first = slot % page_rows;
-    const auto* codes = reinterpret_cast<const std::uint32_t*>(page + first / tile_rows * layout.tile_bytes);
+    const auto* codes =
+        reinterpret_cast<const std::uint32_t*>(page + first / tile_rows * layout.tile_bytes.keys);
     const auto* scales = reinterpret_cast<const std::uint16_t*>(page + layout.key_scales_offset);
     const auto* zeros = reinterpret_cast<const std::uint16_t*>(page + layout.key_zeros_offset);
     const auto number = [&](int step, int reg, int high) {

@@ -15,7 +15,7 @@ namespace kvpolicy::cuda {
 /// scale of the product takes this back, and for the second half of a step's channels the query does.
 template <class Shape, int ColumnTiles>
 struct KeyProducts {
-  using Tile = typename Shape::Tile;
+  using Tile = typename Shape::KeyTile;
   using Queries = QueryOperands<Shape::head_dim, ColumnTiles>;
 
   /// For this lane's columns: [tile of columns][column].
@@ -102,8 +102,8 @@ class PackedKeys<Shape, ColumnTiles, Grouping::row> {
       KVPOLICY_UNROLL
       for (int j = 0; j < 2; ++j) {
         const int column = n * tile_columns + head.lane % 4 * 2 + j;
-        sums[n][j] = Products::sum(head.queries, column, 0, Shape::head_dim / 8) *
-                     head.queries.columns[column].scale;
+        sums[n][j] =
+            Products::sum(head.queries, column, 0, Shape::head_dim / 8) * head.queries.columns[column].scale;
       }
     }
   }
@@ -112,7 +112,7 @@ class PackedKeys<Shape, ColumnTiles, Grouping::row> {
     grids.load(address, head.layout.key_scales_offset, head.p.page_rows, head.lane);
   }
   KVPOLICY_DEVICE void logits(float (&out)[Shape::tiles][ColumnTiles][4],
-                              const typename Shape::Tile (&keys)[Shape::tiles]) const {
+                              const typename Shape::KeyTile (&keys)[Shape::tiles]) const {
     KVPOLICY_UNROLL
     for (int tile = 0; tile < Shape::tiles; ++tile) Products::clear(out[tile]);
     KVPOLICY_UNROLL
@@ -164,7 +164,8 @@ class PackedKeys<Shape, ColumnTiles, Grouping::channels> {
   static constexpr int staged_bytes = lasting_bytes + GroupGrids<Shape>::bytes;
 
   KVPOLICY_DEVICE explicit PackedKeys(const PackedHead& packed_head)
-      : head{packed_head}, grids{packed_head.stage + lasting_bytes, packed_head.slice.head.key_group, packed_head.lane} {
+      : head{packed_head},
+        grids{packed_head.stage + lasting_bytes, packed_head.slice.head.key_group, packed_head.lane} {
     constexpr int vectors = Shape::finest / 8;
     KVPOLICY_UNROLL
     for (int n = 0; n < ColumnTiles; ++n) {
@@ -194,7 +195,7 @@ class PackedKeys<Shape, ColumnTiles, Grouping::channels> {
     grids.copy(address, head.layout.key_scales_offset, head.layout.key_zeros_offset, head.p.page_rows);
   }
   KVPOLICY_DEVICE void logits(float (&out)[Shape::tiles][ColumnTiles][4],
-                              const typename Shape::Tile (&keys)[Shape::tiles]) const {
+                              const typename Shape::KeyTile (&keys)[Shape::tiles]) const {
     KVPOLICY_UNROLL
     for (int tile = 0; tile < Shape::tiles; tile += tiles_at_once) {
       std::uint32_t zero[4];
@@ -228,8 +229,8 @@ class PackedKeys<Shape, ColumnTiles, Grouping::channels> {
           Products::add(products, keys[tile], pair, q);
           KVPOLICY_UNROLL
           for (int upper = 0; upper < 2; ++upper) {
-            const float scale = to_float<half>(*reinterpret_cast<const std::uint16_t*>(
-                of_group + (tile * tile_rows + upper * 8) * 2));
+            const float scale = to_float<half>(
+                *reinterpret_cast<const std::uint16_t*>(of_group + (tile * tile_rows + upper * 8) * 2));
             KVPOLICY_UNROLL
             for (int n = 0; n < ColumnTiles; ++n) {
               KVPOLICY_UNROLL
@@ -272,7 +273,7 @@ class PackedKeys<Shape, ColumnTiles, Grouping::channels> {
         multiply_add<half>(out[n], a, sums.word[0], sums.word[1]);
       }
       KVPOLICY_UNROLL
-      for (int i = 0; i < 4; ++i) out[n][i] *= i < 2 ? 0x1p-24F : 0x1p-24F * (1 << Shape::Tile::row_shift);
+      for (int i = 0; i < 4; ++i) out[n][i] *= i < 2 ? 0x1p-24F : 0x1p-24F * (1 << Shape::KeyTile::row_shift);
     }
   }
 
@@ -323,7 +324,7 @@ class PackedKeys<Shape, ColumnTiles, Grouping::rows> {
     }
   }
   KVPOLICY_DEVICE void logits(float (&out)[Shape::tiles][ColumnTiles][4],
-                              const typename Shape::Tile (&keys)[Shape::tiles]) const {
+                              const typename Shape::KeyTile (&keys)[Shape::tiles]) const {
     const auto columns = Products::columns(head);
     KVPOLICY_UNROLL
     for (int group = 0; group < groups; ++group) {
@@ -336,13 +337,14 @@ class PackedKeys<Shape, ColumnTiles, Grouping::rows> {
       Products::clear(offsets);
       KVPOLICY_UNROLL
       for (int pair = 0; pair < Shape::head_dim / 32; ++pair) {
-        const auto* grid = reinterpret_cast<const Words4*>(head.stage + group * group_bytes) + pair * 4 +
-                           head.lane % 4;
+        const auto* grid =
+            reinterpret_cast<const Words4*>(head.stage + group * group_bytes) + pair * 4 + head.lane % 4;
         const Words4 scale = grid[0];
         const Words4 zero = grid[zeros_at / 16];
         Words4 q[ColumnTiles];
         KVPOLICY_UNROLL
-        for (int n = 0; n < ColumnTiles; ++n) q[n] = Products::Queries::of_steps(head.queries.halves, pair, n);
+        for (int n = 0; n < ColumnTiles; ++n)
+          q[n] = Products::Queries::of_steps(head.queries.halves, pair, n);
         KVPOLICY_UNROLL
         for (int step = 0; step < 2; ++step) {
           const std::uint32_t a[4] = {zero.word[2 * step], scale.word[2 * step], zero.word[2 * step + 1],
@@ -356,7 +358,7 @@ class PackedKeys<Shape, ColumnTiles, Grouping::rows> {
           for (int w = 0; w < 4; ++w) q[n].word[w] = half2_multiply_add(q[n].word[w], scale.word[w], 0);
         }
         std::uint32_t middle[4];
-        Shape::Tile::minus_middle(middle);
+        Shape::KeyTile::minus_middle(middle);
         Products::add_step(middles, middle, 0, q);
         Products::add_step(middles, middle, 1, q);
         KVPOLICY_UNROLL
@@ -370,7 +372,7 @@ class PackedKeys<Shape, ColumnTiles, Grouping::rows> {
         KVPOLICY_UNROLL
         for (int i = 0; i < 4; ++i) {
           const float scale = columns.of_codes(n, i % 2, i / 2);
-          const float offset = offsets[n][i % 2] + Shape::Tile::middle * offsets[n][2 + i % 2];
+          const float offset = offsets[n][i % 2] + Shape::KeyTile::middle * offsets[n][2 + i % 2];
           const float constant = middles[n][i] * scale + offset * columns.scale[n][i % 2];
           KVPOLICY_UNROLL
           for (int k = 0; k < tiles_in_group; ++k) {

@@ -10,10 +10,6 @@
 
 namespace kvpolicy::cuda {
 
-/// Rows that a warp reads at a time.
-template <int Bits>
-inline constexpr int packed_unit_rows = Bits == 8 ? 32 : 64;
-
 /// Which scales the rows of a head have.
 enum class Grouping {
   row,       ///< one for each key and each value
@@ -24,15 +20,16 @@ enum class Grouping {
 /// The shape of a head's quantised rows, as far as code is compiled for it. `Finest` is the
 /// smallest group that is served: 32 channels or rows; else 8 channels, and every tile of keys has
 /// scales of its own.
-template <int BitsOfCode, int Channels, Grouping Groups, int Finest>
+template <int KeyBits, int ValueBits, int Channels, Grouping Groups, int Finest>
 struct PackedShape {
-  static constexpr int bits = BitsOfCode;
+  static constexpr Sides bits{KeyBits, ValueBits};
   static constexpr int head_dim = Channels;
   static constexpr Grouping grouping = Groups;
   static constexpr int finest = Finest;
-  static constexpr int rows = packed_unit_rows<bits>;
+  static constexpr int rows = rows_of_unit(bits);  ///< that a warp reads at a time
   static constexpr int tiles = rows / tile_rows;
-  using Tile = CodeTile<bits, head_dim>;
+  using KeyTile = CodeTile<KeyBits, head_dim>;
+  using ValueTile = CodeTile<ValueBits, head_dim>;
 };
 
 /// Where a tile of 16 quantised rows is. Lane i has the value for tile i % tiles of the unit.

@@ -64,7 +64,7 @@ class PackedValues;
 /// does not grow with the codes' mean, the codes count from their middle, as those of keys do.
 template <class Shape, int ColumnTiles>
 class PackedValues<Shape, ColumnTiles, Grouping::row> {
-  using Tile = typename Shape::Tile;
+  using Tile = typename Shape::ValueTile;
   using Softmax = OnlineSoftmax<Shape::head_dim, ColumnTiles>;
 
  public:
@@ -171,7 +171,7 @@ class PackedValues<Shape, ColumnTiles, Grouping::row> {
 /// row g + 8 that of the second 64.
 template <class Shape, int ColumnTiles>
 class GroupedValues {
-  using Tile = typename Shape::Tile;
+  using Tile = typename Shape::ValueTile;
   using Softmax = OnlineSoftmax<Shape::head_dim, ColumnTiles>;
   using Grids = GroupGrids<Shape>;
 

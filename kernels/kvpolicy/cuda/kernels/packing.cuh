@@ -24,10 +24,19 @@ namespace kvpolicy::cuda {
 inline constexpr int tile_rows = 16;           ///< Rows of a matrix tile.
 inline constexpr int quantized_together = 64;  ///< Rows that are quantised together; divides page_rows.
 
-/// Bits of the codes of a HeadView: 8, 4 or 2, because no view has another width (served_rule.hpp's `packed_bits`).
+/// Bits of the codes of one side of a HeadView: 8, 4 or 2, because no view has another width (served_rule.hpp's
+/// `packed_bits`).
 KVPOLICY_HOST_DEVICE constexpr int code_bits(Encoding encoding) {
   return encoding == Encoding::uint8 ? 8 : encoding == Encoding::uint4 ? 4 : 2;
 }
+
+/// A number for a head's keys, and one for its values.
+struct Sides {
+  int keys = 0;
+  int values = 0;
+
+  KVPOLICY_HOST_DEVICE constexpr int of(bool key) const { return key ? keys : values; }
+};
 
 /// Identifies one number of a tile in a lane: the low or high half of register `reg` (of
 /// multiply_add's a) of step `step`. A step is one product: for keys along the channels (head_dim /
@@ -132,7 +141,7 @@ KVPOLICY_HOST_DEVICE constexpr RowOffset value_at(const TileOffset& at, int head
 
 /// Byte offsets inside a page of quantised rows.
 struct PackedLayout {
-  int tile_bytes = 0;  ///< bytes of the codes of 16 rows of one side
+  Sides tile_bytes = {};  ///< bytes of the codes of 16 keys, and of 16 values
   int values_offset = 0;
   int key_scales_offset = 0;
   int key_zeros_offset = 0;
@@ -142,11 +151,11 @@ struct PackedLayout {
 
   PackedLayout() = default;
   /// `key_group` counts channels, or rows if `per_channel`; `value_group` counts channels.
-  KVPOLICY_HOST_DEVICE constexpr PackedLayout(int bits, int head_dim, int page_rows, bool per_channel,
+  KVPOLICY_HOST_DEVICE constexpr PackedLayout(Sides bits, int head_dim, int page_rows, bool per_channel,
                                               int key_group, int value_group)
-      : tile_bytes{tile_rows * head_dim * bits / 8},
-        values_offset{page_rows / tile_rows * tile_bytes},
-        key_scales_offset{2 * values_offset} {
+      : tile_bytes{tile_rows * head_dim * bits.keys / 8, tile_rows * head_dim * bits.values / 8},
+        values_offset{page_rows / tile_rows * tile_bytes.keys},
+        key_scales_offset{values_offset + page_rows / tile_rows * tile_bytes.values} {
     const int key_params = per_channel ? page_rows / key_group * head_dim : head_dim / key_group * page_rows;
     const int value_params = head_dim / value_group * page_rows;
     key_zeros_offset = key_scales_offset + 2 * key_params;

@@ -19,14 +19,13 @@ namespace kvpolicy::cuda {
 /// Rows of a work unit, which a warp takes at a time. Exact units begin at the segment's first row.
 /// Packed units begin at slots that are multiples of their size, so each is inside one page; rows
 /// at the edges are masked.
-KVPOLICY_HOST_DEVICE constexpr int rows_of_unit(Encoding encoding) {
-  return encoding == Encoding::uint8                                  ? 32
-         : encoding == Encoding::uint4 || encoding == Encoding::uint2 ? 64
-                                                                      : tile_rows;
+KVPOLICY_HOST_DEVICE constexpr int rows_of_unit(Sides bits) {
+  const int widest = larger(bits.keys, bits.values);
+  return widest == 16 ? tile_rows : widest == 8 ? 32 : 64;
 }
 /// The cost of a unit, measured by the bytes that it reads: 1 is 16 rows of 8-bit numbers.
-KVPOLICY_HOST_DEVICE constexpr int cost_of_unit(Encoding encoding) {
-  return encoding == Encoding::uint2 ? 1 : 2;
+KVPOLICY_HOST_DEVICE constexpr int cost_of_unit(Sides bits) {
+  return quotient_up(rows_of_unit(bits) * (bits.keys + bits.values), tile_rows * 16);
 }
 /// The cost of starting a head (queries, first loads, merge), in the same measure.
 inline constexpr int cost_of_head = 16;
@@ -42,8 +41,8 @@ struct Units {
 };
 KVPOLICY_HOST_DEVICE Units units_of(const HeadView& head, const DeviceSegment& segment) {
   const bool packed = segment.source == DeviceSegment::Source::packed;
-  const Encoding encoding = packed ? head.encoding : Encoding::float16;
-  Units units{.rows = rows_of_unit(encoding), .weight = cost_of_unit(encoding)};
+  const Sides bits = packed ? head.bits() : Sides{16, 16};
+  Units units{.rows = rows_of_unit(bits), .weight = cost_of_unit(bits)};
   if (packed && segment.chunks == nullptr) {
     units.skipped = (segment.first - head.sinks) % units.rows;
   }

@@ -44,7 +44,7 @@ struct PackedLoader {
   int page_rows;
 
   KVPOLICY_DEVICE void load(int tile_memory, const LiveSegment& live, int tile) const {
-    switch (head.encoding) {
+    switch (Values ? head.value_encoding : head.key_encoding) {
       case Encoding::uint8: return widen<8>(tile_memory, live, tile);
       case Encoding::uint4: return widen<4>(tile_memory, live, tile);
       default: return widen<2>(tile_memory, live, tile);
@@ -55,8 +55,7 @@ struct PackedLoader {
   /// A warp converts 16 rows; each lane converts the chunks in its words of the packed tile.
   template <int Bits>
   KVPOLICY_DEVICE void widen(int tile_memory, const LiveSegment& live, int tile) const {
-    const PackedLayout layout{Bits,           HeadDim,         page_rows, head.key_per_channel,
-                              head.key_group, head.value_group};
+    const PackedLayout layout = head.packed_layout(HeadDim, page_rows);
     const int lane = unforeseen(lane_index());  // else this loop's many addresses are spilled
     KVPOLICY_NO_UNROLL
     for (int step = 0; step < Shape::chunks / 2; ++step) {
@@ -85,8 +84,8 @@ struct PackedLoader {
                                     int chunk) const {
     float number[8];
     const std::byte* codes = page + (Values ? layout.values_offset : 0);
-    unpack_chunk<Bits, HeadDim, Values>(codes + row / tile_rows * layout.tile_bytes, row % tile_rows, chunk,
-                                        number);
+    unpack_chunk<Bits, HeadDim, Values>(codes + row / tile_rows * layout.tile_bytes.of(!Values),
+                                        row % tile_rows, chunk, number);
     const auto* scales = reinterpret_cast<const std::uint16_t*>(
         page + (Values ? layout.value_scales_offset : layout.key_scales_offset));
     const auto* zeros = reinterpret_cast<const std::uint16_t*>(

@@ -50,6 +50,11 @@ KVPOLICY_DEVICE void write_codes(const QuantizerMemory<HeadDim>& memory, int bit
   }
 }
 
+/// The largest code of one side of a head.
+KVPOLICY_DEVICE float highest_code(const HeadView& head, bool key) {
+  return static_cast<float>((1 << head.bits().of(key)) - 1);
+}
+
 /// Writes the scales and zeros of rows [row, row + 64) of a page.
 template <int HeadDim>
 KVPOLICY_DEVICE void write_grids(const QuantizerMemory<HeadDim>& memory, bool per_channel, int group, int row,
@@ -80,8 +85,7 @@ struct PackedBlock {
 
   /// The block that begins with head row `first`; addresses_of_page explains `entered`.
   KVPOLICY_DEVICE PackedBlock(const HeadView& head, int head_dim, int page_rows, int first, int entered = 0)
-      : layout{code_bits(head.encoding), head_dim,       page_rows,
-               head.key_per_channel,     head.key_group, head.value_group} {
+      : layout{head.packed_layout(head_dim, page_rows)} {
     const int slot = head.packed_slot(first);
     const PageAddresses addresses = addresses_of_page(head, true, slot / page_rows, entered);
     page = addresses.first;
@@ -89,7 +93,7 @@ struct PackedBlock {
     row = slot % page_rows;
   }
   KVPOLICY_DEVICE std::byte* codes(bool keys) const {
-    return page + (keys ? 0 : layout.values_offset) + row / tile_rows * layout.tile_bytes;
+    return page + (keys ? 0 : layout.values_offset) + row / tile_rows * layout.tile_bytes.of(keys);
   }
   KVPOLICY_DEVICE std::uint16_t* scales(bool keys) const {
     return reinterpret_cast<std::uint16_t*>(page +
@@ -108,7 +112,7 @@ KVPOLICY_DEVICE void write_side(const QuantizerMemory<HeadDim>& memory, const He
   PackedBlock at = to;
   KVPOLICY_NO_UNROLL
   for (int copy = 0; copy < 2 && at.page != nullptr; ++copy) {
-    write_codes<HeadDim, Keys>(memory, code_bits(head.encoding),
+    write_codes<HeadDim, Keys>(memory, head.bits().of(Keys),
                                reinterpret_cast<std::uint32_t*>(at.codes(Keys)));
     write_grids(memory, Keys && head.key_per_channel, Keys ? head.key_group : head.value_group, at.row,
                 page_rows, at.scales(Keys), at.zeros(Keys));
@@ -120,7 +124,7 @@ KVPOLICY_DEVICE void write_side(const QuantizerMemory<HeadDim>& memory, const He
 template <int HeadDim, bool Keys>
 KVPOLICY_DEVICE void load_codes(const QuantizerMemory<HeadDim>& memory, const HeadView& head,
                                 const PackedBlock& from, int page_rows, int rows) {
-  const int bits = code_bits(head.encoding);
+  const int bits = head.bits().of(Keys);
   const auto* words = reinterpret_cast<const std::uint32_t*>(from.codes(Keys));
   KVPOLICY_NO_UNROLL
   for (int i = thread_index(); i < rows * HeadDim; i += thread_count()) {
@@ -128,7 +132,7 @@ KVPOLICY_DEVICE void load_codes(const QuantizerMemory<HeadDim>& memory, const He
     const int channel = i % HeadDim;
     const TileOffset at = Keys ? offset_of_key(row % tile_rows, channel, HeadDim)
                                : offset_of_value(row % tile_rows, channel, HeadDim);
-    const int bit = row / tile_rows * from.layout.tile_bytes * 8 + bit_of_code(at, bits, HeadDim);
+    const int bit = row / tile_rows * from.layout.tile_bytes.of(Keys) * 8 + bit_of_code(at, bits, HeadDim);
     memory.numbers[row * memory.pitch + channel] =
         static_cast<std::uint16_t>(words[bit / 32] >> bit % 32 & ((1U << bits) - 1U));
   }
@@ -188,7 +192,7 @@ KVPOLICY_DEVICE void quantize_keys(const HeadView& head, int page_rows, int firs
                                    std::byte* shared, int* out_of_range, int entered) {
   const QuantizerMemory<HeadDim> memory{shared};
   const PackedBlock block{head, HeadDim, page_rows, first, entered};
-  const auto levels = static_cast<float>((1 << code_bits(head.encoding)) - 1);
+  const float levels = highest_code(head, true);
   int refused = 0;
   sync_block();
   stage_rows(memory, 0, [&](int i) { return key(smaller(larger(first + i, from), to - 1)); });
@@ -218,13 +222,12 @@ KVPOLICY_DEVICE void quantize_block(const HeadView& head, int page_rows, int fir
                                     int coded_values = 0) {
   const QuantizerMemory<HeadDim> memory{shared};
   const PackedBlock to{head, HeadDim, page_rows, first, entered};
-  const auto levels = static_cast<float>((1 << code_bits(head.encoding)) - 1);
   int refused = 0;
   sync_block();  // the previous use of the memory is finished
   stage_rows(memory, 0, [&](int i) { return key(first + i); });
   cp_async_wait<0>();
   sync_block();
-  quantize_keys_of<E>(head, memory, levels, refused);
+  quantize_keys_of<E>(head, memory, highest_code(head, true), refused);
   sync_block();
   if (coded_keys > 0) {
     load_codes<HeadDim, true>(memory, head, to, page_rows, smaller(coded_keys, quantized_together));
@@ -235,7 +238,7 @@ KVPOLICY_DEVICE void quantize_block(const HeadView& head, int page_rows, int fir
   stage_rows(memory, 0, [&](int i) { return value(first + i); });
   cp_async_wait<0>();
   sync_block();
-  quantize_per_token<E>(memory, 0, head.value_group, head.value_hadamard, levels, refused);
+  quantize_per_token<E>(memory, 0, head.value_group, head.value_hadamard, highest_code(head, false), refused);
   sync_block();
   if (coded_values > 0) {
     load_codes<HeadDim, false>(memory, head, to, page_rows, smaller(coded_values, quantized_together));
