@@ -67,6 +67,7 @@ Examples:
   visualize --plan duo                             which heads find the key, which see only their window
   visualize --plan quest:16,256 --out quest.html   what a head that selects reads, token by token
   visualize --plan snapkv:128                      which rows a prompt's end attends to
+  visualize --plan bounded:0.05                    what a read with a bound leaves unread, and what that would have got
   visualize --plan search:0.125,4096               an eighth of the bytes, spent head by head
   visualize --file chapter.txt --plan int4 --max-new 100
   visualize --model path/to/Llama-3.2-1B --tokens 1,12,3 --plan kivi2 --json
@@ -94,9 +95,9 @@ Recording make_recording(Arguments& arguments) {
   const auto model = TextModel::load(arguments.model);
   const std::vector<int> prompt = read_prompt(arguments, model);
   arguments.context.check(model.config(), prompt.size());
-  require_no_bound(arguments.plan.plan, "visualize");
   auto plan =
       make_plan<bfloat16>(arguments.plan, model.config().shape(), arguments.model, &arguments.made_with);
+  arguments.settings.reading = reading_of(arguments.plan.plan, needs_of(plan));
   Progress progress;
   Recording recording =
       record(model, std::move(plan), prompt, arguments.settings, [&](std::size_t done, std::size_t total) {
@@ -130,6 +131,10 @@ nlohmann::json heads_json(const Recording& recording) {
                      {"rows_read", rows_in(own.read)},
                      {"bytes", own.bytes},
                      {"bytes_read", own.bytes_read}});
+    if (own.unread) {
+      heads.back()["unread_at_most"] = own.unread->at_most;
+      heads.back()["unread_really"] = own.unread->really;
+    }
     if (most != own.attention.end()) heads.back()["most_attended_row"] = most->row;
   }
   return heads;

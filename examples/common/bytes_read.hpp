@@ -19,6 +19,12 @@ namespace kvpolicy::tools {
   return codes + param_bytes_of_group(plane.format.codebook) * (rows * head_dim / plane.format.group);
 }
 
+/// The same of a segment's keys and values.
+[[nodiscard]] inline std::size_t bytes_of_rows(const Segment& segment, std::size_t rows,
+                                               std::size_t head_dim) {
+  return bytes_of_rows(segment.keys, rows, head_dim) + bytes_of_rows(segment.values, rows, head_dim);
+}
+
 /// Bytes of the rows that `read` shows of one head. Summaries that are read to select rows are not
 /// counted.
 template <class Cache>
@@ -27,10 +33,7 @@ template <class Cache>
   std::size_t total = 0;
   const SegmentList shown = cache.segments(layer, head, read);
   for (const Segment& segment : shown) {
-    segment.for_each_run([&](const RowRun& run) {
-      total +=
-          bytes_of_rows(segment.keys, run.rows, head_dim) + bytes_of_rows(segment.values, run.rows, head_dim);
-    });
+    segment.for_each_run([&](const RowRun& run) { total += bytes_of_rows(segment, run.rows, head_dim); });
   }
   return total;
 }
@@ -57,8 +60,7 @@ template <class Cache>
   std::size_t halved_bytes = 0;
   for (std::size_t head = 0; head < shape.kv_head_count(); ++head) {
     for (const Segment& segment : cache.segments(head / shape.kv_heads, head % shape.kv_heads, Read::all)) {
-      const std::size_t whole = bytes_of_rows(segment.keys, segment.rows, shape.head_dim) +
-                                bytes_of_rows(segment.values, segment.rows, shape.head_dim);
+      const std::size_t whole = bytes_of_rows(segment, segment.rows, shape.head_dim);
       if (is_in_halves(segment.keys.format.encoding)) {
         total += bytes_of_rows(segment.keys.upper_half(), segment.rows, shape.head_dim);
         halved_rows += segment.rows;

@@ -447,7 +447,7 @@ Reading reading_of(const std::string& plan, const PlanNeeds& needs) {
 
 void require_no_bound(const std::string& plan, std::string_view tool) {
   require(PlanName{plan}.name != "bounded", "--plan ", plan, ": is read with a bound, which ", tool,
-          " does not do; generate, compare and evaluate do");
+          " does not do; generate, compare, evaluate and visualize do");
 }
 
 void add_plan_options(CLI::App& app, PlanArguments& arguments) {

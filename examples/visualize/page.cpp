@@ -168,14 +168,20 @@ Json heads_json(const Recording& recording, std::vector<ShownPolicy>& kinds) {
     if (known == kinds.end()) kinds.push_back(kind);
     Json held = Json::array();
     Json read = Json::array();
+    Json unread = Json::array();
+    bool bounded = false;
     for (const Step& step : recording.steps) {
-      held.push_back(step.heads[head].bytes);
-      read.push_back(step.heads[head].bytes_read);
+      const HeadStep& own = step.heads[head];
+      held.push_back(own.bytes);
+      read.push_back(own.bytes_read);
+      unread.push_back(own.unread ? Json{own.unread->at_most, own.unread->really} : Json{});
+      bounded = bounded || own.unread.has_value();
     }
     heads.push_back({{"kind", index},
                      {"setting", describe(config)},
                      {"bytes", std::move(held)},
                      {"bytesRead", std::move(read)}});
+    if (bounded) heads.back()["unread"] = std::move(unread);
   }
   return heads;
 }

@@ -26,7 +26,7 @@ class Recorder {
  public:
   Recorder(const reference::Llama& model, Plan plan, float least_attention)
       : model_{&model},
-        watch_{least_attention, {}},
+        watch_{.least_attention = least_attention, .heads = {}},
         cache_{std::move(plan), CacheOptions{}, WatchingEngine<cpu::Engine<>>{watch_}} {}
 
   /// Returns the logits after the last token.
@@ -36,13 +36,19 @@ class Recorder {
     Step step = empty_step(kind);
     const auto attend = [&](std::size_t layer, TensorView<const float> q, TensorView<const float> k,
                             TensorView<const float> v, TensorView<float> out) {
-      cache_.step(layer, q, k, v, out, options);
+      std::vector<Unread> unread;
+      if (options.read == Read::bounded) {
+        unread = attend_in_parts(layer, q, k, v, out, options);
+      } else {
+        cache_.step(layer, q, k, v, out, options);
+      }
       for (std::size_t head = 0; head < shape.kv_heads; ++head) {
         WatchedHead& seen = watch_.heads[head];
         HeadStep& own = step.heads[layer * shape.kv_heads + head];
         own.read = std::move(seen.read);
         own.bytes_read = seen.bytes_read;
         own.attention = std::move(seen.attention);
+        if (!unread.empty()) own.unread = unread[head];
       }
     };
     std::vector<float> logits = model_->forward(tokens, cache_.tokens(), attend);
@@ -58,6 +64,49 @@ class Recorder {
   [[nodiscard]] std::vector<Step>& steps() { return steps_; }
 
  private:
+  // A read of one token with a bound. What the rows that stay unread would get is looked at before, over all rows.
+  std::vector<Unread> attend_in_parts(std::size_t layer, const TensorView<const float>& q,
+                                      const TensorView<const float>& k, const TensorView<const float>& v,
+                                      const TensorView<float>& out, AttendOptions options) {
+    const std::size_t kv_heads = cache_.plan().shape().kv_heads;
+    std::vector<SegmentList> rows;
+    for (std::size_t head = 0; head < kv_heads; ++head) {
+      rows.push_back(cache_.segments(layer, head));
+      rows.back().push_back(call_segment(ConstTensor{k}, ConstTensor{v}, head, cache_.tokens()));
+    }
+    LayerAttention all;
+    all.queries = ConstTensor{q};
+    all.first_position = static_cast<std::int64_t>(cache_.tokens());
+    const std::vector<std::span<const Segment>> views{rows.begin(), rows.end()};
+    all.heads = views;
+    all.options = options;
+    const float least = std::exchange(watch_.least_attention, 0.0F);
+    WatchingEngine<cpu::Engine<>>{watch_}.look(all);
+    watch_.least_attention = least;
+    for (WatchedHead& head : watch_.heads) {
+      head.read.clear();
+      head.bytes_read = 0;
+    }
+    std::vector<float> bounds(q.heads);
+    options.bound.unread = bounds;
+    watch_.in_parts = true;
+    cache_.step(layer, q, k, v, out, options);
+    watch_.in_parts = false;
+    std::vector<Unread> unread(kv_heads);
+    const std::size_t group = q.heads / kv_heads;
+    for (std::size_t head = 0; head < kv_heads; ++head) {
+      for (std::size_t i = 0; i < group; ++i) {
+        unread[head].at_most += bounds[head * group + i] / static_cast<float>(group);
+      }
+      WatchedHead& seen = watch_.heads[head];
+      for (const RowAttention& row : seen.attention) {
+        if (!holds_row(seen.read, row.row)) unread[head].really += row.share;
+      }
+      std::erase_if(seen.attention, [&](const RowAttention& row) { return row.share < least; });
+    }
+    return unread;
+  }
+
   [[nodiscard]] Step empty_step(StepKind kind) const {
     Step step{.kind = kind};
     step.heads.resize(cache_.plan().shape().kv_head_count());
@@ -171,8 +220,11 @@ Recording record(const TextModel& model, HeadPlan<bfloat16> plan, std::span<cons
     tell(done);
   }
   if (needs.compress) recorder.compress();
-  const AttendOptions reading{.read = needs.selected_reads ? Read::selected : Read::all,
-                              .refresh_selection = needs.selected_reads};
+  const Reading how = settings.reading.value_or(Reading{
+      .read = needs.selected_reads ? Read::selected : Read::all, .refresh_each_step = needs.selected_reads});
+  AttendOptions reading{.read = how.read, .refresh_selection = how.refresh_each_step};
+  reading.bound.epsilon = how.epsilon;
+  reading.bound.certainty = how.certainty;
   const Stops stops = stops_at(model.tokenizer(), settings.stop);
   for (std::size_t count = 0; count < settings.most_new; ++count) {
     const int token = reference::likeliest(logits);

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -15,6 +16,7 @@
 #include <kvpolicy/core/segment.hpp>
 #include <kvpolicy/plan/head_plan.hpp>
 
+#include <common/sequence.hpp>
 #include <common/text_model.hpp>
 
 namespace kvpolicy::tools {
@@ -29,17 +31,25 @@ using RowRuns = std::vector<RowRun>;
 /// The attention of one query to one row, as a mean over the head's query heads.
 struct RowAttention {
   std::size_t row = 0;
-  float share = 0;  ///< of the query's attention, which sums to 1 over the rows that it read
+  float share = 0;  ///< of the query's attention, which sums to 1 over the rows that it read or bounded
+};
+
+/// What a query that was read with a bound (Read::bounded) left unread, as means over the head's query heads.
+struct Unread {
+  float at_most = 0;  ///< the share of its attention by the bound
+  float really = 0;   ///< the share that these rows have
 };
 
 /// One KV head at one step.
 struct HeadStep {
-  RowRuns kept;                         ///< after the step
-  RowRuns exact;                        ///< the rows of `kept` that are not quantised
-  std::size_t bytes = 0;                ///< that the head holds, in whole pages
-  RowRuns read;                         ///< by the step's query; none where there is no query
-  std::size_t bytes_read = 0;           ///< of these rows, without those that the call itself brought
-  std::vector<RowAttention> attention;  ///< for rows that got at least `least_attention`
+  RowRuns kept;                ///< after the step
+  RowRuns exact;               ///< the rows of `kept` that are not quantised
+  std::size_t bytes = 0;       ///< that the head holds, in whole pages
+  RowRuns read;                ///< by the step's query; none where there is no query
+  std::size_t bytes_read = 0;  ///< of these rows, without those that the call itself brought
+  std::vector<RowAttention>
+      attention;                 ///< for rows that got at least `least_attention`, unread ones included
+  std::optional<Unread> unread;  ///< of a read with a bound; all its attention is over all rows
 };
 
 enum class StepKind : std::uint8_t {
@@ -81,6 +91,7 @@ struct RecordSettings {
   std::size_t most_new = 48;      ///< at most so many tokens of continuation, always the likeliest
   std::string stop = {};          ///< the continuation ends with the token that completes this text
   float least_attention = 0.0005F;
+  std::optional<Reading> reading = {};  ///< of new tokens; none: all rows, or what the plan's heads select
 };
 
 /// Is called with the tokens done, and with the most that there will be.

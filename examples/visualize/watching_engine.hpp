@@ -2,7 +2,8 @@
 //
 // An attention engine that records what another engine does. It attends with the engine inside it,
 // and notes which rows the last query of each call was given and how it attends to them. Caches use
-// it like any other engine, so the record shows what really happens.
+// it like any other engine, so the record shows what really happens. A read with a bound comes in parts
+// (core/bounded_attention.hpp), of which it notes the rows and bytes.
 #pragma once
 
 #include <algorithm>
@@ -33,6 +34,7 @@ struct WatchedHead {
 /// Where a WatchingEngine stores its record; must outlive the engine and its copies.
 struct Watch {
   float least_attention = 0;
+  bool in_parts = false;           ///< calls are parts of one read: their rows and bytes are added to `heads`
   std::vector<WatchedHead> heads;  ///< of the latest call: [kv_heads]
 };
 
@@ -45,14 +47,30 @@ class WatchingEngine {
 
   void attend(const LayerAttention& work) {
     inner_.attend(work);
-    if (watch_ != nullptr && work.options.tree == nullptr && work.queries.tokens > 0) look(work);
+    if (watch_ == nullptr || work.options.tree != nullptr || work.queries.tokens == 0) return;
+    if (watch_->in_parts) {
+      add_part(work);
+    } else {
+      look(work);
+    }
+  }
+  void bound(const LayerBounds& work)
+    requires BoundingEngine<Inner>
+  {
+    inner_.bound(work);
+    if (watch_ == nullptr) return;
+    for (std::size_t head = 0; head < work.heads.size(); ++head) {
+      for (const Segment& segment : work.heads[head]) {
+        watch_->heads[head].bytes_read += bytes_of_rows(segment.keys, segment.rows, work.queries.head_dim);
+      }
+    }
   }
   void observe(const LayerObservation& work) { inner_.observe(work); }
   void score(const Plane& rows, std::span<const float> query, std::span<float> out) {
     inner_.score(rows, query, out);
   }
 
- private:
+  /// Notes the rows of a call and the attention to them, as if it had been made.
   void look(const LayerAttention& work) {
     const std::size_t last = work.queries.tokens - 1;
     ConstTensor query = work.queries;
@@ -76,6 +94,30 @@ class WatchingEngine {
     }
   }
 
+ private:
+  void add_part(const LayerAttention& work) {
+    const std::size_t last = work.queries.tokens - 1;
+    for (std::size_t head = 0; head < work.heads.size(); ++head) {
+      WatchedHead& seen = watch_->heads[head];
+      std::vector<std::size_t> read;
+      for (const RowRun& run : seen.read) {
+        for (std::size_t i = 0; i < run.rows; ++i) read.push_back(run.first + i);
+      }
+      for (const Segment& segment : work.heads[head]) {
+        std::size_t cached = 0;
+        segment.for_each_run([&](const RowRun& run) {
+          for (std::size_t row = run.first; row < run.first + run.rows; ++row) {
+            if (!work.sees(last, segment, row)) continue;
+            read.push_back(static_cast<std::size_t>(segment.position_of(row)));
+            cached += segment.position_of(row) < work.first_position ? 1 : 0;
+          }
+        });
+        seen.bytes_read += bytes_of_rows(segment, cached, work.queries.head_dim);
+      }
+      seen.read = runs_of(std::move(read));
+    }
+  }
+
   void note(const LayerAttention& work, std::size_t head, std::span<const float> sums,
             WatchedHead& seen) const {
     const std::size_t last = work.queries.tokens - 1;
@@ -96,8 +138,7 @@ class WatchingEngine {
           if (share >= watch_->least_attention) seen.attention.push_back({read.back(), share});
         }
       });
-      seen.bytes_read += bytes_of_rows(segment.keys, cached, work.queries.head_dim) +
-                         bytes_of_rows(segment.values, cached, work.queries.head_dim);
+      seen.bytes_read += bytes_of_rows(segment, cached, work.queries.head_dim);
     }
     seen.read = runs_of(std::move(read));
     std::ranges::sort(seen.attention, {}, &RowAttention::row);

@@ -66,10 +66,10 @@ TEST_CASE("--plan bounded: the format, and how it is read") {
         std::string::npos);
   CHECK(refusal("bounded:0.1,certainty=maybe").find("must be one of sure, four_sigma, none") !=
         std::string::npos);
-  CHECK_THROWS_WITH_AS(
-      require_no_bound("bounded:0.1", "serve"),
-      "--plan bounded:0.1: is read with a bound, which serve does not do; generate, compare and evaluate do",
-      ConfigError);
+  CHECK_THROWS_WITH_AS(require_no_bound("bounded:0.1", "serve"),
+                       "--plan bounded:0.1: is read with a bound, which serve does not do; generate, "
+                       "compare, evaluate and visualize do",
+                       ConfigError);
 }
 
 TEST_CASE("--plan: a number of rows per head, ranked by the scorer that the name states") {

@@ -15,6 +15,7 @@
 #include <doctest/doctest.h>
 
 #include <kvpolicy/core/error.hpp>
+#include <kvpolicy/plan/low_bits.hpp>
 #include <kvpolicy/plan/shipped_policies.hpp>
 #include <model/dense_attention.hpp>
 
@@ -322,4 +323,61 @@ TEST_CASE("a recording leaves out small shares of attention, and ends as request
   CHECK(shorter.steps.back().tokens == shorter.tokens.size());
   CHECK_THROWS_AS(static_cast<void>(record(model(), plan, {}, settings)), ShapeError);
   CHECK_THROWS_AS(static_cast<void>(record(model(), plan, prompt(), {.prompt_steps = 0})), ConfigError);
+}
+
+TEST_CASE(
+    "a read with a bound: rows stay unread that hold no more than the bound, and each head says what they "
+    "would get") {
+  // Heads of ordinary numbers keep 8 bits in halves; `really` and `at_most` are means over the query heads.
+  const ModelShape shape = model().config().shape();
+  const LowBitFormat format = LowBitFormat::of_bounded(shape, 8, 16);
+  for (const float epsilon : {0.0F, 0.1F, 0.5F}) {
+    CAPTURE(epsilon);
+    const Recording recording = record(model(), Plan{shape, format.head<bfloat16>()}, prompt(),
+                                       {.prompt_steps = 16,
+                                        .most_new = 9,
+                                        .least_attention = 0.0F,
+                                        .reading = Reading{.read = Read::bounded, .epsilon = epsilon}});
+    const FirstLayer layer{recording.tokens};
+    std::size_t unread = 0;
+    for_each_step(recording, [&](const Step& step, const HeadStep& head, const Rows& before) {
+      CHECK(rows_of_runs(head.kept) == all_rows(step.tokens));
+      const Rows read = rows_of_runs(head.read);
+      if (step.kind == StepKind::prompt) {
+        CHECK(!head.unread);
+        CHECK(read == all_rows(step.tokens));
+        return;
+      }
+      REQUIRE(head.unread);
+      unread += step.tokens - read.size();
+      for (std::size_t row = step.tokens - 16; row < step.tokens; ++row) CHECK(read.contains(row));
+      double missed = 0, sum = 0;
+      REQUIRE(head.attention.size() == step.tokens);
+      for (const RowAttention& row : head.attention) {
+        sum += static_cast<double>(row.share);
+        if (!read.contains(row.row)) missed += static_cast<double>(row.share);
+      }
+      CHECK(std::abs(sum - 1) <= 1e-4);
+      CHECK(std::abs(static_cast<double>(head.unread->really) - missed) <= 1e-4);
+      CHECK(head.unread->at_most >= head.unread->really);
+      CHECK(head.unread->at_most <= epsilon + 1e-6F);
+      // An upper half of 32 bytes for each quantised key at least; keys are quantised 64 rows at a time.
+      CHECK((epsilon == 0.0F || head.bytes_read >= (before.size() - 16 - 4) / 64 * 64 * 32));
+    });
+    CHECK((epsilon == 0.0F ? unread == 0 : unread > 0));
+    for (const Step& step : recording.steps) {
+      if (step.kind == StepKind::prompt) continue;
+      for (std::size_t head = 0; head < shape.kv_heads; ++head) {
+        const Rows all = all_rows(step.tokens);
+        const auto expected = attention_over(layer, head, step.tokens, step.tokens - 1, all);
+        double worst = 0;
+        for (const std::size_t row : all) {
+          const double error =
+              std::abs(static_cast<double>(step.heads[head].attention[row].share) - expected[row]);
+          worst = error <= worst ? worst : error;
+        }
+        CHECK(worst <= 2e-3);  // keys have 8 bits
+      }
+    }
+  }
 }

@@ -200,7 +200,8 @@ function drawTop(head) {
     go.addEventListener('click', () => scrollToRow(row));
     const context = [text(row - around, row), make('mark', inline(row)),
                      text(row + 1, row + 1 + around)];
-    return make('tr', [make('td', go), make('td', [bar, percent(share)]), make('td', context)]);
+    const missed = shown.state[row] & isRead ? '' : ', not read';
+    return make('tr', [make('td', go), make('td', [bar, percent(share) + missed]), make('td', context)]);
   });
   element('top').tBodies[0].replaceChildren(...lines);
   const covered = levels.reduce((sum, level) => sum + shareOf(level), 0);
@@ -237,6 +238,11 @@ function drawHead() {
     step.kind === 'compress' ? ['rows read', '–', 'nothing is read']
       : ['rows read', whole(read), bytes(head.bytesRead[chosen.step]) + ' of cached rows'],
     ['held', bytes(held), percent(held / step.fullHead) + ' of a full head’s']);
+  const unread = head.unread?.[chosen.step];
+  if (unread) {
+    const [atMost, really] = unread.map((share) => percent(share, share < 0.01 ? 2 : 1));
+    numbers.push(['attention left unread', 'at most ' + atMost, 'by the bound; it was ' + really]);
+  }
   definitions(element('numbers'), numbers);
   drawMap(head);
   drawText(head, state, byRow);

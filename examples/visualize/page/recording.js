@@ -60,7 +60,8 @@ function quoted(row) {
   return text === ' ' ? 'a space' : text === '↵' ? 'a line end' : '“' + text + '”';
 }
 
-// heads[i]: kind, setting, bytes and bytesRead by step; until[row] and exactUntil[row] (null: rows
+// heads[i]: kind, setting, bytes and bytesRead by step; unread[step] (where reads have a bound): the share of the
+// attention by the bound, and the real one, or null; until[row] and exactUntil[row] (null: rows
 // are exact as long as they are kept), one more than the last step; reads[step]: how, runs, rows,
 // levels.
 const asNothing = 0, asKept = 1, asBeforeAndNew = 2;
