@@ -67,7 +67,7 @@ Examples:
   visualize --plan duo                             which heads find the key, which see only their window
   visualize --plan quest:16,256 --out quest.html   what a head that selects reads, token by token
   visualize --plan snapkv:128                      which rows a prompt's end attends to
-  visualize --plan bounded:0.05                    what a read with a bound leaves unread, and what that would have got
+  visualize --plan bounded:0.05                    which rows a read with a bound leaves unread
   visualize --plan search:0.125,4096               an eighth of the bytes, spent head by head
   visualize --file chapter.txt --plan int4 --max-new 100
   visualize --model path/to/Llama-3.2-1B --tokens 1,12,3 --plan kivi2 --json
@@ -132,8 +132,8 @@ nlohmann::json heads_json(const Recording& recording) {
                      {"bytes", own.bytes},
                      {"bytes_read", own.bytes_read}});
     if (own.unread) {
-      heads.back()["unread_at_most"] = own.unread->at_most;
-      heads.back()["unread_really"] = own.unread->really;
+      heads.back()["unread_bound"] = own.unread->bound;
+      heads.back()["unread_measured"] = own.unread->measured;
     }
     if (most != own.attention.end()) heads.back()["most_attended_row"] = most->row;
   }

@@ -151,17 +151,23 @@ class Cases {
   void quantized() {
     const Heads heads{32, 8};
     const std::size_t tokens = 128 * Ki;
-    for (const std::size_t bits : {8, 4, 2}) {
-      const auto make = [=, this](std::size_t layers) {
-        return Plan{shape(scaled(heads), layers),
-                    Quantized::Config{.storage = {.bits = bits, .residual = run_.smoke ? 64U : 128U}}};
+    struct Widths {
+      std::size_t keys, values;
+    };
+    for (const auto [keys, values] : {Widths{8, 8}, Widths{4, 4}, Widths{2, 2}, Widths{8, 4}, Widths{4, 2}}) {
+      const auto make = [=, this, keys = keys, values = values](std::size_t layers) {
+        return Plan{
+            shape(scaled(heads), layers),
+            Quantized::Config{
+                .storage = {.bits = keys, .value_bits = values, .residual = run_.smoke ? 64U : 128U}}};
       };
-      add_decode(
-          {.name = "decode/int" + std::to_string(bits) + "/" + heads.name() + "/" + tokens_name(tokens),
-           .baseline = dense_name(heads, tokens),
-           .plan = make(1),
-           .tokens = scaled(tokens)},
-          make);
+      const std::string name = keys == values ? "int" + std::to_string(keys)
+                                              : "k" + std::to_string(keys) + "v" + std::to_string(values);
+      add_decode({.name = "decode/" + name + "/" + heads.name() + "/" + tokens_name(tokens),
+                  .baseline = dense_name(heads, tokens),
+                  .plan = make(1),
+                  .tokens = scaled(tokens)},
+                 make);
     }
   }
 

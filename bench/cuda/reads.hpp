@@ -10,8 +10,8 @@
 //                     selection, the summary of each closed chunk: one vector (mean) or two (min, max)
 //   a budget          min(P, budget + rows always kept) + N - P, if it was compressed at P rows
 //
-// Quantised rows (2 (d bits / 8 + 4 d / group) bytes: codes, scale and zero of key and value) are
-// the whole blocks of 64 before the residual. Queries and outputs are not counted.
+// Quantised rows (d bits / 8 + 4 d / group bytes of a key, and the same of a value: codes, scales and
+// zeros) are the whole blocks of 64 before the residual. Queries and outputs are not counted.
 #pragma once
 
 #include <algorithm>
@@ -31,12 +31,13 @@ struct HeadReads {
     const auto d = static_cast<double>(head_dim);
     double packed_row = 0.0;
     if (packed_rows > 0) {
-      const double codes = d * cuda::code_bits(head.encoding) / 8;
+      const double codes =
+          d * static_cast<double>(bits_of(head.key_encoding) + bits_of(head.value_encoding)) / 8;
       // Scale and zero take 2 bytes each. A group of `key_group` rows of each channel gives as many
       // of them.
       const double key_groups = d / static_cast<double>(head.key_group);
       const double value_groups = d / static_cast<double>(head.value_group);
-      packed_row = 2 * codes + 4 * (key_groups + value_groups);
+      packed_row = codes + 4 * (key_groups + value_groups);
     }
     return static_cast<double>(exact_rows) * 4 * d + static_cast<double>(packed_rows) * packed_row +
            static_cast<double>(summary_vectors) * 2 * d;

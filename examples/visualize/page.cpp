@@ -45,6 +45,8 @@ std::uint8_t level_of(float share) {
   return static_cast<std::uint8_t>(std::lround(255.0F * std::sqrt(std::clamp(share, 0.0F, 1.0F))));
 }
 
+long millionths(float share) { return std::lround(1e6F * share); }
+
 RowRuns with_new_rows(RowRuns runs, std::size_t first, std::size_t end) {
   if (first == end) return runs;
   if (!runs.empty() && runs.back().first + runs.back().rows == first) {
@@ -174,7 +176,8 @@ Json heads_json(const Recording& recording, std::vector<ShownPolicy>& kinds) {
       const HeadStep& own = step.heads[head];
       held.push_back(own.bytes);
       read.push_back(own.bytes_read);
-      unread.push_back(own.unread ? Json{own.unread->at_most, own.unread->really} : Json{});
+      unread.push_back(own.unread ? Json{millionths(own.unread->bound), millionths(own.unread->measured)}
+                                  : Json{});
       bounded = bounded || own.unread.has_value();
     }
     heads.push_back({{"kind", index},
@@ -210,7 +213,8 @@ Json about_json(const Recording& recording) {
   std::vector<ShownPolicy> kinds;
   about["heads"] = heads_json(recording, kinds);
   for (const ShownPolicy& kind : kinds) {
-    about["kinds"].push_back({{"policy", kind.policy}, {"bits", kind.bits}});
+    about["kinds"].push_back(
+        {{"policy", kind.policy}, {"keyBits", kind.key_bits}, {"valueBits", kind.value_bits}});
   }
   return about;
 }
@@ -242,7 +246,11 @@ std::pair<std::string_view, std::string_view> split_at(std::string_view text, st
 
 ShownPolicy shown_policy(const HeadSettings<bfloat16>& config) {
   ShownPolicy kind{.policy = std::string{config.names().policy}};
-  kind.bits = config.rule(0).code_bits();
+  const HeadRule rule = config.rule(0);
+  if (rule.is_quantized()) {
+    kind.key_bits = bits_of(rule.key_encoding);
+    kind.value_bits = bits_of(rule.value_encoding);
+  }
   return kind;
 }
 

@@ -22,10 +22,11 @@ struct HtmlPage {
 /// are left out until the page has no more than `most_bytes`; the rest may still exceed that.
 [[nodiscard]] HtmlPage write_page(const Recording& recording, std::size_t most_bytes = 1'900'000);
 
-/// The name of a head's policy, and the bits of its quantised rows, 0 where there are none.
+/// The name of a head's policy, and the bits of its quantised keys and values, 0 where there are none.
 struct ShownPolicy {
   std::string policy;
-  double bits = 0;
+  std::size_t key_bits = 0;
+  std::size_t value_bits = 0;
   friend bool operator==(const ShownPolicy&, const ShownPolicy&) = default;
 };
 [[nodiscard]] ShownPolicy shown_policy(const HeadSettings<bfloat16>& config);

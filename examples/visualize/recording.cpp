@@ -21,6 +21,17 @@ namespace {
 using Plan = HeadPlan<bfloat16>;
 using Cache = KvCache<bfloat16, WatchingEngine<cpu::Engine<>>>;
 
+// What rows outside the runs got; both ascend.
+float share_outside(const RowRuns& runs, std::span<const RowAttention> attention) {
+  float share = 0;
+  auto run = runs.begin();
+  for (const RowAttention& row : attention) {
+    while (run != runs.end() && run->first + run->rows <= row.row) ++run;
+    if (run == runs.end() || row.row < run->first) share += row.share;
+  }
+  return share;
+}
+
 // Reads one text with the model and records a step for each call.
 class Recorder {
  public:
@@ -36,7 +47,7 @@ class Recorder {
     Step step = empty_step(kind);
     const auto attend = [&](std::size_t layer, TensorView<const float> q, TensorView<const float> k,
                             TensorView<const float> v, TensorView<float> out) {
-      std::vector<Unread> unread;
+      std::vector<UnreadShare> unread;
       if (options.read == Read::bounded) {
         unread = attend_in_parts(layer, q, k, v, out, options);
       } else {
@@ -65,9 +76,9 @@ class Recorder {
 
  private:
   // A read of one token with a bound. What the rows that stay unread would get is looked at before, over all rows.
-  std::vector<Unread> attend_in_parts(std::size_t layer, const TensorView<const float>& q,
-                                      const TensorView<const float>& k, const TensorView<const float>& v,
-                                      const TensorView<float>& out, AttendOptions options) {
+  std::vector<UnreadShare> attend_in_parts(std::size_t layer, const TensorView<const float>& q,
+                                           const TensorView<const float>& k, const TensorView<const float>& v,
+                                           const TensorView<float>& out, AttendOptions options) {
     const std::size_t kv_heads = cache_.plan().shape().kv_heads;
     std::vector<SegmentList> rows;
     for (std::size_t head = 0; head < kv_heads; ++head) {
@@ -80,8 +91,9 @@ class Recorder {
     const std::vector<std::span<const Segment>> views{rows.begin(), rows.end()};
     all.heads = views;
     all.options = options;
+    if (all.options.softcap == 0.0F) all.options.softcap = cache_.plan().shape().layer(layer).softcap;
     const float least = std::exchange(watch_.least_attention, 0.0F);
-    WatchingEngine<cpu::Engine<>>{watch_}.look(all);
+    cache_.engine().look(all);
     watch_.least_attention = least;
     for (WatchedHead& head : watch_.heads) {
       head.read.clear();
@@ -92,16 +104,14 @@ class Recorder {
     watch_.in_parts = true;
     cache_.step(layer, q, k, v, out, options);
     watch_.in_parts = false;
-    std::vector<Unread> unread(kv_heads);
+    std::vector<UnreadShare> unread(kv_heads);
     const std::size_t group = q.heads / kv_heads;
     for (std::size_t head = 0; head < kv_heads; ++head) {
       for (std::size_t i = 0; i < group; ++i) {
-        unread[head].at_most += bounds[head * group + i] / static_cast<float>(group);
+        unread[head].bound += bounds[head * group + i] / static_cast<float>(group);
       }
       WatchedHead& seen = watch_.heads[head];
-      for (const RowAttention& row : seen.attention) {
-        if (!holds_row(seen.read, row.row)) unread[head].really += row.share;
-      }
+      unread[head].measured = share_outside(seen.read, seen.attention);
       std::erase_if(seen.attention, [&](const RowAttention& row) { return row.share < least; });
     }
     return unread;

@@ -2,7 +2,8 @@
 //
 // Records what every KV head of a model kept and read while the model read a text under one plan;
 // the page of `visualize` shows it. Nothing is computed again from the plan: the rows that a query
-// read are those that its cache passed to the attention engine, and the attention is the engine's.
+// read are those that its cache passed to the attention engine, and the attention is the engine's. Where a
+// read has a bound, the engine is asked for the attention to all rows before the read leaves some of them.
 #pragma once
 
 #include <cstddef>
@@ -31,25 +32,28 @@ using RowRuns = std::vector<RowRun>;
 /// The attention of one query to one row, as a mean over the head's query heads.
 struct RowAttention {
   std::size_t row = 0;
-  float share = 0;  ///< of the query's attention, which sums to 1 over the rows that it read or bounded
+  float share =
+      0;  ///< of the query's attention, which sums to 1 over the rows that it read, or over all where the read had a bound
 };
 
-/// What a query that was read with a bound (Read::bounded) left unread, as means over the head's query heads.
-struct Unread {
-  float at_most = 0;  ///< the share of its attention by the bound
-  float really = 0;   ///< the share that these rows have
+/// What a query that was read with a bound left unread, as shares of its attention and means over the head's query
+/// heads.
+struct UnreadShare {
+  float bound = 0;     ///< what the rows that it left hold at most (ReadBound::unread)
+  float measured = 0;  ///< what they hold
 };
 
 /// One KV head at one step.
 struct HeadStep {
-  RowRuns kept;                ///< after the step
-  RowRuns exact;               ///< the rows of `kept` that are not quantised
-  std::size_t bytes = 0;       ///< that the head holds, in whole pages
-  RowRuns read;                ///< by the step's query; none where there is no query
-  std::size_t bytes_read = 0;  ///< of these rows, without those that the call itself brought
-  std::vector<RowAttention>
-      attention;                 ///< for rows that got at least `least_attention`, unread ones included
-  std::optional<Unread> unread;  ///< of a read with a bound; all its attention is over all rows
+  RowRuns kept;           ///< after the step
+  RowRuns exact;          ///< the rows of `kept` that are not quantised
+  std::size_t bytes = 0;  ///< that the head holds, in whole pages
+  RowRuns read;           ///< by the step's query; none where there is no query
+  /// Of these rows, without those that the call itself brought; of a read with a bound also the upper halves of keys.
+  std::size_t bytes_read = 0;
+  /// For rows that got at least `least_attention`. Where the read had a bound, for those that it left, too.
+  std::vector<RowAttention> attention;
+  std::optional<UnreadShare> unread;  ///< of a read with a bound
 };
 
 enum class StepKind : std::uint8_t {
@@ -98,8 +102,8 @@ struct RecordSettings {
 using RecordReport = std::function<void(std::size_t done, std::size_t total)>;
 
 /// Reads the prompt under the plan and continues it. As in the other tools, a prompt reads all
-/// rows, heads with a budget compress after it, and selecting heads choose a new selection at each
-/// new token.
+/// rows, and heads with a budget compress after it. Unless the settings say otherwise, selecting heads
+/// choose a new selection at each new token.
 /// @throws ShapeError for no prompt or tokens outside the vocabulary, ConfigError if the plan does
 /// not fit the model, std::bad_alloc
 [[nodiscard]] Recording record(const TextModel& model, HeadPlan<bfloat16> plan, std::span<const int> prompt,

@@ -3,7 +3,7 @@
 // An attention engine that records what another engine does. It attends with the engine inside it,
 // and notes which rows the last query of each call was given and how it attends to them. Caches use
 // it like any other engine, so the record shows what really happens. A read with a bound comes in parts
-// (core/bounded_attention.hpp), of which it notes the rows and bytes.
+// (core/bounded_attention.hpp): whoever makes one sets `Watch::in_parts`, and the record adds up their rows.
 #pragma once
 
 #include <algorithm>
@@ -26,8 +26,8 @@ namespace kvpolicy::tools {
 /// The rows of one KV head that the last query of a call read.
 struct WatchedHead {
   RowRuns read;
-  std::size_t bytes_read = 0;           ///< of cached rows; the call's own rows are still in the caller's
-                                        ///< memory
+  std::size_t bytes_read = 0;  ///< of cached rows and of upper halves; the call's own rows are still in
+                               ///< the caller's memory
   std::vector<RowAttention> attention;  ///< by row, ascending
 };
 

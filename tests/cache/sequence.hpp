@@ -218,7 +218,7 @@ class Sequence {
         for (const std::int64_t row : head.model.kept()) {
           if (spec.bits == 0) bits += numbers * 16;
           if (head.model.key_is_quantized(row) && head.model.value_is_quantized(row)) {
-            bits += numbers * spec.bits;
+            bits += layer.shape.head_dim * spec.bits_of(true) + layer.shape.value_dim * spec.bits_of(false);
           }
         }
       }
@@ -285,8 +285,7 @@ class Sequence {
     bool inside = true;
     bool lossy = false;
     const std::size_t wanted = is_key ? spec.key_group : spec.value_group;
-    const std::size_t own_bits = is_key ? spec.key_bits : spec.value_bits;
-    const std::size_t bits = own_bits == 0 ? spec.bits : own_bits;
+    const std::size_t bits = spec.bits_of(is_key);
     const oracle::Codebook codebook = is_key ? spec.key_codebook : spec.value_codebook;
     const std::size_t whole = is_key ? shape.head_dim : shape.value_dim;
     const std::size_t group = wanted != 0                           ? wanted

@@ -117,8 +117,7 @@ TEST_CASE("heads whose first rows stay exact have their codes in slow memory") {
     CHECK(twins.step(random, 1, {}));
     // Blocks of 64 rows besides the sinks and the residual, of a key and a value each.
     const std::size_t packed = (tokens + 1 - head.sinks - head.residual) / 64 * 64;
-    const std::size_t both = head.bits + (head.key_bits == 0 ? head.bits : head.key_bits);
-    const std::size_t codes = 6 * packed * 64 * both / 8;
+    const std::size_t codes = 6 * packed * 64 * (head.bits_of(true) + head.bits_of(false)) / 8;
     CHECK(twins.slow().slow_bytes() >= codes);
     CHECK(twins.slow().slow_bytes() < 2 * codes);
     CHECK(twins.memory().slow.live_bytes() == twins.slow().slow_bytes());
@@ -130,7 +129,8 @@ TEST_CASE("heads whose first rows stay exact have their codes in slow memory") {
 
     options.slow_memory = &twins.memory().slow;
     const MemoryEstimate foreseen = cuda::memory_of(plan, 1 << 16, options);
-    CHECK(foreseen.slow >= std::size_t{6} * ((1 << 16) - 256) * 2 * 64 * head.bits / 8);
+    CHECK(foreseen.slow >=
+          std::size_t{6} * ((1 << 16) - 256) * 64 * (head.bits_of(true) + head.bits_of(false)) / 8);
     options.slow_memory = nullptr;
     const std::size_t near = cuda::memory_of(plan, 1 << 16, options).total();
     CHECK(foreseen.total() - foreseen.slow < near / 8);

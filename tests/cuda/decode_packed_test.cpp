@@ -29,13 +29,14 @@ void for_each_head_dim(Body body) {
 
 TEST_CASE_TEMPLATE("decode: every grouping of quantised rows, at the ends of tiles", E, bfloat16, half) {
   unsigned seed = 1000;
+  int turn = 0;
   constexpr int lengths[] = {64, 80, 81, 127, 128, 129, 144, 191, 193, 256};
   for_each_head_dim([&]<int D>(std::integral_constant<int, D>) {
     for (const Codes& codes : all_codes) {
       for (const Grids& grid : all_grids<D>) {
         for (int columns = 1; columns <= 2; ++columns) {
-          // Keys and values are read by code that does not know the other's width: each in one of the two.
-          if (!codes.are_alike() && columns == static_cast<int>(seed % 2)) continue;
+          // Of widths that differ each grouping has one of the two, in turn.
+          if (!codes.are_alike() && columns == 1 + turn++ / 2 % 2) continue;
           const int tokens = lengths[seed % 10];
           CAPTURE(name_of(codes));
           CAPTURE(grid.key_group);
@@ -58,11 +59,11 @@ TEST_CASE_TEMPLATE("decode: every grouping of quantised rows, at the ends of til
 TEST_CASE_TEMPLATE("decode: rotated rows between exact ones, beside heads that are not rotated", E, bfloat16,
                    half) {
   unsigned seed = 1100;
-  int turn = 0;  // widths that differ take a third of the cases
+  int turn = 0;  // widths that differ take two of five cases
   for_each_head_dim([&]<int D>(std::integral_constant<int, D>) {
     for (const Codes& codes : all_codes) {
       for (const Grids& grid : {Grids{D, D}, Grids{32, 16}, Grids{64, D, true}, Grids{16, 32, true}}) {
-        if (!codes.are_alike() && turn++ % 3 != 0) continue;
+        if (!codes.are_alike() && turn++ % 5 > 1) continue;
         CAPTURE(name_of(codes));
         CAPTURE(grid.key_group);
         CAPTURE(grid.per_channel);
@@ -109,7 +110,7 @@ std::vector<double> divided(std::vector<double> numbers, double size) {
 
 TEST_CASE_TEMPLATE("decode: large and small quantised numbers", E, bfloat16, half) {
   unsigned seed = 1300;
-  int turn = 0;  // widths that differ take a third of the cases
+  int turn = 0;  // widths that differ take two of five cases
   struct Sizes {
     float key, value, growth, loudness;
   };
@@ -120,7 +121,7 @@ TEST_CASE_TEMPLATE("decode: large and small quantised numbers", E, bfloat16, hal
     for (const Codes& codes : all_codes) {
       for (const Grids& grid : {Grids{D, D}, Grids{32, 32}, Grids{32, 64, true}}) {
         for (const Sizes& sizes : all_sizes) {
-          if (!codes.are_alike() && turn++ % 3 != 0) continue;
+          if (!codes.are_alike() && turn++ % 5 > 1) continue;
           CAPTURE(name_of(codes));
           CAPTURE(grid.key_group);
           CAPTURE(grid.per_channel);
@@ -135,7 +136,9 @@ TEST_CASE_TEMPLATE("decode: large and small quantised numbers", E, bfloat16, hal
           const auto expected = layer.oracle();
           const Output got = run<E, D, 1, true>(layer.params(), static_cast<int>(seed % 3) + 1);
           const double size = sizes.value * std::pow(std::max(1.0F, sizes.growth), 199.0F);
-          CHECK(distance(divided(got.out, size), divided(expected.out, size)) <= out_units * unit<E>);
+          // In 2 bits, products of codes are larger than the values that they and the zeros add up to; 2.02 was measured.
+          const double units = codes.values == Encoding::uint2 ? 1.25 * out_units : out_units;
+          CHECK(distance(divided(got.out, size), divided(expected.out, size)) <= units * unit<E>);
           CHECK(distance(got.log_sum_exp, expected.log_sum_exp) <= grouped_lse);
           ++seed;
         }

@@ -62,7 +62,7 @@ TEST_CASE("decode: quantised rows") {
       for (const Grids& grid : all) {
         const int many_tokens = grid.key_group == D && grid.value_group == D ? 1500 : 400;
         for (const int tokens : {70, 130, many_tokens}) {
-          if (!codes.are_alike() && turn++ % 4 != 0) continue;
+          if (!codes.are_alike() && turn++ % 5 != 0) continue;
           CAPTURE(name_of(codes));
           CAPTURE(grid.key_group);
           CAPTURE(grid.per_channel);

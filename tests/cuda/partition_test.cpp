@@ -10,9 +10,9 @@
 
 #include <kvpolicy/cuda/kernels/partition.cuh>
 
-namespace {
-
 #include "cuda/support/codes.hpp"
+
+namespace {
 
 using kvpolicy::Encoding;
 using namespace kvpolicy::cuda;
@@ -65,10 +65,11 @@ TEST_CASE("partition: units of a segment") {
   CHECK(units_of(head, {.source = packed, .rows = 65, .first = 4 + 63}).skipped == 63);
   head.value_encoding = Encoding::uint2;
   CHECK(count(packed, 4 + 63, 1) == 1);
-  CHECK(units_of(head, {.source = packed, .rows = 64, .first = 4}).weight == 2);  // 96 bytes of 64 a cost
+  CHECK(units_of(head, {.source = packed, .rows = 64, .first = 4}).weight == 6);  // as 24 rows of 8 bits
   head.key_encoding = Encoding::uint8;
   CHECK(count(packed, 4 + 31, 2) == 2);
-  CHECK(units_of(head, {.source = packed, .rows = 32, .first = 4}).weight == 2);
+  CHECK(units_of(head, {.source = packed, .rows = 32, .first = 4}).weight == 5);
+  CHECK(units_of(head, {.source = exact, .rows = 16}).weight == 8);
   const int chunks[] = {1, 5, 9};
   CHECK(units_of(head, {.source = packed, .rows = 48, .chunks = chunks, .chunk_rows = 16}).count == 2);
 }

@@ -52,6 +52,11 @@ struct HeadSpec {
   // A compression may move quantised rows into the residual, with their dequantised values.
   bool returns_rows = false;
 
+  /// Bits of the codes of keys or of values.
+  [[nodiscard]] std::size_t bits_of(bool key) const {
+    const std::size_t own = key ? key_bits : value_bits;
+    return own == 0 ? bits : own;
+  }
   [[nodiscard]] std::size_t key_rows() const { return !per_channel ? 1 : key_group == 0 ? 32 : key_group; }
   /// Number of latest queries whose attention is needed when rows are dropped.
   [[nodiscard]] std::size_t asked() const {

@@ -17,6 +17,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include <kvpolicy/plan/low_bits.hpp>
 #include <kvpolicy/plan/shipped_policies.hpp>
 
 #include "byte_model.hpp"
@@ -38,7 +39,7 @@ const TextModel& model() {
 Plan mixed_plan() {
   Plan plan{model().config().shape()};
   SinkRecentCache<PerTokenStorage<bfloat16>>::Config window{.sinks = 3, .recent = 40};
-  window.storage = {.bits = 8, .key_group = 32, .value_group = 32, .residual = 16};
+  window.storage = {.bits = 8, .value_bits = 4, .key_group = 32, .value_group = 32, .residual = 16};
   plan.set(0, 0, window);
   plan.set(0, 1, ChunkRetrievalCache<Dense>::Config{.chunk = 8, .budget = 24});
   plan.set(1, 0, HeadBudgetCache<Dense>::Config{.budget = 20, .scorer = {.observation_window = 4}});
@@ -190,12 +191,39 @@ TEST_CASE("a page holds what was recorded") {
   const auto kind = [&](std::size_t head) {
     return data["kinds"][data["heads"][head]["kind"].get<std::size_t>()];
   };
-  CHECK(kind(0) == nlohmann::json{{"policy", "sink_recent"}, {"bits", 8}});
-  CHECK(kind(1) == nlohmann::json{{"policy", "chunk_retrieval"}, {"bits", 0}});
-  CHECK(kind(2) == nlohmann::json{{"policy", "head_budget"}, {"bits", 0}});
-  CHECK(kind(3) == nlohmann::json{{"policy", "full"}, {"bits", 0}});
+  CHECK(kind(0) == nlohmann::json{{"policy", "sink_recent"}, {"keyBits", 8}, {"valueBits", 4}});
+  CHECK(kind(1) == nlohmann::json{{"policy", "chunk_retrieval"}, {"keyBits", 0}, {"valueBits", 0}});
+  CHECK(kind(2) == nlohmann::json{{"policy", "head_budget"}, {"keyBits", 0}, {"valueBits", 0}});
+  CHECK(kind(3) == nlohmann::json{{"policy", "full"}, {"keyBits", 0}, {"valueBits", 0}});
   CHECK(data["leastShown"] == page.least_shown);
   check_rows(recording, data["rows"].get<std::string>(), page.least_shown);
+}
+
+TEST_CASE("a page holds what a read with a bound left, for heads that have one") {
+  const ModelShape shape = model().config().shape();
+  Plan plan{shape};
+  plan.set(1, 0, LowBitFormat::of_bounded(shape, 4, 16).head<bfloat16>());
+  std::vector<int> tokens;
+  for (const char c : long_text()) tokens.push_back(static_cast<unsigned char>(c));
+  const Recording recording =
+      record(model(), plan, tokens,
+             {.prompt_steps = 4, .most_new = 3, .reading = Reading{.read = Read::bounded, .epsilon = 0.2F}});
+  const nlohmann::json data = data_of(write_page(recording).html);
+  for (std::size_t head = 0; head < 4; ++head) {
+    for (std::size_t step = 0; step < recording.steps.size(); ++step) {
+      CAPTURE(head);
+      CAPTURE(step);
+      const auto& own = recording.steps[step].heads[head].unread;
+      CHECK(own.has_value() == (recording.steps[step].kind == StepKind::generate));
+      const nlohmann::json& shown = data["heads"][head]["unread"][step];
+      REQUIRE(shown.is_null() == !own.has_value());
+      if (!own) continue;
+      CHECK(std::abs(shown[0].get<double>() - 1e6 * static_cast<double>(own->bound)) <= 0.51);
+      CHECK(std::abs(shown[1].get<double>() - 1e6 * static_cast<double>(own->measured)) <= 0.51);
+      CHECK((head == 2 ? own->bound > 0.0F : own->bound == 0.0F));
+    }
+  }
+  CHECK(data["kinds"][data["heads"][2]["kind"].get<std::size_t>()]["valueBits"] == 4);
 }
 
 TEST_CASE("a page leaves out the smallest shares of attention rather than grow") {

@@ -126,9 +126,9 @@ function aboutRow(row) {
   const bits = heads[chosen.head].kind.bits;
   const what = !(state & (isKept | isRead)) ? 'dropped'
     : (state & isKept ? 'kept' : 'dropped after this step') +
-      (state & isRead ? ', read' : ', not read') + (state & isCoarse ? ', in ' + bits + ' bits' : '');
+      (state & isRead ? ', read' : ', not read') + (state & isCoarse ? ', in ' + bits : '');
   const attention = level !== undefined ? percent(shareOf(level), 2) + ' of the attention'
-    : state & isRead ? 'under ' + percent(about.leastShown, 2) + ' of the attention' : '';
+    : state & isRead || heads[chosen.head].unread?.[chosen.step] ? 'under ' + percent(about.leastShown, 2) + ' of the attention' : '';
   return ['row ' + whole(row) + ', ' + quoted(row) + ', token ' + tokens[row], what, attention].join('\n').trim();
 }
 
@@ -165,7 +165,7 @@ function drawText(head, state, levels) {
     sample({border: '2px solid var(--ink)'}, 'the query’s token'),
     make('span', 'pale: dropped'),
   ];
-  if (head.exactUntil) keys.push(make('span', [make('em', 'slanted'), ': in ' + bits + ' bits']));
+  if (head.exactUntil) keys.push(make('span', [make('em', 'slanted'), ': in ' + bits]));
   element('text-keys').replaceChildren(...keys);
   element('query').textContent = kind === 'compress'
     ? 'after the prompt, when heads with a budget have dropped rows; nothing is read'
@@ -231,7 +231,7 @@ function drawHead() {
     ['rows kept', whole(kept) + ' of ' + whole(step.tokens), percent(kept / step.tokens)]];
   if (head.exactUntil) {
     const exact = whole(kept - coarse) + ' exact';
-    numbers.push(['of these in ' + head.kind.bits + ' bits', whole(coarse), exact]);
+    numbers.push(['of these in ' + head.kind.bits, whole(coarse), exact]);
   }
   const held = head.bytes[chosen.step];
   numbers.push(
@@ -240,8 +240,8 @@ function drawHead() {
     ['held', bytes(held), percent(held / step.fullHead) + ' of a full head’s']);
   const unread = head.unread?.[chosen.step];
   if (unread) {
-    const [atMost, really] = unread.map((share) => percent(share, share < 0.01 ? 2 : 1));
-    numbers.push(['attention left unread', 'at most ' + atMost, 'by the bound; it was ' + really]);
+    const [bound, measured] = unread.map((millionths) => percent(millionths / 1e6, millionths < 1e4 ? 2 : 1));
+    numbers.push(['attention left unread', measured, 'at most ' + bound + ' by the bound']);
   }
   definitions(element('numbers'), numbers);
   drawMap(head);

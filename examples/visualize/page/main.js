@@ -19,9 +19,9 @@ function drawAbout() {
     ['Attention is the engine’s own, for the rows that the cache gave it' + mean + '; in 256 levels,',
      'and left out below ' + percent(about.leastShown, 2) + ' of a query’s.'],
     ...(heads.some((head) => head.unread) ? [[
-      'New tokens read with a bound: by the upper 4 bits of every key, which count among the bytes read, rows',
-      'stay unread that can hold no more attention than the plan allows. Attention is over all rows here, so',
-      'an unread row shows what it would have got; the bound is a mean over the query heads, too.']] : []),
+      'New tokens read with a bound: the upper 4 bits of a quantised key say how much attention its row can get',
+      'at most (or, as the plan says, by an estimate). Rows that together can get no more than the plan allows',
+      'are not read in full. Their attention was measured besides, and is shown with that of the others.']] : []),
     ['Bytes held are whole pages of 64 rows, with summaries where heads select by them. Bytes read',
      'are those of cached keys and values; what a head reads to select is not among them, nor are',
      'the rows of the piece or token itself. 1 MB is 1,000,000 bytes.'],

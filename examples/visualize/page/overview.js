@@ -76,7 +76,7 @@ function makeCell(head) {
   const cell = make('button', sparkline(head), {type: 'button', class: 'cell', role: 'gridcell'});
   head.bytesText = make('span', '', {class: 'bytes'});
   cell.append(head.bytesText);
-  if (head.kind.bits > 0) cell.append(make('span', head.kind.bits + ' bits', {class: 'bits'}));
+  if (head.kind.shortBits) cell.append(make('span', head.kind.shortBits, {class: 'bits'}));
   const show = (x, y) => showTip(aboutHead(head, chosen.step), x, y);
   cell.addEventListener('click', () => choose({head: head.index}));
   cell.addEventListener('mousemove', (event) => show(event.clientX, event.clientY));

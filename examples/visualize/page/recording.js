@@ -37,11 +37,13 @@ const policyLabels = {
 };
 const kinds = about.kinds.map((kind) => {
   const known = kind.policy in policyLabels;
-  const bits = kind.bits > 0 ? ', ' + kind.bits + ' bits' : '';
-  const label = (known ? policyLabels[kind.policy] : kind.policy) + bits;
-  const isQuantized = kind.policy === 'full' && kind.bits > 0;
+  const {keyBits, valueBits} = kind;
+  const bits = keyBits === valueBits ? keyBits + ' bits' : keyBits + '-bit keys, ' + valueBits + '-bit values';
+  const shortBits = keyBits === 0 ? '' : keyBits === valueBits ? bits : 'k' + keyBits + 'v' + valueBits;
+  const label = (known ? policyLabels[kind.policy] : kind.policy) + (keyBits > 0 ? ', ' + bits : '');
+  const isQuantized = kind.policy === 'full' && keyBits > 0;
   const colour = !known ? 'other' : isQuantized ? 'quantized' : kind.policy;
-  return {...kind, label, colour: 'var(--' + colour + ')'};
+  return {...kind, bits, shortBits, label, colour: 'var(--' + colour + ')'};
 });
 
 const bytesOf = (base64) => Uint8Array.from(atob(base64), (c) => c.charCodeAt(0));
@@ -60,8 +62,8 @@ function quoted(row) {
   return text === ' ' ? 'a space' : text === '↵' ? 'a line end' : '“' + text + '”';
 }
 
-// heads[i]: kind, setting, bytes and bytesRead by step; unread[step] (where reads have a bound): the share of the
-// attention by the bound, and the real one, or null; until[row] and exactUntil[row] (null: rows
+// heads[i]: kind, setting, bytes and bytesRead by step; unread[step] (where reads have a bound): what was left
+// unread by the bound, and measured, in millionths of the attention, or null; until[row] and exactUntil[row] (null: rows
 // are exact as long as they are kept), one more than the last step; reads[step]: how, runs, rows,
 // levels.
 const asNothing = 0, asKept = 1, asBeforeAndNew = 2;

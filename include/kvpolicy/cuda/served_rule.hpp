@@ -31,7 +31,7 @@ namespace kvpolicy::cuda {
 
 /// Bits of the codes that kernels read and write for a head that quantises its rows. Whatever lays out packed pages
 /// asks here, because kernels take a width that they do not have for 2 bits.
-/// @throws ConfigError for a width that kernels do not have
+/// @throws ConfigError for a width that kernels do not have, and for keys of fewer bits than values
 [[nodiscard]] inline Sides packed_bits(const HeadRule& rule) {
   const std::size_t keys = bits_of(rule.key_encoding);
   const std::size_t values = bits_of(rule.value_encoding);

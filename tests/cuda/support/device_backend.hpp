@@ -282,7 +282,7 @@ inline std::vector<HeadSpec> device_heads() {
        .kivi = true},
   };
   const std::vector<HeadSpec> rotated{
-      {.bits = 4, .key_group = 32, .residual = 20, .per_channel = true},
+      {.bits = 4, .value_bits = 2, .key_group = 32, .residual = 20, .per_channel = true},
       {.sinks = 4, .bits = 8, .residual = 9},
       {.kind = Kind::window, .sinks = 3, .recent = 140, .bits = 8, .residual = 9},
       {.kind = Kind::budget, .budget = 40, .window = 6, .bits = 4, .residual = 10},
@@ -291,6 +291,7 @@ inline std::vector<HeadSpec> device_heads() {
        .chunk = 16,
        .refresh_every = 20,
        .bits = 4,
+       .value_bits = 2,
        .key_group = 16,
        .residual = 11,
        .per_channel = true},

@@ -105,7 +105,7 @@ struct HeadView {
   double* sums = nullptr;
 
   KVPOLICY_HOST_DEVICE bool is_packed() const { return key_encoding >= Encoding::uint8; }
-  /// Bits of its codes.
+  /// Bits of the codes of a head that is packed.
   KVPOLICY_HOST_DEVICE Sides bits() const { return {code_bits(key_encoding), code_bits(value_encoding)}; }
   /// How its quantised rows lie in a page.
   KVPOLICY_HOST_DEVICE PackedLayout packed_layout(int head_dim, int page_rows) const {

@@ -23,14 +23,14 @@ KVPOLICY_HOST_DEVICE constexpr int rows_of_unit(Sides bits) {
   const int widest = larger(bits.keys, bits.values);
   return widest == 16 ? tile_rows : widest == 8 ? 32 : 64;
 }
-/// The cost of a unit, measured by the bytes that it reads: 1 is 16 rows of 8-bit numbers.
+/// The cost of a unit, measured by the bytes that it reads: 1 is 4 rows of 8-bit numbers.
 KVPOLICY_HOST_DEVICE constexpr int cost_of_unit(Sides bits) {
-  return quotient_up(rows_of_unit(bits) * (bits.keys + bits.values), tile_rows * 16);
+  return rows_of_unit(bits) * (bits.keys + bits.values) / 64;
 }
 /// The cost of starting a head (queries, first loads, merge), in the same measure.
-inline constexpr int cost_of_head = 16;
+inline constexpr int cost_of_head = 64;
 /// The least work for which a warp is started.
-inline constexpr int least_cost_of_warp = 4;
+inline constexpr int least_cost_of_warp = 16;
 
 /// The work units of a segment.
 struct Units {

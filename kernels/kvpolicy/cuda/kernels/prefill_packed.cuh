@@ -83,9 +83,9 @@ struct PackedLoader {
   KVPOLICY_DEVICE RowChunk chunk_of(const std::byte* page, const PackedLayout& layout, int row,
                                     int chunk) const {
     float number[8];
+    constexpr int tile_bytes = tile_rows * HeadDim * Bits / 8;
     const std::byte* codes = page + (Values ? layout.values_offset : 0);
-    unpack_chunk<Bits, HeadDim, Values>(codes + row / tile_rows * layout.tile_bytes.of(!Values),
-                                        row % tile_rows, chunk, number);
+    unpack_chunk<Bits, HeadDim, Values>(codes + row / tile_rows * tile_bytes, row % tile_rows, chunk, number);
     const auto* scales = reinterpret_cast<const std::uint16_t*>(
         page + (Values ? layout.value_scales_offset : layout.key_scales_offset));
     const auto* zeros = reinterpret_cast<const std::uint16_t*>(
