@@ -149,7 +149,11 @@ def model(path):
                      with_range(cases, "speedup"), share(mean(cases, "predicted"))])
     titles = ["draft", "task", "texts", "temperature", "tokens before", "accepted (range)", "tokens a pass",
               "times as fast (range)", "predicted"]
-    return model_heading(results) + table(titles, rows, left=3)
+    greedy = [case for key, cases in groups.items() if key[1] == "0" for case in cases]
+    ties = round(sum(case.get("near_ties", 0) for case in greedy))
+    runs = len(greedy) * int(results["context"]["texts"])
+    note = f"\n\n{ties} of {runs} greedy runs went on with other tokens after a near tie." if ties else ""
+    return model_heading(results) + table(titles, rows, left=3) + note
 
 
 def selection(path):
