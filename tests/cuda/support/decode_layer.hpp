@@ -115,6 +115,10 @@ class DecodeLayer {
   struct Result {
     std::vector<double> out;  ///< [sequences, queries, q_heads, head_dim]
     std::vector<double> log_sum_exp;
+    // For each output, means by the rows' weights of what roundings are relative to:
+    std::vector<double> magnitude;  ///< the values' magnitudes
+    std::vector<double> range;      ///< the ranges of the groups that the values are in
+    std::vector<double> spread;     ///< the values' distances from the output
   };
 
   [[nodiscard]] cuda::AttendParams params() const {
@@ -285,8 +289,29 @@ class DecodeLayer {
       for (std::size_t c = 0; c < out.size(); ++c) out[c] += weight * values[i][c];
     }
     for (double& x : out) x = sum > 0 ? x / sum : 0.0;
+    add_magnitudes(result, head.view.is_packed() ? head.view.value_group : 1, logits, values, out, max, sum);
     result.out.insert(result.out.end(), out.begin(), out.end());
     result.log_sum_exp.push_back(sum > 0 ? max + std::log(sum) : nothing);
+  }
+
+  static void add_magnitudes(Result& result, int group, const std::vector<double>& logits,
+                             const std::vector<std::vector<double>>& values, const std::vector<double>& out,
+                             double max, double sum) {
+    for (std::size_t c = 0; c < out.size(); ++c) {
+      double magnitude = 0, range = 0, spread = 0;
+      for (std::size_t i = 0; i < logits.size(); ++i) {
+        const double weight = std::exp(logits[i] - max) / sum;
+        const auto begin =
+            values[i].begin() + static_cast<std::ptrdiff_t>(c - c % static_cast<std::size_t>(group));
+        const auto [least, largest] = std::minmax_element(begin, begin + group);
+        magnitude += weight * std::fabs(values[i][c]);
+        range += weight * (*largest - *least);
+        spread += weight * std::fabs(values[i][c] - out[c]);
+      }
+      result.magnitude.push_back(magnitude);
+      result.range.push_back(range);
+      result.spread.push_back(spread);
+    }
   }
 
   /// A head's rows as attention must see them, [rows, head_dim].
