@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <new>
+#include <random>
 #include <set>
 #include <utility>
 #include <vector>
@@ -33,6 +34,7 @@ struct Capture {
 }  // namespace kvpolicy::cuda::simt
 
 struct CUstream_st {
+  std::uint64_t number = 0;
   bool blocking = true;  // waits for, and is waited for by, the default stream
   bool eager = false;    // works at once even if others are late
   std::shared_ptr<kvpolicy::cuda::simt::Capture> capture;
@@ -47,6 +49,18 @@ struct CUevent_st {
   std::weak_ptr<kvpolicy::cuda::simt::Capture> capture;
   bool in_capture = false;
   double milliseconds = 0.0;
+};
+/// A pool of device memory: what the system gave, of which some is in use.
+struct CUmemPoolHandle_st {
+  std::uint64_t threshold = 0;  // bytes that a wait leaves
+  std::size_t used = 0;
+  std::size_t reserved = 0;
+  std::size_t growths = 0;  // how often the system was asked
+
+  void give_back(std::uint64_t kept) {
+    reserved =
+        static_cast<std::size_t>(std::min<std::uint64_t>(reserved, std::max<std::uint64_t>(used, kept)));
+  }
 };
 struct CUgraph_st {
   std::vector<kvpolicy::cuda::simt::Work> work;
@@ -74,6 +88,14 @@ class Device {
   /// Streams that are made from now on are not late. This reveals a stream that overtakes another one that it
   /// should wait for.
   bool eager_streams = false;
+  /// Of cudaThreadExchangeStreamCaptureMode.
+  cudaStreamCaptureMode thread_mode = cudaStreamCaptureModeGlobal;
+  /// Late streams work at times that this seed draws, in any order that events allow, whenever work is put on one of
+  /// them; 0: only when they are waited for. This reveals work that comes before what it needs.
+  void pace(std::uint64_t seed) {
+    paced_ = seed != 0;
+    random_.seed(seed);
+  }
 
   Device() { streams_.insert(&default_stream_); }
 
@@ -96,7 +118,10 @@ class Device {
   [[nodiscard]] std::uint64_t calls() const { return calls_; }
   /// Number of calls that made the caller wait for the device, or could have.
   [[nodiscard]] std::uint64_t waits() const { return waits_; }
-  void note_wait() { ++waits_; }
+  void note_wait() {
+    ++waits_;
+    for (const auto& pool : pools_) pool->give_back(pool->threshold);
+  }
   [[nodiscard]] cudaError_t last_error() const { return last_error_; }
   void clear_error() { last_error_ = cudaSuccess; }
 
@@ -125,8 +150,22 @@ class Device {
     const auto found = memory_.find(address);
     if (found == memory_.end() || found->second.kind != kind) return answer(cudaErrorInvalidValue);
     if (kind == MemoryKind::device) live_bytes_ -= found->second.bytes;
+    if (found->second.pool != nullptr) found->second.pool->used -= found->second.bytes;
     memory_.erase(found);
     ::operator delete(address, memory_alignment);
+    return cudaSuccess;
+  }
+  CUmemPoolHandle_st* create_pool() {
+    return pools_.emplace_back(std::make_unique<CUmemPoolHandle_st>()).get();
+  }
+  [[nodiscard]] const auto& pools() const { return pools_; }
+  cudaError_t allocate_from(CUmemPoolHandle_st& pool, void** address, std::size_t bytes) {
+    const cudaError_t error = allocate(address, bytes, MemoryKind::device);
+    if (error != cudaSuccess || *address == nullptr) return error;
+    memory_.at(*address).pool = &pool;
+    pool.used += bytes;
+    if (pool.used > pool.reserved) ++pool.growths;
+    pool.reserved = std::max(pool.reserved, pool.used);
     return cudaSuccess;
   }
   /// Whether all of [address, address + bytes) belongs to one allocation of this kind.
@@ -155,6 +194,7 @@ class Device {
   [[nodiscard]] bool knows(CUstream_st* stream) const { return streams_.count(stream) != 0; }
   CUstream_st* create_stream(bool blocking) {
     auto stream = std::make_unique<CUstream_st>();
+    stream->number = ++created_;
     stream->blocking = blocking;
     stream->eager = eager_streams;
     streams_.insert(stream.get());
@@ -176,9 +216,10 @@ class Device {
       stream->capture->work.push_back(std::move(work));
       return cudaSuccess;
     }
+    stream->pending.push_back(late ? in_default_order(*stream, std::move(work)) : std::move(work));
     ++stream->submitted;
-    stream->pending.push_back(std::move(work));
     if (!late || stream->eager) finish(*stream);
+    if (late && paced_) work_somewhere();
     return cudaSuccess;
   }
   /// Works until `ticket` pieces of work are done.
@@ -201,6 +242,7 @@ class Device {
   }
   /// For calls that are not allowed while a stream is captured: the capture becomes invalid.
   [[nodiscard]] bool spoils_capture() {
+    if (thread_mode == cudaStreamCaptureModeRelaxed) return false;
     bool spoils = false;
     for (CUstream_st* stream : streams_) {
       if (stream->capture == nullptr || stream->capture->relaxed) continue;
@@ -215,14 +257,47 @@ class Device {
   struct Memory {
     std::size_t bytes;
     MemoryKind kind;
+    CUmemPoolHandle_st* pool = nullptr;
   };
   static constexpr std::align_val_t memory_alignment{256};
 
+  // The default stream and those that block wait for each other.
+  Work in_default_order(const CUstream_st& stream, Work work) {
+    std::vector<std::pair<CUstream_st*, std::uint64_t>> before;
+    if (&stream == &default_stream_) {
+      for (CUstream_st* each : streams_) {
+        if (each != &default_stream_ && each->blocking) before.emplace_back(each, each->submitted);
+      }
+    } else if (stream.blocking) {
+      before.emplace_back(&default_stream_, default_stream_.submitted);
+    }
+    if (before.empty()) return work;
+    return [this, before = std::move(before), work = std::move(work)] {
+      for (const auto& [other, ticket] : before) {
+        if (knows(other)) advance(*other, ticket);
+      }
+      work();
+    };
+  }
+  // A draw of some pieces of work, each the next one of some stream.
+  void work_somewhere() {
+    std::vector<CUstream_st*> streams(streams_.begin(), streams_.end());
+    std::ranges::sort(streams, {}, &CUstream_st::number);  // addresses differ from run to run
+    for (auto pieces = random_() % 4; pieces > 0; --pieces) {
+      CUstream_st& stream = *streams[random_() % streams.size()];
+      advance(stream, stream.done + random_() % 3);
+    }
+  }
+
   std::map<void*, Memory> memory_;
+  std::vector<std::unique_ptr<CUmemPoolHandle_st>> pools_;
   std::size_t live_bytes_ = 0;
   std::size_t peak_bytes_ = 0;
   CUstream_st default_stream_;
   std::set<CUstream_st*> streams_;
+  std::uint64_t created_ = 0;
+  bool paced_ = false;
+  std::mt19937_64 random_;
   std::uint64_t calls_ = 0;
   std::uint64_t waits_ = 0;
   std::uint64_t fails_in_ = 0;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <vector>
 
@@ -114,6 +115,32 @@ inline cudaError_t cudaMallocAsync(void** address, std::size_t bytes, cudaStream
 template <class T>
 cudaError_t cudaMallocAsync(T** address, std::size_t bytes, cudaStream_t stream) {
   return cudaMallocAsync(reinterpret_cast<void**>(address), bytes, stream);
+}
+inline cudaError_t cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolProps* wanted) {
+  return kvpolicy::cuda::simt::call_outside_capture([=](auto& d) {
+    const bool fits = wanted->allocType == cudaMemAllocationTypePinned &&
+                      wanted->location.type == cudaMemLocationTypeDevice && wanted->location.id < d.devices;
+    if (!fits) return cudaErrorInvalidValue;
+    *pool = d.create_pool();
+    return cudaSuccess;
+  });
+}
+inline cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t pool, cudaMemPoolAttr, void* value) {
+  return kvpolicy::cuda::simt::call([=](auto&) {
+    pool->threshold = *static_cast<const std::uint64_t*>(value);
+    return cudaSuccess;
+  });
+}
+inline cudaError_t cudaMemPoolTrimTo(cudaMemPool_t pool, std::size_t kept) {
+  return kvpolicy::cuda::simt::call_outside_capture([=](auto&) {
+    pool->give_back(kept);
+    return cudaSuccess;
+  });
+}
+inline cudaError_t cudaMallocFromPoolAsync(void** address, std::size_t bytes, cudaMemPool_t pool,
+                                           cudaStream_t) {
+  return kvpolicy::cuda::simt::call_outside_capture(
+      [=](auto& d) { return d.allocate_from(*pool, address, bytes); });
 }
 inline cudaError_t cudaFree(void* address) {
   auto& d = kvpolicy::cuda::simt::device();

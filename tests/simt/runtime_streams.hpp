@@ -82,6 +82,7 @@ inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t handle = null
 inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   return kvpolicy::cuda::simt::call([=](auto& d) {
     if (event->in_capture) return cudaErrorCapturedEvent;
+    if (d.spoils_capture()) return cudaErrorStreamCaptureUnsupported;
     d.note_wait();
     if (event->stream != nullptr && d.knows(event->stream)) d.advance(*event->stream, event->ticket);
     return cudaSuccess;
@@ -90,6 +91,7 @@ inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
 inline cudaError_t cudaEventQuery(cudaEvent_t event) {
   return kvpolicy::cuda::simt::call([=](auto& d) {
     if (event->in_capture) return cudaErrorCapturedEvent;
+    if (d.spoils_capture()) return cudaErrorStreamCaptureUnsupported;
     const bool open =
         event->stream != nullptr && d.knows(event->stream) && event->stream->done < event->ticket;
     return open ? cudaErrorNotReady : cudaSuccess;
@@ -128,6 +130,13 @@ inline cudaError_t cudaStreamBeginCapture(cudaStream_t handle, cudaStreamCapture
     stream->capture = std::make_shared<kvpolicy::cuda::simt::Capture>();
     stream->capture->relaxed = mode == cudaStreamCaptureModeRelaxed;
     stream->began_capture = true;
+    return cudaSuccess;
+  });
+}
+/// The thread's own mode decides what it may call while it captures.
+inline cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
+  return kvpolicy::cuda::simt::call([=](auto& d) {
+    *mode = std::exchange(d.thread_mode, *mode);
     return cudaSuccess;
   });
 }

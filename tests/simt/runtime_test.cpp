@@ -8,6 +8,8 @@
 #include <array>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
+#include <set>
 #include <vector>
 
 #include "simt/run_kernel.hpp"
@@ -24,6 +26,7 @@ struct Restore {
   ~Restore() {
     simt::Device& device = simt::device();
     device.late = false;
+    device.pace(0);
     device.devices = 1;
     device.total_bytes = std::size_t{8} << 30;
     simt::fail_after(0);
@@ -220,6 +223,49 @@ TEST_CASE("streams that work late reveal a result that is read too early") {
   CHECK(cudaEventDestroy(event) == cudaSuccess);
   CHECK(cudaFreeHost(pinned) == cudaSuccess);
   CHECK(cudaFree(numbers) == cudaSuccess);
+}
+
+// What two streams make of a number: one adds 1 to it, the other doubles it. In order it is 2 * (1 + 1).
+float race(std::uint64_t seed, bool waits, bool blocking) {
+  simt::device().late = true;
+  simt::device().pace(seed);
+  cudaStream_t second = nullptr;
+  REQUIRE(cudaStreamCreateWithFlags(&second, blocking ? cudaStreamDefault : cudaStreamNonBlocking) ==
+          cudaSuccess);
+  const Stream other;
+  cudaStream_t first = blocking ? nullptr : other.handle;
+  float* numbers = nullptr;
+  REQUIRE(cudaMalloc(&numbers, 128) == cudaSuccess);
+  CHECK(cudaMemsetAsync(numbers, 0, 128, first) == cudaSuccess);
+  CHECK(increment(numbers, first) == cudaSuccess);
+  CHECK(increment(numbers, first) == cudaSuccess);
+  cudaEvent_t event = nullptr;
+  REQUIRE(cudaEventCreateWithFlags(&event, cudaEventDisableTiming) == cudaSuccess);
+  CHECK(cudaEventRecord(event, first) == cudaSuccess);
+  if (waits) CHECK(cudaStreamWaitEvent(second, event) == cudaSuccess);
+  void (*twice)(const Increment) = [](const Increment p) { p.numbers[thread_index()] *= 2.0F; };
+  CHECK(simt::launch(twice, 1, 1, 32, 0, second, {numbers}) == cudaSuccess);
+  CHECK(cudaDeviceSynchronize() == cudaSuccess);
+  const float result = numbers[7];
+  CHECK(cudaEventDestroy(event) == cudaSuccess);
+  CHECK(cudaFree(numbers) == cudaSuccess);
+  CHECK(cudaStreamDestroy(second) == cudaSuccess);
+  return result;
+}
+
+TEST_CASE(
+    "streams at a drawn pace: any order that events and the default stream allow, the same for a seed") {
+  const Restore restore;
+  std::set<float> unordered;
+  for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+    CAPTURE(seed);
+    CHECK(race(seed, /*waits=*/true, /*blocking=*/false) == 4.0F);
+    CHECK(race(seed, /*waits=*/false, /*blocking=*/true) == 4.0F);
+    const float result = race(seed, /*waits=*/false, /*blocking=*/false);
+    CHECK(result == race(seed, false, false));
+    unordered.insert(result);
+  }
+  CHECK(unordered == std::set<float>{2.0F, 3.0F, 4.0F});
 }
 
 TEST_CASE("the n-th call fails, once, and does nothing") {

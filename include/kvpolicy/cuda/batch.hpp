@@ -31,7 +31,7 @@ namespace kvpolicy::cuda {
 /// Heads that add up attention, choose chunks or compress need launches of their own besides, and a sequence with
 /// rows in slow memory, or with Launches::separate, is attended by itself.
 ///
-/// Not synchronised, and for one stream at a time, as its engine. What cannot be part of a graph is refused there;
+/// Not synchronised; calls are in order whatever their stream, as KvCache's. What cannot be part of a graph is refused there;
 /// SeatedBatch is what graphs are captured of.
 template <Element E>
 class Batch {
@@ -47,10 +47,12 @@ class Batch {
         MemoryResource* memory = default_memory(), cudaStream_t stream = nullptr)
       : engine_{std::move(engine)},
         table_{checked_layers(max_sequences), max_sequences, memory, stream},
-        latest_{stream} {}
+        order_{stream} {
+    order_.mark();
+  }
   Batch(Batch&&) noexcept = default;
   Batch& operator=(Batch&&) = delete;
-  ~Batch() { table_.give_back_on(latest_); }
+  ~Batch() { table_.give_back_on(order_.latest()); }
 
   [[nodiscard]] const std::shared_ptr<Engine<E>>& engine() const { return engine_; }
   [[nodiscard]] std::size_t max_sequences() const { return table_.max_sequences(); }
@@ -67,6 +69,7 @@ class Batch {
                                 const Rows& v, const Out& out, cudaStream_t stream = nullptr) {
     refuse_capture(stream, "a step of a batch");
     check(sequences, indptr, q, k, v, out);
+    order_.enter(stream);
     begin(layer, sequences, indptr, q, k, v, out, stream);
     const auto own_rows = [&](std::size_t i) { return own_part(k, indptr, i); };
     run_alone([&](Pending& one) {
@@ -83,7 +86,6 @@ class Batch {
       keep(layer, q, k, v, stream);
       for (Pending& one : pending_) one.call.end_step();
     }
-    latest_ = stream;
     std::ranges::sort(left_out_, {}, &LeftOut::sequence);
     return left_out_;
   }
@@ -234,7 +236,7 @@ class Batch {
 
   std::shared_ptr<Engine<E>> engine_;
   SequenceTable table_;
-  cudaStream_t latest_;
+  StreamOrder order_;
   // The lists of the current call.
   std::vector<Cache*> caches_;
   std::vector<Pending> pending_;

@@ -46,13 +46,13 @@ class CachedLayers {
   DeviceState device;
   std::vector<Layer> layers;
   DeviceTree tree{options.memory};
-  std::size_t observed_rows = 0;          ///< see KvCache::observed_rows
-  mutable cudaStream_t latest = nullptr;  ///< of the latest call; reading (rows, fork) is use, too
+  std::size_t observed_rows = 0;  ///< see KvCache::observed_rows
+  mutable StreamOrder order;      ///< of all calls; reading (rows, fork) is one, too
 
   /// Without layers yet. No engine: makes one. @throws as KvCache's constructor
   CachedLayers(HeadPlan<E> own_plan, const CacheOptions& own_options, cudaStream_t stream,
                std::shared_ptr<Engine<E>> own_engine)
-      : plan{std::move(own_plan)}, options{own_options}, engine{std::move(own_engine)}, latest{stream} {
+      : plan{std::move(own_plan)}, options{own_options}, engine{std::move(own_engine)}, order{stream} {
     options.validate();
     if (engine == nullptr) engine = std::make_shared<Engine<E>>(plan.shape(), options.memory, stream);
     require(engine->shape() == plan.shape(), "cuda::KvCache: the engine was made for another model shape");
@@ -68,7 +68,7 @@ class CachedLayers {
     layers = std::move(other.layers);
     tree = std::move(other.tree);
     observed_rows = other.observed_rows;
-    latest = other.latest;
+    order = std::move(other.order);
     return *this;
   }
   ~CachedLayers() { give_back(); }
@@ -102,8 +102,14 @@ class CachedLayers {
     }
     if (accumulates()) engine->prepare_accumulation(stream);
     writes.flush();
+    order.mark();
   }
 
+  /// A call on `stream` begins. @throws DeviceError
+  void enter(cudaStream_t stream) const {
+    order.enter(stream);
+    engine->enter(stream);
+  }
   /// Whether any head adds up the attention of every call.
   [[nodiscard]] bool accumulates() const { return std::ranges::any_of(layers, &Layer::accumulates); }
   [[nodiscard]] StoreContext store_context() const {
@@ -191,11 +197,13 @@ class CachedLayers {
  private:
   // A cache that was moved from has nothing to give back.
   void give_back() noexcept {
-    if (engine != nullptr && options.has_slow_memory()) engine->join_copies(latest);
-    for (Layer& layer : layers) layer.give_back_on(latest);
-    tree.give_back_on(latest);
-    device.give_back_on(latest);
-    if (engine.use_count() == 1) engine->give_back_on(latest);
+    if (engine == nullptr) return;
+    const LastUse use = LastUse::of_many(order.latest());
+    if (options.has_slow_memory()) engine->join_copies(use.stream());
+    for (Layer& layer : layers) layer.give_back_on(use);
+    tree.give_back_on(use);
+    device.give_back_on(use);
+    engine->leave(use.stream());
   }
 };
 

@@ -66,18 +66,18 @@ class DeviceState {
       float number[2];
     };
     const std::vector<float> numbers = inverse_frequencies(*head.rotary_in_cache, shape_.head_dim);
-    const DeviceBuffer table = allocate(memory_, table_bytes(), writes.stream());
+    DeviceBuffer table = allocate(memory_, table_bytes(), writes.stream());
     for (std::size_t i = 0; i < numbers.size(); i += 2) {
       writes.write(reinterpret_cast<Pair*>(table.get()) + i / 2, Pair{{numbers[i], numbers[i + 1]}});
     }
-    frequencies_.emplace_back(*head.rotary_in_cache, table);
-    return reinterpret_cast<const float*>(table.get());
+    frequencies_.emplace_back(*head.rotary_in_cache, std::move(table));
+    return reinterpret_cast<const float*>(frequencies_.back().second.get());
   }
 
   [[nodiscard]] std::size_t bytes() const { return block_bytes() + frequencies_.size() * table_bytes(); }
-  void give_back_on(cudaStream_t stream) const noexcept {
-    for (const auto& [config, table] : frequencies_) cuda::give_back_on(table, stream);
-    cuda::give_back_on(block_, stream);
+  void give_back_on(const LastUse& use) noexcept {
+    for (auto& [config, table] : frequencies_) table.give_back_on(use);
+    block_.give_back_on(use);
   }
 
  private:

@@ -23,7 +23,7 @@ class DeviceTree {
   explicit DeviceTree(MemoryResource* memory) : memory_{memory} {}
 
   [[nodiscard]] std::size_t bytes() const { return bytes_; }
-  void give_back_on(cudaStream_t stream) const noexcept { cuda::give_back_on(block_, stream); }
+  void give_back_on(const LastUse& use) noexcept { block_.give_back_on(use); }
 
   /// What the next call needs, obtained before anything changes.
   struct Next {

@@ -65,7 +65,9 @@ namespace kvpolicy::cuda {
 }
 
 /// Launches the kernels, for all caches that share it.
-/// Not synchronised: its workspace serves one stream at a time.
+/// Not synchronised. Its workspace serves one stream at a time: work on another one waits for what came before, so
+/// caches that are to work side by side need engines of their own. The stream of its latest call must live until the
+/// next call, or until the cache that made it is gone.
 template <Element E>
 class Engine {
  public:
@@ -76,7 +78,7 @@ class Engine {
   /// CapacityError inside a capture, DeviceError without a fitting device, std::bad_alloc
   explicit Engine(const ModelShape& shape, MemoryResource* memory = default_memory(),
                   cudaStream_t stream = nullptr)
-      : shape_{shape}, device_{Device::current()}, memory_{memory} {
+      : shape_{shape}, device_{Device::current()}, memory_{memory}, order_{stream} {
     shape.validate();
     check_served(shape);
     require(shape.queries_per_kv() <= 16, "cuda::Engine: ", shape.queries_per_kv(),
@@ -91,6 +93,15 @@ class Engine {
     workspace_ = allocate(memory_, own_bytes(), stream);
     // Tickets are zero between calls; what blocks leave for each other needs no beginning.
     check(cudaMemsetAsync(workspace_.get(), 0, tickets_ * sizeof(std::uint32_t), stream), "cudaMemsetAsync");
+    order_.mark();
+  }
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+  ~Engine() {
+    const LastUse use = LastUse::of_many(order_.end());
+    workspace_.give_back_on(use);
+    accumulation_.give_back_on(use);
+    if (staging_ != nullptr) staging_->give_back_on(use);
   }
 
   [[nodiscard]] const ModelShape& shape() const { return shape_; }
@@ -101,11 +112,13 @@ class Engine {
   }
   [[nodiscard]] std::size_t staging_bytes() const { return staging_ == nullptr ? 0 : staging_->bytes(); }
 
-  /// Where the workspace goes back.
-  void give_back_on(cudaStream_t stream) noexcept {
-    cuda::give_back_on(workspace_, stream);
-    cuda::give_back_on(accumulation_, stream);
-    if (staging_ != nullptr) staging_->give_back_on(stream);
+  /// Work that uses the engine's memory is about to be put on `stream`. @throws DeviceError
+  void enter(cudaStream_t stream) const { order_.enter(stream); }
+  /// No more of it comes on `stream` for now, which may go.
+  void leave(cudaStream_t stream) const noexcept {
+    if (stream != order_.latest()) return;
+    KVPOLICY_TRY { order_.mark(); }
+    KVPOLICY_CATCH(const DeviceError&) { static_cast<void>(cudaStreamSynchronize(stream)); }
   }
 
   /// Serves heads that rank their rows by a key scorer of the caller's own (GatheringKeyScorer), or whose chunks
@@ -175,6 +188,7 @@ class Engine {
     require<ShapeError>(params.group >= 1 && params.group <= 16, "cuda::Engine: ", params.group,
                         " query heads share a KV head, the kernels serve 1 to 16");
     params.workspace = workspace();
+    enter(stream);
     dispatch_head_dim(shape_.head_dim, [&]<int D>() {
       const int columns = params.request.queries * params.group;
       if constexpr (can_quantize<D>) {
@@ -191,6 +205,7 @@ class Engine {
                      cudaStream_t stream) const {
     check_heads(params.sequences, params.kv_heads);
     params.workspace = workspace();
+    enter(stream);
     const int most_few = decode_most_columns / params.group;
     int few = 0;
     int many = 0;
@@ -230,6 +245,7 @@ class Engine {
               bool flushes = false, std::span<const std::string_view> own_summaries = {}) const {
     check_heads(params.sequences, params.kv_heads);
     params.tickets = tickets();
+    enter(stream);
     for (const std::string_view name : own_summaries) {
       const int heads = params.kv_heads * params.sequences;
       const int blocks =
@@ -386,6 +402,7 @@ class Engine {
   /// and caches; its place never changes, so that graphs stay valid. @throws std::bad_alloc, DeviceError
   void prepare_accumulation(cudaStream_t stream) {
     if (accumulation_ != nullptr) return;
+    enter(stream);
     DeviceBuffer memory = allocate(memory_, observe_bytes(), stream);
     check(cudaMemsetAsync(memory.get(), 0, shape_.kv_heads * sizeof(std::uint32_t), stream),
           "cudaMemsetAsync");
@@ -522,6 +539,7 @@ class Engine {
   std::size_t tickets_ = 0;
   std::size_t states_ = 0;
   std::size_t values_ = 0;
+  mutable StreamOrder order_;  // of all work that uses what follows
   DeviceBuffer workspace_;     // tickets, then states, then values
   DeviceBuffer accumulation_;  // tickets, partial states and log-sum-exps, or null
   std::unique_ptr<Staging> staging_;

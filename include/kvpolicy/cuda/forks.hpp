@@ -41,6 +41,7 @@ class CacheForks {
       writes.write(to.device.counters(l), from.layers[l].state());
     }
     writes.flush();
+    to.order.mark();
     return to;
   }
 
@@ -52,6 +53,7 @@ class CacheForks {
     to.make_layers(stream);
     to.observed_rows = from.observed_rows;
     for (std::size_t l = 0; l < from.layers.size(); ++l) take_layer(to, from, l, stream);
+    to.order.mark();
     return to;
   }
 
@@ -59,7 +61,7 @@ class CacheForks {
   static void begin(const Cache& from, const char* call, cudaStream_t stream) {
     refuse_capture(stream, call);
     static_cast<void>(held(from.layers));
-    from.latest = stream;
+    from.enter(stream);
   }
 
   // `to` is new: whatever throws leaves it to be thrown away.

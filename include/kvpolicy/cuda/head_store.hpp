@@ -156,13 +156,11 @@ class HeadStore {
   [[nodiscard]] std::array<Pages*, 3> pages() { return {&exact_, &packed_, &summaries_}; }
 
   /// Where the memory goes back.
-  void give_back_on(cudaStream_t stream) noexcept {
-    for (Pages* own : pages()) own->give_back_on(stream);
-    if (slow_) slow_->give_back_on(stream);
-    sums_.give_back_on(stream);
-    for (const DeviceBuffer* block : {&selections_, &scores_, &positions_}) {
-      cuda::give_back_on(*block, stream);
-    }
+  void give_back_on(const LastUse& use) noexcept {
+    for (Pages* own : pages()) own->give_back_on(use);
+    if (slow_) slow_->give_back_on(use);
+    sums_.give_back_on(use);
+    for (DeviceBuffer* block : {&selections_, &scores_, &positions_}) block->give_back_on(use);
   }
 
   /// An independent store with the same rows: full pages of committed rows are shared. `reached`: the

@@ -85,7 +85,7 @@ class HostCopies {
     const CachedLayers<E>& from = device.cache_;
     refuse_capture(stream, call);
     check_between_steps<Layer>(call, held(from.layers), device.tokens());
-    from.latest = stream;
+    from.enter(stream);
     Host to{from.plan, host_options(from.options, pool)};
     CacheLayers::observed_rows_of(to) = from.observed_rows;
     for (std::size_t l = 0; l < from.layers.size(); ++l) {
@@ -99,7 +99,9 @@ class HostCopies {
     const auto& layers = CacheLayers::of(from);
     check_between_steps<CacheLayer<E>>("to_device", held(layers), from.tokens());
     to.cache_.observed_rows = from.observed_rows();
+    to.cache_.enter(stream);
     for (std::size_t l = 0; l < layers.size(); ++l) upload(layers[l], to.cache_, l, stream);
+    to.cache_.order.mark();
   }
 
  private:

@@ -57,11 +57,12 @@ class SwappedCache;
 /// A cache that was moved from holds 0 bytes and can be assigned to or destroyed; every call for its
 /// rows throws ConfigError.
 ///
-/// Not synchronised, and meant for one stream at a time: to go on with another, let that stream
-/// wait for this one. The same holds between caches that share an engine. Memory goes back on the
-/// stream of the latest call (no capture counts as one), which must live as long as the cache; let it
-/// wait before the cache goes, for graphs launched elsewhere and for forks used elsewhere. A cache
-/// belongs to the device that was current when it was made.
+/// Not synchronised by threads. Calls may come on different streams, and their work is in the order of the calls, as
+/// is that of caches that share an engine: a call on another stream than the one before lets its stream wait. What
+/// the library does not see is the caller's to order: the tensors of a call, and graphs, whose launches count as no
+/// call. The stream of the latest call must live until the next call or until the cache is gone. Memory goes back on
+/// it, after the work of forks that shared a page on streams of their own. A cache belongs to the device that was
+/// current when it was made.
 template <Element E>
 class KvCache {
  public:
@@ -71,7 +72,7 @@ class KvCache {
                 "cuda::KvCache: the kernels compute with half or bfloat16 rows; make the plan over "
                 "DenseStorage<half> or <bfloat16>");
 
-  /// Caches may share an engine, and with it its workspace, if they are used on one stream.
+  /// Caches may share an engine, and with it its workspace; then their calls do not overlap on the device.
   /// @throws ConfigError for options that do not work, alone or with the plan, DeviceError without
   /// a fitting device, std::bad_alloc
   explicit KvCache(Plan plan, const CacheOptions& options = {}, cudaStream_t stream = nullptr,
@@ -82,7 +83,7 @@ class KvCache {
   }
 
   /// An independent cache with the same rows: full pages are shared, open ones and windows copied.
-  /// With an engine of its own it can be used on another stream.
+  /// With an engine of its own it works beside this one, on another stream.
   /// @throws CapacityError inside a capture, ConfigError for an engine of another shape,
   /// std::bad_alloc, DeviceError
   [[nodiscard]] KvCache fork(cudaStream_t stream = nullptr,
@@ -110,8 +111,8 @@ class KvCache {
   void clear(cudaStream_t stream = nullptr) {
     refuse_capture(stream, "clear");
     static_cast<void>(held(cache_.layers));
+    cache_.enter(stream);
     KvCache fresh{plan(), options(), stream, engine()};
-    cache_.latest = stream;
     *this = std::move(fresh);
   }
 
@@ -124,8 +125,9 @@ class KvCache {
                            " tokens, must be at most max_tokens = ", options().max_tokens);
     refuse_capture(stream, "reserve");
     static_cast<void>(held(cache_.layers));
-    cache_.latest = stream;
+    cache_.enter(stream);
     cache_.grow(0, cache_.layers.size(), tokens, stream);
+    cache_.order.mark();  // a graph is captured next
   }
   /// Tokens that there is room for in every layer.
   [[nodiscard]] std::size_t reserved() const {
@@ -198,7 +200,7 @@ class KvCache {
   void truncate(std::size_t tokens, cudaStream_t stream = nullptr) {
     check_truncate<Layer>(name, held(cache_.layers), tokens, options().max_rollback);
     refuse_capture(stream, "truncate");
-    cache_.latest = stream;
+    cache_.enter(stream);
     set_tokens(tokens, tokens, stream);
     for (Layer& layer : cache_.layers) layer.truncate(tokens);
   }
@@ -211,7 +213,7 @@ class KvCache {
   void accept(std::span<const std::size_t> path, cudaStream_t stream = nullptr) {
     check_accept<Layer>(name, held(cache_.layers), path);
     refuse_capture(stream, "accept");
-    cache_.latest = stream;
+    cache_.enter(stream);
     const std::size_t root = cache_.layers.front().text();
     const std::size_t unmoved = unmoved_nodes(path);
     move_path(root, path, unmoved, stream);
@@ -226,7 +228,7 @@ class KvCache {
   void commit(cudaStream_t stream = nullptr) {
     cache_.refuse_tree("commit");
     refuse_capture(stream, "commit");
-    cache_.latest = stream;
+    cache_.enter(stream);
     for (std::size_t l = 0; l < cache_.layers.size(); ++l) commit_layer(cache_, l, stream);
   }
 
@@ -319,6 +321,7 @@ class KvCache {
     const Request request{.queries = static_cast<int>(std::max<std::size_t>(appended, 1)),
                           .own_rows = appended == 0,
                           .selected = read == Read::selected};
+    cache_.enter(stream);
     return download_rows<element_type>(own.heads[head], own.state(), request, own.tree.nodes(),
                                        shape.head_dim, options().page_rows, stream);
   }
@@ -334,7 +337,7 @@ class KvCache {
     const Layer& own = cache_.layers[cache_.checked(layer)];
     refuse_capture(stream, "observe");
     const std::size_t known = check_observe(name, own, queries);
-    cache_.latest = stream;
+    cache_.enter(stream);
     sums.resize(own.heads.size());
     download_observation(*engine(), own, cache_.device.heads(layer), cache_.device.counters(layer),
                          options().page_rows, known, options().memory, stream, sums);
@@ -365,6 +368,7 @@ class KvCache {
   [[nodiscard]] std::size_t clamped_numbers(cudaStream_t stream = nullptr) const {
     refuse_capture(stream, "clamped_numbers");
     static_cast<void>(held(cache_.layers));
+    cache_.enter(stream);
     int count = 0;
     check(cudaMemcpyAsync(&count, cache_.device.out_of_range(), sizeof count, cudaMemcpyDeviceToHost, stream),
           "cudaMemcpyAsync");
@@ -397,7 +401,7 @@ class KvCache {
 
   void compress_checked(std::size_t first, std::size_t count, cudaStream_t stream) {
     refuse_capture(stream, "compress");
-    cache_.latest = stream;
+    cache_.enter(stream);
     compress_layers(cache_, first, count, /*only_due=*/false, stream);
     for (std::size_t l = first; l < first + count; ++l) {
       for (HeadStore& head : cache_.layers[l].heads) head.set_compressed_once();

@@ -315,10 +315,10 @@ class Layer : public TextProgress<std::size_t> {
   }
 
   /// Where the memory goes back.
-  void give_back_on(cudaStream_t stream) noexcept {
-    for (HeadStore& head : heads) head.give_back_on(stream);
-    queries.give_back_on(stream);
-    cuda::give_back_on(sink_logits_, stream);
+  void give_back_on(const LastUse& use) noexcept {
+    for (HeadStore& head : heads) head.give_back_on(use);
+    queries.give_back_on(use);
+    sink_logits_.give_back_on(use);
   }
 
   /// Keeps how the call made its logits. The sink logits are copied: they are the caller's.

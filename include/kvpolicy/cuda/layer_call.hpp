@@ -172,9 +172,7 @@ class LayerCall {
 
  private:
   [[nodiscard]] bool reads_selected() const { return options_->read == Read::selected; }
-  void note_stream() const {
-    if (!capturing_) cache_->latest = stream_;
-  }
+  void note_stream() const { cache_->enter(stream_); }
   // The rest of what `step` and `attend` check alike.
   void check_attending(const Rows& q, const Out& out) const {
     const ModelShape& shape = cache_->plan.shape();

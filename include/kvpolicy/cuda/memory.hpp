@@ -6,9 +6,15 @@
 
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
+#include <limits>
 #include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
 
 #include <kvpolicy/cuda/runtime.hpp>
+#include <kvpolicy/cuda/stream_order.hpp>
 
 namespace kvpolicy::cuda {
 
@@ -23,48 +29,135 @@ class MemoryResource {
   virtual void deallocate(void* memory, std::size_t bytes, cudaStream_t stream) noexcept = 0;
 };
 
-/// The driver's stream-ordered pool.
+/// A stream-ordered pool of the driver's for each device, of the current one. What was given back stays in the pool,
+/// because a driver's default pool asks the system anew after every wait, which takes far longer than a step.
+/// Thread-safe. Pools live until the process ends.
 class StreamOrderedMemory final : public MemoryResource {
  public:
   [[nodiscard]] void* allocate(std::size_t bytes, cudaStream_t stream) override {
     void* memory = nullptr;
-    check(cudaMallocAsync(&memory, bytes, stream), "cudaMallocAsync");
+    check(cudaMallocFromPoolAsync(&memory, bytes, pool(), stream), "cudaMallocFromPoolAsync");
     return memory;
   }
   void deallocate(void* memory, std::size_t, cudaStream_t stream) noexcept override {
     static_cast<void>(cudaFreeAsync(memory, stream));
   }
+  /// Gives what is unused back to the system, except for `keep` bytes in all. @throws DeviceError
+  void trim(std::size_t keep = 0) { check(cudaMemPoolTrimTo(pool(), keep), "cudaMemPoolTrimTo"); }
+
+ private:
+  [[nodiscard]] cudaMemPool_t pool() {
+    int device = 0;
+    check(cudaGetDevice(&device), "cudaGetDevice");
+    const auto own = static_cast<std::size_t>(device);
+    const std::scoped_lock lock{mutex_};
+    if (own >= pools_.size()) pools_.resize(own + 1, nullptr);
+    if (pools_[own] == nullptr) pools_[own] = make_pool(device);
+    return pools_[own];
+  }
+  [[nodiscard]] static cudaMemPool_t make_pool(int device) {
+    cudaMemPoolProps wanted{};
+    wanted.allocType = cudaMemAllocationTypePinned;
+    wanted.location.type = cudaMemLocationTypeDevice;
+    wanted.location.id = device;
+    cudaMemPool_t pool = nullptr;
+    check(cudaMemPoolCreate(&pool, &wanted), "cudaMemPoolCreate");
+    auto kept = std::numeric_limits<std::uint64_t>::max();
+    check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &kept), "cudaMemPoolSetAttribute");
+    return pool;
+  }
+
+  std::mutex mutex_;
+  std::vector<cudaMemPool_t> pools_;  // by device; null: none yet
 };
 
-/// The device's memory, asked for and given back in a stream's order (cudaMallocAsync).
-[[nodiscard]] inline MemoryResource* default_memory() {
+/// The device's memory, asked for and given back in a stream's order.
+[[nodiscard]] inline StreamOrderedMemory* default_memory() {
   static StreamOrderedMemory memory;
   return &memory;
 }
 
-/// Device memory with an owner count.
-using DeviceBuffer = std::shared_ptr<std::byte>;
-
-/// Gives a block back, on the stream that used it last.
-struct GiveBack {
-  MemoryResource* memory;
-  std::size_t bytes;
-  cudaStream_t stream;
-  void operator()(std::byte* place) noexcept {
-    memory->deallocate(place, bytes, std::atomic_ref{stream}.load());
+/// One owner's part in a block of device memory. The block goes back when its last owner lets go of it, after what
+/// every owner did with it on its own stream. Not synchronised; owners of one block may be on several threads.
+class DeviceBuffer {
+ public:
+  DeviceBuffer() = default;  ///< Owns nothing.
+  /// The only owner of a new block. @throws std::bad_alloc, DeviceError
+  DeviceBuffer(MemoryResource* memory, std::size_t bytes, cudaStream_t stream) : use_{stream} {
+    auto block = std::make_unique<Block>(memory, bytes);
+    block->start = static_cast<std::byte*>(memory->allocate(bytes, stream));
+    block_ = block.release();
   }
+  DeviceBuffer(DeviceBuffer&& other) noexcept
+      : block_{std::exchange(other.block_, nullptr)}, use_{std::move(other.use_)} {}
+  DeviceBuffer& operator=(DeviceBuffer&& other) noexcept {
+    DeviceBuffer taken{std::move(other)};
+    std::swap(block_, taken.block_);
+    std::swap(use_, taken.use_);
+    return *this;
+  }
+  ~DeviceBuffer() {
+    if (block_ != nullptr) block_->leave(use_);
+  }
+
+  /// One more owner, who uses it on `stream`. @throws std::bad_alloc
+  [[nodiscard]] DeviceBuffer share(cudaStream_t stream) const {
+    if (block_ == nullptr) return {};
+    block_->enter();
+    DeviceBuffer other;
+    other.block_ = block_;
+    other.use_ = stream;
+    return other;
+  }
+  [[nodiscard]] std::byte* get() const { return block_ == nullptr ? nullptr : block_->start; }
+  [[nodiscard]] bool operator==(std::nullptr_t) const { return block_ == nullptr; }
+  [[nodiscard]] bool is_shared() const { return block_ != nullptr && block_->owners > 1; }
+  /// This owner's use ends with this one, not with what is on the stream that it was asked for on.
+  void give_back_on(const LastUse& use) noexcept { use_ = use; }
+
+ private:
+  struct Block {
+    MemoryResource* memory;
+    std::size_t bytes;
+    std::byte* start = nullptr;
+    std::atomic<std::size_t> owners{1};
+    std::mutex mutex = {};
+    std::vector<LastUse> uses = {};  // of owners that have left, the last one of each stream
+
+    Block(MemoryResource* from, std::size_t count) : memory{from}, bytes{count} {}
+
+    void enter() {
+      const std::scoped_lock lock{mutex};
+      uses.reserve(uses.size() + owners + 1);  // all may leave, each on a stream of its own
+      ++owners;
+    }
+    void leave(LastUse& use) noexcept {
+      if (owners > 1) note(use);  // first, for whoever frees it
+      if (--owners > 0) return;
+      for (const LastUse& other : uses) other.precede(use.stream());
+      memory->deallocate(start, bytes, use.stream());
+      delete this;
+    }
+    void note(LastUse& use) noexcept {
+      use.record();
+      if (use.number() == 0) return;  // the host has waited
+      const std::scoped_lock lock{mutex};
+      for (LastUse& other : uses) {
+        if (other.stream() != use.stream()) continue;
+        if (other.number() < use.number()) other = use;
+        return;
+      }
+      uses.push_back(use);
+    }
+  };
+
+  Block* block_ = nullptr;
+  LastUse use_;
 };
 
 /// A block of `bytes` bytes. @throws std::bad_alloc, DeviceError
 [[nodiscard]] inline DeviceBuffer allocate(MemoryResource* memory, std::size_t bytes, cudaStream_t stream) {
-  auto* start = static_cast<std::byte*>(memory->allocate(bytes, stream));
-  return {start, GiveBack{memory, bytes, stream}};
-}
-/// Memory goes back on the stream it was asked for on, unless this says that another one uses it now.
-inline void give_back_on(const DeviceBuffer& block, cudaStream_t stream) noexcept {
-  if (auto* how = std::get_deleter<GiveBack>(block)) {
-    std::atomic_ref{how->stream}.store(stream);  // forks on two threads may share the block
-  }
+  return {memory, bytes, stream};
 }
 
 }  // namespace kvpolicy::cuda

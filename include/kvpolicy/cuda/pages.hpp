@@ -42,7 +42,7 @@ class Pages {
   /// The part of `bytes()` that a fork holds too.
   [[nodiscard]] std::size_t shared_bytes() const {
     std::size_t total = of_pool_.shared_pages() * page_bytes_;
-    for (const Slab& slab : slabs_) total += slab.memory.use_count() > 1 ? slab.pages * page_bytes_ : 0;
+    for (const Slab& slab : slabs_) total += slab.memory.is_shared() ? slab.pages * page_bytes_ : 0;
     return total;
   }
   [[nodiscard]] std::size_t table_bytes() const { return table_entries_ * sizeof(std::byte*); }
@@ -125,7 +125,7 @@ class Pages {
   /// stays, and must not be read. @throws DeviceError
   void move_out(std::byte* to, cudaStream_t stream) {
     copy(0, pages_.size(), to, stream);
-    for (const Slab& slab : slabs_) cuda::give_back_on(slab.memory, stream);
+    for (Slab& slab : slabs_) slab.memory.give_back_on(stream);
     slabs_.clear();
     of_pool_ = of_pool_.empty();
   }
@@ -166,9 +166,9 @@ class Pages {
   }
 
   /// Where the memory goes back.
-  void give_back_on(cudaStream_t stream) noexcept {
-    for (const Slab& slab : slabs_) cuda::give_back_on(slab.memory, stream);
-    cuda::give_back_on(table_, stream);
+  void give_back_on(const LastUse& use) noexcept {
+    for (Slab& slab : slabs_) slab.memory.give_back_on(use);
+    table_.give_back_on(use);
   }
 
   /// The first `shared` pages in common with this one, copies of the next ones up to `count`.
@@ -186,7 +186,8 @@ class Pages {
     std::size_t first = 0;  // page that lies in a slab
     for (const Slab& slab : slabs_) {
       if (first < shared) {
-        other.slabs_.push_back({slab.memory, slab.pages, std::min(slab.used, shared - first)});
+        other.slabs_.push_back(
+            {slab.memory.share(writes.stream()), slab.pages, std::min(slab.used, shared - first)});
       }
       first += slab.used;
     }

@@ -62,7 +62,7 @@ class QueryRing {
   /// `count` queries came, the first at text position `position`.
   void push(std::size_t position, std::size_t count) { held_.push(position, count); }
   /// Where the memory goes back.
-  void give_back_on(cudaStream_t stream) noexcept { cuda::give_back_on(queries_, stream); }
+  void give_back_on(const LastUse& use) noexcept { queries_.give_back_on(use); }
   void truncate(std::size_t position) { held_.truncate(position); }
 
   /// Moves the queries of a part of a tree's path, as their rows are moved.
@@ -123,9 +123,9 @@ class QueryRing {
   }
 
   [[nodiscard]] QueryRing fork(cudaStream_t stream) const {
-    QueryRing other = *this;
+    QueryRing other{window_, slots() - window_, q_heads_, head_dim_, memory_, stream};
+    other.held_ = held_;
     if (!is_kept()) return other;
-    other.queries_ = allocate(memory_, bytes(), stream);
     check(cudaMemcpyAsync(other.queries_.get(), queries_.get(), bytes(), cudaMemcpyDeviceToDevice, stream),
           "cudaMemcpyAsync");
     return other;

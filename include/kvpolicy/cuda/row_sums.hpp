@@ -52,7 +52,7 @@ class RowSums {
     return other;
   }
   /// Where the memory goes back.
-  void give_back_on(cudaStream_t stream) const noexcept { cuda::give_back_on(sums_, stream); }
+  void give_back_on(const LastUse& use) noexcept { sums_.give_back_on(use); }
 
  private:
   void copy(std::byte* to, cudaStream_t stream) const {

@@ -26,7 +26,7 @@ namespace kvpolicy::cuda {
 /// The device's side of a step is `step`, on a stream or captured; the host's is `replayed`, which comes before
 /// each. What a cache does besides (other steps, compressions, rollbacks) goes on by its own calls in between.
 ///
-/// Not synchronised, and for one stream at a time, as its engine. A cache with a seat must stay where it is.
+/// Not synchronised; calls are in order whatever their stream, as KvCache's. A cache with a seat must stay where it is.
 template <Element E>
 class SeatedBatch {
  public:
@@ -45,10 +45,12 @@ class SeatedBatch {
         caches_(seats),
         queries_(seats, static_cast<int>(tokens)),
         table_{checked_layers(), seats, memory, stream},
-        latest_{stream} {}
+        order_{stream} {
+    order_.mark();
+  }
   SeatedBatch(SeatedBatch&&) noexcept = default;
   SeatedBatch& operator=(SeatedBatch&&) = delete;
-  ~SeatedBatch() { table_.give_back_on(latest_); }
+  ~SeatedBatch() { table_.give_back_on(order_.latest()); }
 
   [[nodiscard]] const std::shared_ptr<Engine<E>>& engine() const { return engine_; }
   [[nodiscard]] std::size_t seats() const { return caches_.size(); }
@@ -69,6 +71,8 @@ class SeatedBatch {
     check_fits(cache);
     DeviceWrites writes{stream};
     const CachedLayers<E>& own = cache.cache_;
+    own.enter(stream);
+    order_.enter(stream);
     for (std::size_t l = 0; l < own.layers.size(); ++l) {
       const HeadView* heads = own.device.heads(l);
       const QueryRing& queries = own.layers[l].queries;
@@ -86,18 +90,18 @@ class SeatedBatch {
                    writes);
     }
     writes.flush();
+    order_.mark();
     caches_[seat] = &cache;
-    own.latest = latest_ = stream;
   }
   /// Empties a seat. @throws ShapeError, CapacityError inside a capture, DeviceError
   void vacate(std::size_t seat, cudaStream_t stream = nullptr) {
     static_cast<void>(checked(seat));
     refuse_capture(stream, "emptying a seat");
+    order_.enter(stream);
     DeviceWrites writes{stream};
     for (std::size_t l = 0; l < engine_->shape().layers; ++l) table_.write(l, seat, {}, writes);
     writes.flush();
     caches_[seat] = nullptr;
-    latest_ = stream;
   }
 
   /// The launches of a step of one layer, of tensors of seats() * tokens() tokens. Of the options scale, soft cap,
@@ -106,6 +110,10 @@ class SeatedBatch {
   void step(std::size_t layer, const Rows& q, const Rows& k, const Rows& v, const Out& out,
             const AttendOptions& options = {}, cudaStream_t stream = nullptr) {
     check_step(layer, q, k, v, out, options);
+    order_.enter(stream);
+    for (const Cache* cache : caches_) {
+      if (cache != nullptr) cache->cache_.enter(stream);
+    }
     const ModelShape& shape = engine_->shape();
     AttendParams reading{.ragged = table_.layer(layer),
                          .sequences = static_cast<int>(seats()),
@@ -132,7 +140,6 @@ class SeatedBatch {
                      .q = reading.q,
                      .group = reading.group},
                     /*jobs=*/0, stream);
-    if (!is_capturing(stream)) latest_ = stream;
   }
 
   /// Tells all caches with a seat that a step through all layers is about to be put on the stream `times` times.
@@ -206,7 +213,7 @@ class SeatedBatch {
   std::vector<Cache*> caches_;
   std::vector<int> queries_;  // of each seat, taken or not
   SequenceTable table_;
-  cudaStream_t latest_;
+  StreamOrder order_;
 };
 
 }  // namespace kvpolicy::cuda

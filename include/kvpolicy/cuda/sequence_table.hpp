@@ -40,7 +40,7 @@ class SequenceTable {
     known = value;
   }
   /// Where the memory goes back.
-  void give_back_on(cudaStream_t stream) noexcept { cuda::give_back_on(table_, stream); }
+  void give_back_on(const LastUse& use) noexcept { table_.give_back_on(use); }
 
  private:
   std::size_t most_;

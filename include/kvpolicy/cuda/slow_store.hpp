@@ -148,8 +148,8 @@ class SlowStore {
           "cudaMemcpyAsync");
   }
   /// Frees the memory on this stream.
-  void give_back_on(cudaStream_t stream) noexcept {
-    for (const DeviceBuffer* block : {&rows_, &notes_, &table_}) cuda::give_back_on(*block, stream);
+  void give_back_on(const LastUse& use) noexcept {
+    for (DeviceBuffer* block : {&rows_, &notes_, &table_}) block->give_back_on(use);
   }
 
  private:

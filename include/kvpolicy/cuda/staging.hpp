@@ -138,7 +138,7 @@ class Staging {
     }
   }
   /// Where the memory goes back.
-  void give_back_on(cudaStream_t stream) noexcept { cuda::give_back_on(block_, stream); }
+  void give_back_on(const LastUse& use) noexcept { block_.give_back_on(use); }
 
  private:
   struct Buffer {

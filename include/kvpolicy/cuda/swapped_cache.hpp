@@ -38,7 +38,7 @@ class SwappedCache {
       : bytes_{checked_bytes(cache, stream)},
         block_{bytes_ == 0 ? DeviceBuffer{} : allocate(&to, bytes_, stream)},
         cache_{std::move(cache)} {
-    cache_.cache_.latest = stream;
+    cache_.cache_.enter(stream);
     std::byte* place = block_.get();
     for (Layer& layer : cache_.cache_.layers) {
       for (HeadStore& head : layer.heads) {
@@ -60,6 +60,7 @@ class SwappedCache {
   [[nodiscard]] Cache swap_in(cudaStream_t stream = nullptr) {
     refuse_capture(stream, "moving a sequence back");
     std::vector<Pages::Growth> growths;
+    cache_.cache_.enter(stream);
     for (Layer& layer : held(cache_.cache_.layers)) {
       for (HeadStore& head : layer.heads) {
         for (Pages* pages : head.pages()) growths.push_back(pages->prepare_back(stream));
@@ -77,9 +78,8 @@ class SwappedCache {
       }
     }
     writes.flush();
-    cache_.cache_.latest = stream;
-    give_back_on(block_, stream);
-    block_.reset();
+    block_.give_back_on(stream);
+    block_ = {};
     bytes_ = 0;
     return std::move(cache_);
   }

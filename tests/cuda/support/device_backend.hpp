@@ -110,7 +110,7 @@ class WaitingCache : public kvpolicy::cuda::KvCache<E> {
  protected:
   static kvpolicy::cuda::DeviceBuffer move_sinks(kvpolicy::AttendOptions& options) {
     const std::size_t bytes = options.attention_sink_bias.size_bytes();
-    if (bytes == 0) return nullptr;
+    if (bytes == 0) return {};
     auto block = kvpolicy::cuda::allocate(kvpolicy::cuda::default_memory(), bytes, nullptr);
     kvpolicy::cuda::check(cudaMemcpyAsync(block.get(), options.attention_sink_bias.data(), bytes,
                                           cudaMemcpyHostToDevice, nullptr),

@@ -7,6 +7,7 @@
 #include <doctest/doctest.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
@@ -48,6 +49,32 @@ class SmallDevice {
 #endif
   SmallDevice(const SmallDevice&) = delete;
   SmallDevice& operator=(const SmallDevice&) = delete;
+
+#if !defined(__CUDACC__)
+ private:
+  kvpolicy::cuda::simt::Device& device_ = kvpolicy::cuda::simt::device();
+#endif
+};
+
+/// Meanwhile an emulated device's streams work late: when they are waited for or, with a seed, at times that it draws.
+/// A device works at its own pace.
+class LateStreams {
+ public:
+#if defined(__CUDACC__)
+  explicit LateStreams(bool = true, std::uint64_t = 0) {}
+  ~LateStreams() {}
+#else
+  explicit LateStreams(bool late = true, std::uint64_t seed = 0) {
+    device_.late = late;
+    device_.pace(seed);
+  }
+  ~LateStreams() {
+    device_.late = false;
+    device_.pace(0);
+  }
+#endif
+  LateStreams(const LateStreams&) = delete;
+  LateStreams& operator=(const LateStreams&) = delete;
 
 #if !defined(__CUDACC__)
  private:

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The order of work that one owner puts on several streams. Streams know nothing of each other; events make one wait
+// for what another had to do, without the host waiting.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <utility>
+
+#include <kvpolicy/core/error.hpp>
+#include <kvpolicy/core/try.hpp>
+#include <kvpolicy/cuda/runtime.hpp>
+
+namespace kvpolicy::cuda {
+
+/// An event without a time, of the device that is current when it is made. Not synchronised.
+class Event {
+ public:
+  Event() = default;  ///< Nothing is made before it is recorded.
+  Event(Event&& other) noexcept : event_{std::exchange(other.event_, nullptr)} {}
+  Event& operator=(Event&& other) noexcept {
+    std::swap(event_, other.event_);
+    return *this;
+  }
+  ~Event() {
+    if (event_ != nullptr) cudaEventDestroy(event_);
+  }
+
+  /// Stands for all that is on `stream` now. @throws DeviceError
+  void record(cudaStream_t stream) {
+    if (event_ == nullptr) {
+      check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreateWithFlags");
+    }
+    check(cudaEventRecord(event_, stream), "cudaEventRecord");
+  }
+  /// Work put on `stream` from now on comes after what it stands for. @throws DeviceError
+  void precede(cudaStream_t stream) const {
+    check(cudaStreamWaitEvent(stream, event_, 0), "cudaStreamWaitEvent");
+  }
+  /// The host waits for it, even while a stream captures: for work of before the capture. @throws DeviceError
+  void wait_during_capture() const {
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    check(cudaThreadExchangeStreamCaptureMode(&mode), "cudaThreadExchangeStreamCaptureMode");
+    const cudaError_t waited = cudaEventSynchronize(event_);
+    check(cudaThreadExchangeStreamCaptureMode(&mode), "cudaThreadExchangeStreamCaptureMode");
+    check(waited, "cudaEventSynchronize");
+  }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
+/// Puts calls that come on different streams in their own order. A stream must live until a call comes on another one,
+/// or the owner is gone. Not synchronised.
+class StreamOrder {
+ public:
+  explicit StreamOrder(cudaStream_t stream = nullptr) noexcept : latest_{stream} {}
+
+  /// The stream of the latest call; none that was captured.
+  [[nodiscard]] cudaStream_t latest() const { return latest_; }
+
+  /// Work that is about to be put on `stream` comes after that of all calls before. Where the stream captures, the
+  /// graph's launch has to come after them; only what was marked is waited for here. @throws DeviceError
+  void enter(cudaStream_t stream) {
+    if (stream != latest_ && is_capturing(stream)) {
+      if (marked_) event_.wait_during_capture();
+      return;
+    }
+    if (stream != latest_) {
+      if (!marked_) event_.record(latest_);
+      event_.precede(stream);
+      latest_ = stream;
+    }
+    marked_ = false;
+  }
+  /// No work follows for now, so that the stream may go, and another one be captured. @throws DeviceError
+  void mark() {
+    event_.record(latest_);
+    marked_ = true;
+  }
+  /// A stream for what comes after all of it, for an owner that ends: where the stream was free to go, the default one.
+  [[nodiscard]] cudaStream_t end() noexcept {
+    if (!marked_) return latest_;
+    KVPOLICY_TRY { event_.precede(nullptr); }
+    KVPOLICY_CATCH(const DeviceError&) { static_cast<void>(cudaDeviceSynchronize()); }
+    return nullptr;
+  }
+
+ private:
+  cudaStream_t latest_;
+  bool marked_ = false;  // the event stands for all work so far
+  Event event_;
+};
+
+/// The end of what an owner of memory does with it: all that is on a stream when it lets go. Copies share one event,
+/// which is recorded if somebody has to wait for it. A copy is synchronised with the others.
+class LastUse {
+ public:
+  LastUse(cudaStream_t stream = nullptr) noexcept
+      : stream_{stream} {}  // NOLINT: a stream is a use of its own
+  /// One for many blocks that are let go of at once.
+  [[nodiscard]] static LastUse of_many(cudaStream_t stream) noexcept {
+    LastUse use{stream};
+    use.share();
+    return use;
+  }
+
+  [[nodiscard]] cudaStream_t stream() const { return stream_; }
+  /// Uses of one stream in the order of their events. 0: not recorded.
+  [[nodiscard]] std::uint64_t number() const { return mark_ == nullptr ? 0 : mark_->number; }
+
+  /// Records the event, unless that was done. If there can be none, the host waits for the stream instead.
+  void record() noexcept {
+    share();
+    if (mark_ == nullptr || !mark_->record(stream_)) static_cast<void>(cudaStreamSynchronize(stream_));
+  }
+  /// Work put on `stream` from now on comes after a use that was recorded.
+  void precede(cudaStream_t stream) const noexcept {
+    if (mark_ == nullptr || mark_->number == 0 || stream == stream_) return;
+    KVPOLICY_TRY { mark_->event.precede(stream); }
+    KVPOLICY_CATCH(const DeviceError&) { static_cast<void>(cudaStreamSynchronize(stream_)); }
+  }
+
+ private:
+  struct Mark {
+    Event event;
+    std::uint64_t number = 0;
+
+    bool record(cudaStream_t stream) noexcept {
+      // One at a time, so that numbers are in the order of events on a stream.
+      static std::mutex mutex;
+      static std::uint64_t latest = 0;
+      const std::scoped_lock lock{mutex};
+      if (number != 0) return true;
+      KVPOLICY_TRY { event.record(stream); }
+      KVPOLICY_CATCH(const DeviceError&) { return false; }
+      number = ++latest;
+      return true;
+    }
+  };
+  void share() noexcept {
+    KVPOLICY_TRY {
+      if (mark_ == nullptr) mark_ = std::make_shared<Mark>();
+    }
+    KVPOLICY_CATCH(const std::bad_alloc&) {}
+  }
+
+  cudaStream_t stream_;
+  std::shared_ptr<Mark> mark_;
+};
+
+}  // namespace kvpolicy::cuda
