@@ -85,6 +85,9 @@ class BatchRig {
   [[nodiscard]] std::optional<std::string> verify() {
     out_.poison(run_.stream);
     attend();
+    if (const std::size_t nans = out_.nans(run_.stream); nans > 0) {
+      return message(what_.name, ": ", nans, " of ", out_.count(), " numbers are NaN, or were not written");
+    }
     const std::size_t dim = shape_.head_dim;
     const std::size_t row = shape_.kv_heads * dim;
     const auto q = download(queries_.data(), queries_.count(), run_.stream);

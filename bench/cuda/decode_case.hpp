@@ -116,6 +116,9 @@ class DecodeRig {
   [[nodiscard]] std::optional<std::string> verify() {
     out_.poison(run_.stream);
     attend(what_.refresh);
+    if (const std::size_t nans = out_.nans(run_.stream); nans > 0) {
+      return message(what_.name, ": ", nans, " of ", out_.count(), " numbers are NaN, or were not written");
+    }
     const std::size_t dim = shape_.head_dim;
     const std::vector<bfloat16> q =
         download(of_layer(queries_, layer_).data, shape_.q_heads * dim, run_.stream);

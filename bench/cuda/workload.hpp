@@ -22,6 +22,7 @@
 #include <kvpolicy/policy/quantized_residual_cache.hpp>
 #include <kvpolicy/policy/sink_recent_cache.hpp>
 #include <reference_model/cuda/kernels/random.cuh>
+#include <reference_model/cuda/tabulate.hpp>
 
 #include "device_info.hpp"
 #include "reads.hpp"
@@ -72,19 +73,15 @@ class Tensor16 {
   /// Fills it with uniformly distributed numbers of mean 0 and variance 1, which spreads logits as
   /// in a trained model.
   void randomize(std::uint64_t seed, cudaStream_t stream) const {
-    constexpr int threads = cuda::llama::random_threads;
-    const cuda::llama::RandomParams params{.numbers = reinterpret_cast<std::uint16_t*>(memory_.get()),
-                                           .count = static_cast<long long>(count_),
-                                           .amplitude = 1.7320508F,
-                                           .seed = seed << 32};
-    const std::size_t blocks = (count_ + threads - 1) / threads;
-    cuda::launch(cuda::llama::random_kernel<>,
-                 {.grid_x = static_cast<int>(std::min<std::size_t>(blocks, 4096)), .threads = threads},
-                 stream, params, "random_kernel");
+    reference::tabulate(bits(), count_, cuda::llama::RandomNumbers{seed << 32, 1.7320508F}, stream);
   }
   /// Fills it with NaN, so that an element that is never written is found.
   void poison(cudaStream_t stream) const {
     cuda::check(cudaMemsetAsync(memory_.get(), 0xff, count_ * sizeof(bfloat16), stream), "cudaMemsetAsync");
+  }
+  /// How many of its numbers are NaN. Waits for the stream.
+  [[nodiscard]] std::size_t nans(cudaStream_t stream) const {
+    return reference::count_of(bits(), count_, cuda::llama::IsNan{}, stream);
   }
 
   [[nodiscard]] TensorView<bfloat16> view(std::size_t heads, std::size_t head_dim) const {
@@ -92,6 +89,8 @@ class Tensor16 {
   }
 
  private:
+  [[nodiscard]] std::uint16_t* bits() const { return reinterpret_cast<std::uint16_t*>(memory_.get()); }
+
   std::size_t count_;
   cuda::DeviceBuffer memory_;
 };

@@ -83,7 +83,7 @@ CudaLlama::CudaLlama(const Llama& model, const CudaLlamaOptions& options, cudaSt
                        .down = linear({&layer.down}, Output::added_float32, options.weights)});
   }
   norm_ = upload(weights.norm, options.memory, stream);
-  head_ = config_.tied_embeddings ? embedding_ : linear({&weights.head}, Output::float32, exact);
+  if (!config_.tied_embeddings) head_ = linear({&weights.head}, Output::float32, exact);
   count_weights();
 }
 
@@ -107,8 +107,7 @@ CudaLlama CudaLlama::random(const LlamaConfig& config, const CudaLlamaOptions& o
          .down = linear(config.intermediate, hidden, Output::added_float32, options.weights)});
   }
   model.norm_ = upload(ones, options.memory, stream);
-  model.head_ =
-      config.tied_embeddings ? model.embedding_ : linear(hidden, config.vocabulary, Output::float32, exact);
+  if (!config.tied_embeddings) model.head_ = linear(hidden, config.vocabulary, Output::float32, exact);
   model.count_weights();
   return model;
 }
@@ -315,7 +314,7 @@ void CudaLlama::forward(std::size_t rows, const DeviceAttendFn& attend, LogitsOf
   logit_rows_ = wanted;
   if (wanted == 0) return;
   norm(norm_, room_.residual + (rows - wanted) * c.hidden, wanted, stream);
-  head_.apply(matmul_, reinterpret_cast<const bfloat16*>(room_.normed), wanted, room_.logits, stream);
+  head().apply(matmul_, reinterpret_cast<const bfloat16*>(room_.normed), wanted, room_.logits, stream);
 }
 
 void CudaLlama::choose_likeliest(cudaStream_t stream) {
@@ -324,11 +323,15 @@ void CudaLlama::choose_likeliest(cudaStream_t stream) {
          {.threads = kernels::likeliest_threads, .shared_bytes = kernels::likeliest_shared_bytes()}, stream,
          kernels::LikeliestParams{.logits = logits_of(logit_rows_ - 1),
                                   .vocabulary = static_cast<int>(config_.vocabulary),
-                                  .token = room_.tokens,
-                                  .chosen = choices(),
-                                  .choices = &progress()->choices,
-                                  .capacity = static_cast<int>(most_choices)},
+                                  .choices = choices()},
          "likeliest_kernel");
+}
+
+void CudaLlama::choose(DeviceSampler& sampler, cudaStream_t stream) {
+  require<ShapeError>(logit_rows_ > 0, "CudaLlama: the latest forward gave no logits");
+  require<ShapeError>(sampler.vocabulary() == config_.vocabulary, "CudaLlama: the sampler chooses among ",
+                      sampler.vocabulary(), " tokens, the model has ", config_.vocabulary);
+  sampler.choose(logits_of(logit_rows_ - 1), choices(), stream);
 }
 
 // ---- results for the host --------------------------------------------------------------------
@@ -342,12 +345,12 @@ std::vector<int> CudaLlama::take_choices(cudaStream_t stream) {
   fetch(&made, &progress()->choices, 1);
   const auto count = static_cast<std::size_t>(made);
   std::vector<int> tokens(std::min(count, most_choices));
-  if (!tokens.empty()) fetch(tokens.data(), choices(), tokens.size());
+  if (!tokens.empty()) fetch(tokens.data(), chosen(), tokens.size());
   check(cudaMemsetAsync(&progress()->choices, 0, sizeof(int), stream), "cudaMemsetAsync");
   require<CapacityError>(count <= most_choices, "CudaLlama: ", count, " choices were made, only the first ",
                          most_choices, " are known");
   const auto bad = std::ranges::find(tokens, kernels::no_token);
-  require<ShapeError>(bad == tokens.end(), "CudaLlama: no likeliest token at choice ", bad - tokens.begin(),
+  require<ShapeError>(bad == tokens.end(), "CudaLlama: no token at choice ", bad - tokens.begin(),
                       ": a logit was NaN or +infinity, or all were -infinity");
   return tokens;
 }

@@ -19,6 +19,8 @@
 #include <kvpolicy/core/tensor_view.hpp>
 #include <kvpolicy/cuda/memory.hpp>
 #include <reference_model/config.hpp>
+#include <reference_model/cuda/device_sampler.hpp>
+#include <reference_model/cuda/kernels/choices.cuh>
 #include <reference_model/cuda/matmul.hpp>
 #include <reference_model/llama.hpp>
 
@@ -83,6 +85,8 @@ class CudaLlama {
   /// Chooses the likeliest token by the last logits of the latest forward, records it, and sets it
   /// as the token that the next forward reads. Can be captured.
   void choose_likeliest(cudaStream_t stream = nullptr);
+  /// The same with a token that `sampler` draws. @throws ShapeError for a sampler of another vocabulary
+  void choose(DeviceSampler& sampler, cudaStream_t stream = nullptr);
   /// Returns the tokens chosen since the last call, and waits for the stream.
   /// @throws ShapeError if the logits of a token had a NaN or an infinity, CapacityError if there
   /// were more than `most_choices`
@@ -139,8 +143,15 @@ class CudaLlama {
   [[nodiscard]] std::size_t qkv_width() const {
     return (config_.q_heads + 2 * config_.kv_heads) * config_.head_dim;
   }
+  [[nodiscard]] const DeviceLinear& head() const { return config_.tied_embeddings ? embedding_ : head_; }
   [[nodiscard]] Progress* progress() const { return reinterpret_cast<Progress*>(progress_.get()); }
-  [[nodiscard]] int* choices() const { return reinterpret_cast<int*>(progress() + 1); }
+  [[nodiscard]] int* chosen() const { return reinterpret_cast<int*>(progress() + 1); }
+  [[nodiscard]] cuda::llama::Choices choices() const {
+    return {.token = room_.tokens,
+            .chosen = chosen(),
+            .count = &progress()->choices,
+            .capacity = static_cast<int>(most_choices)};
+  }
 
   void put_tokens(std::span<const int> tokens, std::size_t position, cudaStream_t stream);
   void count_offsets(cudaStream_t stream);
@@ -157,7 +168,7 @@ class CudaLlama {
   DeviceLinear embedding_;                  // its weight is gathered from, not multiplied
   std::vector<Layer> layers_;
   cuda::DeviceBuffer norm_;
-  DeviceLinear head_;
+  DeviceLinear head_;  // unless embeddings are tied
   std::size_t weight_bytes_ = 0;
   Room room_;
   std::size_t room_version_ = 0;

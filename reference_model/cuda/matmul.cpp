@@ -10,6 +10,7 @@
 #include <kvpolicy/cuda/runtime.hpp>
 #include <reference_model/cuda/kernels/int8.cuh>
 #include <reference_model/cuda/kernels/random.cuh>
+#include <reference_model/cuda/tabulate.hpp>
 #if defined(__CUDACC__)
 #include <reference_model/cuda/cublas_product.hpp>
 #else
@@ -82,7 +83,7 @@ void Matmul::reserve_int8(const Shape& shape, std::size_t rows, cudaStream_t str
   const std::size_t most = padded(rows);
   const auto grow = [&](cuda::DeviceBuffer& block, std::size_t& held, std::size_t bytes) {
     if (bytes <= held) return;
-    block = nullptr;
+    block = {};
     held = 0;
     block = allocate(s.memory, bytes, stream);
     held = bytes;
@@ -200,21 +201,17 @@ DeviceLinear DeviceLinear::random(std::size_t inputs, std::size_t outputs, Outpu
   made.format_ = format;
   made.allocate_weights(memory, stream);
   const float amplitude = std::sqrt(3.0F / static_cast<float>(inputs));  // uniform, variance 1 / inputs
-  kernels::RandomParams params{
-      .count = static_cast<long long>(inputs * outputs), .amplitude = amplitude, .seed = seed};
   if (format == WeightFormat::bfloat16) {
-    params.numbers = reinterpret_cast<std::uint16_t*>(made.weight_.get());
+    tabulate(reinterpret_cast<std::uint16_t*>(made.weight_.get()), inputs * outputs,
+             kernels::RandomNumbers{seed, amplitude}, stream);
   } else {
-    params.codes = reinterpret_cast<std::uint8_t*>(made.weight_.get());
+    tabulate(reinterpret_cast<std::int8_t*>(made.weight_.get()), inputs * outputs, kernels::RandomCodes{seed},
+             stream);
     const std::vector<float> scales(outputs, amplitude / 127.0F);
     check(cudaMemcpyAsync(made.scales_.get(), scales.data(), outputs * sizeof(float), cudaMemcpyHostToDevice,
                           stream),
           "cudaMemcpyAsync");
   }
-  launch(kernels::random_kernel<>,
-         {.grid_x = std::min(kernels::random_blocks, blocks_of(inputs * outputs, kernels::random_threads)),
-          .threads = kernels::random_threads},
-         stream, params, "random_kernel");
   return made;
 }
 

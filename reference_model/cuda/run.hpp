@@ -7,7 +7,7 @@
 //   cuda::KvCache cache{plan, {}, stream};
 //   auto logits = reference::prefill(model, cache, prompt, 2048, {}, {}, stream);
 //   reference::Decoder decoder{model, cache, {}, stream};
-//   auto tokens = decoder.continue_greedily(200);
+//   auto tokens = decoder.continue_text(200);
 #pragma once
 
 #include <algorithm>
@@ -75,6 +75,8 @@ std::vector<float> prefill(CudaLlama& model, Cache& cache, std::span<const int> 
 
 struct DecodeOptions {
   AttendOptions attend = {};
+  /// Draws the tokens; it must outlive the decoder. Null: each is the likeliest.
+  DeviceSampler* sampler = nullptr;
   /// Whether to record a step and replay it. Needs a stream that is not the default one, and a plan
   /// without heads that compress by themselves.
   bool graph = true;
@@ -96,18 +98,17 @@ class Decoder {
     model.reserve(1, 1, stream);
   }
 
-  /// Returns `count` tokens: the likeliest one after the latest forward, and then the likeliest
-  /// after each. The last token is not fed to the model. @throws as CudaLlama::take_choices and the
-  /// cache
-  [[nodiscard]] std::vector<int> continue_greedily(std::size_t count) {
+  /// Returns `count` tokens: the one that is chosen after the latest forward, and then one after each.
+  /// The last token is not fed to the model. @throws as CudaLlama::take_choices and the cache
+  [[nodiscard]] std::vector<int> continue_text(std::size_t count) {
     if (count == 0) return {};
-    model_->choose_likeliest(stream_);
+    choose();
     run(count - 1);
     return model_->take_choices(stream_);
   }
 
   /// Puts `count` steps on the stream without waiting. Each step reads the token that the one
-  /// before it chose; the first reads the token of CudaLlama::choose_likeliest or set_tokens.
+  /// before it chose; the first reads the token of CudaLlama::choose, choose_likeliest or set_tokens.
   void run(std::size_t count) {
     cache_->reserve(cache_->tokens() + count, stream_);
     for (; count > 0; --count) advance(choosing_, true);
@@ -154,7 +155,11 @@ class Decoder {
   }
   void put_on_stream(bool chooses) {
     model_->forward(1, attend_, LogitsOf::last, stream_);
-    if (chooses) model_->choose_likeliest(stream_);
+    if (chooses) choose();
+  }
+  void choose() {
+    options_.sampler == nullptr ? model_->choose_likeliest(stream_)
+                                : model_->choose(*options_.sampler, stream_);
   }
 
   CudaLlama* model_;

@@ -19,6 +19,7 @@
 #include <reference_model/cuda/kernels/random.cuh>
 #include <reference_model/cuda/kernels/rotate.cuh>
 #include <reference_model/cuda/kernels/swiglu.cuh>
+#include <reference_model/cuda/tabulate.hpp>
 
 #include "model_cuda/device_numbers.hpp"
 
@@ -233,10 +234,10 @@ Choice choose(const std::vector<float>& logits, int before = 0, std::size_t capa
                nullptr,
                kernels::LikeliestParams{.logits = in.data(),
                                         .vocabulary = static_cast<int>(logits.size()),
-                                        .token = token.data(),
-                                        .chosen = chosen.data(),
-                                        .choices = choices.data(),
-                                        .capacity = static_cast<int>(capacity)},
+                                        .choices = {.token = token.data(),
+                                                    .chosen = chosen.data(),
+                                                    .count = choices.data(),
+                                                    .capacity = static_cast<int>(capacity)}},
                "likeliest");
   return {token.get()[0], chosen.get(), choices.get()[0]};
 }
@@ -372,10 +373,7 @@ TEST_CASE("random weights have the requested spread, and no two layers are equal
   constexpr std::size_t count = 5003;
   const auto draw = [&](std::uint64_t seed) {
     const DeviceNumbers<bfloat16> out{count};
-    cuda::launch(kernels::random_kernel<>, {.grid_x = 3, .threads = kernels::random_threads}, nullptr,
-                 kernels::RandomParams{
-                     .numbers = out.as<std::uint16_t>(), .count = count, .amplitude = 0.5F, .seed = seed},
-                 "random");
+    tabulate(out.as<std::uint16_t>(), count, kernels::RandomNumbers{seed, 0.5F}, nullptr);
     return out.get();
   };
   const auto one = draw(1);
@@ -392,12 +390,24 @@ TEST_CASE("random weights have the requested spread, and no two layers are equal
   CHECK(one != draw(2));
 
   const DeviceNumbers<std::int8_t> codes{count};
-  cuda::launch(kernels::random_kernel<>, {.grid_x = 30, .threads = kernels::random_threads}, nullptr,
-               kernels::RandomParams{.codes = codes.as<std::uint8_t>(), .count = count, .seed = 3}, "random");
+  tabulate(codes.data(), count, kernels::RandomCodes{3}, nullptr);
   const auto got = codes.get();
   const std::set<int> met(got.begin(), got.end());
   CHECK(met.size() == 255);
   CHECK(*met.begin() == -127);
+}
+
+TEST_CASE("numbers that are NaN are counted, and nothing else is") {
+  auto numbers = random_bfloat16(3001, 5);
+  numbers[3] = bfloat16{std::numeric_limits<float>::infinity()};
+  const auto count = [&] {
+    const DeviceNumbers<bfloat16> in{numbers};
+    return count_of(in.as<std::uint16_t>(), numbers.size(), kernels::IsNan{}, nullptr);
+  };
+  CHECK(count() == 0);
+  numbers[0] = bfloat16{std::nanf("")};
+  numbers[3000] = bfloat16{-std::nanf("")};
+  CHECK(count() == 2);
 }
 
 }  // namespace

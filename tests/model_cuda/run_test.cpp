@@ -102,10 +102,10 @@ TEST_CASE("a recorded step gives the bits of a plain step") {
     DeviceCache cache{mixed_plan(model), {}, stream};
     static_cast<void>(prefill(device, cache, prompt, 50, {}, {}, stream));
     Decoder decoder{device, cache, {.graph = graph, .steps_before_graph = eager}, stream};
-    Run result{decoder.continue_greedily(20), {}};
+    Run result{decoder.continue_text(20), {}};
     CHECK(cache.tokens() == prompt.size() + 19);
     result.logits = decoder.step(result.chosen.back());  // uses the other graph, and a new page
-    const auto more = decoder.continue_greedily(3);
+    const auto more = decoder.continue_text(3);
     result.chosen.insert(result.chosen.end(), more.begin(), more.end());
     return result;
   };
@@ -117,6 +117,17 @@ TEST_CASE("a recorded step gives the bits of a plain step") {
     CHECK(recorded.chosen == plain.chosen);
     CHECK(recorded.logits == plain.logits);
   }
+  // The same with tokens that are drawn: a launch of the graph draws anew.
+  const auto drawn = [&](bool graph) {
+    DeviceSampler sampler{{.temperature = 1.5F, .top_k = 50, .top_p = 0.9F, .seed = 3},
+                          model.config().vocabulary};
+    DeviceCache cache{mixed_plan(model), {}, stream};
+    static_cast<void>(prefill(device, cache, prompt, 50, {}, {}, stream));
+    return Decoder{device, cache, {.sampler = &sampler, .graph = graph}, stream}.continue_text(20);
+  };
+  const std::vector<int> tokens = drawn(false);
+  CHECK(tokens != std::vector<int>(plain.chosen.begin(), plain.chosen.begin() + 20));
+  CHECK(drawn(true) == tokens);
 #if !defined(__CUDACC__)
   // The emulated stream does nothing before it is waited for, so that reading or reusing memory too early is
   // detected.
@@ -151,7 +162,7 @@ TEST_CASE("the shipped model answers on a device as on a host, byte for byte") {
     DeviceCache cache{plan, {}, stream};
     static_cast<void>(prefill(device, cache, prompt, 64, {}, {}, stream));
     Decoder decoder{device, cache, {}, stream};
-    CHECK(decoder.continue_greedily(count) == want);
+    CHECK(decoder.continue_text(count) == want);
   }
 }
 

@@ -78,7 +78,7 @@ inline bool any(bool vote) {
   return found;
 }
 
-/// Other threads may run before an atomic and after a fence, because results must not depend on who adds
+/// Other threads may run before an atomic and after an arrival, because results must not depend on who adds
 /// first.
 inline std::uint32_t atomic_add(std::uint32_t* address, std::uint32_t value) {
   simt::require_alignment(address, sizeof *address, "atomic_add: address not a multiple of 4");
@@ -87,7 +87,11 @@ inline std::uint32_t atomic_add(std::uint32_t* address, std::uint32_t value) {
   *address = old + value;
   return old;
 }
-inline void fence_device() { simt::grid().step_aside(); }
+inline std::uint32_t arrive(std::uint32_t* counter) {
+  const std::uint32_t before = atomic_add(counter, 1);
+  simt::grid().step_aside();
+  return before;
+}
 inline float load_shared_by_blocks(const float* address) {
   simt::require_alignment(address, sizeof *address, "load_shared_by_blocks: address not a multiple of 4");
   return *address;

@@ -47,7 +47,10 @@ inline half half_of(std::uint32_t bits) {
 inline float exp2_approximate(float x) { return simt::flushed(std::exp2(simt::flushed(x))); }
 inline float exp2_exact(float x) { return std::exp2(x); }
 inline float log2_exact(float x) { return std::log2(x); }
-inline float tanh_exact(float x) { return std::tanh(x); }
+inline float reciprocal_approximate(float x) { return simt::flushed(1.0F / simt::flushed(x)); }
+inline std::uint32_t multiply_high(std::uint32_t a, std::uint32_t b) {
+  return static_cast<std::uint32_t>(static_cast<std::uint64_t>(a) * b >> 32);
+}
 inline float rounded_product(float a, float b) {
   volatile float product = a * b;  // a compiler may otherwise add to it before it is rounded
   return product;

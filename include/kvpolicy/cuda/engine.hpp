@@ -118,7 +118,7 @@ class Engine {
   void leave(cudaStream_t stream) const noexcept {
     if (stream != order_.latest()) return;
     KVPOLICY_TRY { order_.mark(); }
-    KVPOLICY_CATCH(const DeviceError&) { static_cast<void>(cudaStreamSynchronize(stream)); }
+    KVPOLICY_CATCH_ALL { static_cast<void>(cudaStreamSynchronize(stream)); }
   }
 
   /// Serves heads that rank their rows by a key scorer of the caller's own (GatheringKeyScorer), or whose chunks
@@ -185,8 +185,7 @@ class Engine {
   /// @throws DeviceError
   void attend(AttendParams params, bool packs, std::size_t longest, cudaStream_t stream) const {
     check_heads(params.sequences, params.kv_heads);
-    require<ShapeError>(params.group >= 1 && params.group <= 16, "cuda::Engine: ", params.group,
-                        " query heads share a KV head, the kernels serve 1 to 16");
+    check_queries(params.request.queries, params.group);
     params.workspace = workspace();
     enter(stream);
     dispatch_head_dim(shape_.head_dim, [&]<int D>() {
@@ -210,6 +209,7 @@ class Engine {
     int few = 0;
     int many = 0;
     for (const int count : queries) {
+      check_queries(count, params.group);
       int& most = count <= most_few ? few : many;
       most = std::max(most, count);
     }
@@ -447,6 +447,13 @@ class Engine {
                       static_cast<std::size_t>(sequences) * static_cast<std::size_t>(kv_heads) <= max_heads;
     require<ShapeError>(fits, "cuda::Engine: ", sequences, " sequences of ", kv_heads,
                         " KV heads in one call, must be 1 to ", max_heads, " heads in all");
+  }
+
+  static void check_queries(int queries, int group) {
+    require<ShapeError>(group >= 1 && group <= 16, "cuda::Engine: ", group,
+                        " query heads share a KV head, the kernels serve 1 to 16");
+    require<ShapeError>(queries < most_query_rows / group, "cuda::Engine: ", queries, " queries of ", group,
+                        " heads each in one call, must be fewer than ", most_query_rows / group);
   }
 
   // Beyond these a call is worth the whole device and two launches.

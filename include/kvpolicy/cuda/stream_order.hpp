@@ -85,7 +85,7 @@ class StreamOrder {
   [[nodiscard]] cudaStream_t end() noexcept {
     if (!marked_) return latest_;
     KVPOLICY_TRY { event_.precede(nullptr); }
-    KVPOLICY_CATCH(const DeviceError&) { static_cast<void>(cudaDeviceSynchronize()); }
+    KVPOLICY_CATCH_ALL { static_cast<void>(cudaDeviceSynchronize()); }
     return nullptr;
   }
 
@@ -121,7 +121,7 @@ class LastUse {
   void precede(cudaStream_t stream) const noexcept {
     if (mark_ == nullptr || mark_->number == 0 || stream == stream_) return;
     KVPOLICY_TRY { mark_->event.precede(stream); }
-    KVPOLICY_CATCH(const DeviceError&) { static_cast<void>(cudaStreamSynchronize(stream_)); }
+    KVPOLICY_CATCH_ALL { static_cast<void>(cudaStreamSynchronize(stream_)); }
   }
 
  private:
@@ -136,7 +136,7 @@ class LastUse {
       const std::scoped_lock lock{mutex};
       if (number != 0) return true;
       KVPOLICY_TRY { event.record(stream); }
-      KVPOLICY_CATCH(const DeviceError&) { return false; }
+      KVPOLICY_CATCH_ALL { return false; }
       number = ++latest;
       return true;
     }
@@ -145,7 +145,7 @@ class LastUse {
     KVPOLICY_TRY {
       if (mark_ == nullptr) mark_ = std::make_shared<Mark>();
     }
-    KVPOLICY_CATCH(const std::bad_alloc&) {}
+    KVPOLICY_CATCH_ALL {}
   }
 
   cudaStream_t stream_;

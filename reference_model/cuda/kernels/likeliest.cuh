@@ -1,24 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Chooses the likeliest token on the device, where the logits are, so that a captured step can feed
-// the next one.
+// Chooses the likeliest token on the device, where the logits are.
 #pragma once
 
 #include <kvpolicy/cuda/kernels/simt.cuh>
+#include <reference_model/cuda/kernels/choices.cuh>
 
 namespace kvpolicy::cuda::llama {
 
 struct LikeliestParams {
   const float* logits = nullptr;  ///< [vocabulary]
   int vocabulary = 0;
-  int* token = nullptr;    ///< the choice
-  int* chosen = nullptr;   ///< [capacity]: all choices so far
-  int* choices = nullptr;  ///< number of choices so far
-  int capacity = 0;
+  Choices choices = {};
 };
 
 inline constexpr int likeliest_threads = 1024;
-inline constexpr int no_token = -1;
 
 struct Candidate {
   float logit;
@@ -54,9 +50,7 @@ likeliest_kernel(const KVPOLICY_GRID_CONSTANT LikeliestParams p) {
   sync_block();
   if (thread_index() > 0) return;
   for (int warp = 1; warp < Threads / warp_lanes; ++warp) best = likelier(best, of_warps[warp]);
-  *p.token = best.token;
-  if (*p.choices < p.capacity) p.chosen[*p.choices] = best.token;
-  ++*p.choices;
+  p.choices.record(best.token);
 }
 
 }  // namespace kvpolicy::cuda::llama

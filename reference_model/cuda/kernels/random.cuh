@@ -1,23 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Random weights made on the device, for benches of models without a file.
+// Random numbers by their index, for weights of models without a file, rows of benches and tokens that are drawn.
 #pragma once
 
 #include <kvpolicy/core/dtype.hpp>
 #include <kvpolicy/cuda/kernels/simt.cuh>
 
 namespace kvpolicy::cuda::llama {
-
-struct RandomParams {
-  std::uint16_t* numbers = nullptr;  ///< gets bfloat16 in (-amplitude, amplitude), or
-  std::uint8_t* codes = nullptr;     ///< gets 8-bit codes -127 to 127, two's complement
-  long long count = 0;
-  float amplitude = 0.0F;
-  std::uint64_t seed = 0;
-};
-
-inline constexpr int random_threads = 256;
-inline constexpr int random_blocks = 1024;
 
 /// The n-th number of a stream: splitmix64 (Steele et al., OOPSLA 2014) by its counter.
 KVPOLICY_DEVICE std::uint64_t random_bits(std::uint64_t seed, long long n) {
@@ -27,20 +16,29 @@ KVPOLICY_DEVICE std::uint64_t random_bits(std::uint64_t seed, long long n) {
   return z ^ (z >> 31);
 }
 
-template <int Threads = random_threads>
-KVPOLICY_KERNEL(Threads, 1)
-random_kernel(const KVPOLICY_GRID_CONSTANT RandomParams p) {
-  const long long stride = static_cast<long long>(grid_x()) * Threads;
-  for (long long i = static_cast<long long>(block_x()) * Threads + thread_index(); i < p.count; i += stride) {
-    const std::uint64_t bits = random_bits(p.seed, i);
-    if (p.numbers != nullptr) {
-      const float unit = static_cast<float>(static_cast<std::uint32_t>(bits >> 40)) * 0x1p-23F - 1.0F;
-      p.numbers[i] = from_float<bfloat16>(unit * p.amplitude);
-    } else {
-      const auto code = static_cast<int>((bits >> 40) % 255) - 127;
-      p.codes[i] = static_cast<std::uint8_t>(code);
-    }
+/// The bits of bfloat16 numbers in (-amplitude, amplitude).
+struct RandomNumbers {
+  std::uint64_t seed;
+  float amplitude;
+
+  KVPOLICY_DEVICE std::uint16_t operator()(long long i) const {
+    const auto bits = static_cast<std::uint32_t>(random_bits(seed, i) >> 40);
+    return from_float<bfloat16>((static_cast<float>(bits) * 0x1p-23F - 1.0F) * amplitude);
   }
-}
+};
+
+/// 8-bit codes from -127 to 127.
+struct RandomCodes {
+  std::uint64_t seed;
+
+  KVPOLICY_DEVICE std::int8_t operator()(long long i) const {
+    return static_cast<std::int8_t>(static_cast<int>((random_bits(seed, i) >> 40) % 255) - 127);
+  }
+};
+
+/// Whether the bits are those of a bfloat16 NaN.
+struct IsNan {
+  KVPOLICY_DEVICE bool operator()(std::uint16_t bits) const { return (bits & 0x7fffU) > 0x7f80U; }
+};
 
 }  // namespace kvpolicy::cuda::llama

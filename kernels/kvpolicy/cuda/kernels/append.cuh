@@ -218,8 +218,7 @@ struct HeadAppend {
   KVPOLICY_DEVICE void arrive(int blocks) const {
     sync_block();  // every thread has read the counters
     if (thread_index() > 0) return;
-    fence_device();
-    if (atomic_add(params.tickets + sequence, 1U) == static_cast<std::uint32_t>(blocks) - 1U) {
+    if (cuda::arrive(params.tickets + sequence) == static_cast<std::uint32_t>(blocks) - 1U) {
       params.state_of(sequence) = after;
       params.tickets[sequence] = 0;
     }

@@ -12,11 +12,6 @@
 
 namespace kvpolicy::cuda {
 
-/// The page of a slot; `page_rows` is a power of two.
-KVPOLICY_DEVICE int page_of(int slot, int page_rows) {
-  return slot >> count_bits(static_cast<std::uint32_t>(page_rows - 1));
-}
-
 struct BlockSlice {
   HeadView head;
   Request request;    ///< of the head's sequence

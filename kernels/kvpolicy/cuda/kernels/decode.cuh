@@ -18,10 +18,12 @@
 
 #include <kvpolicy/cuda/kernels/attend.cuh>
 #include <kvpolicy/cuda/kernels/block_slice.cuh>
+#include <kvpolicy/cuda/kernels/block_sums.cuh>
 #include <kvpolicy/cuda/kernels/decode_exact.cuh>
 #include <kvpolicy/cuda/kernels/decode_packed.cuh>
 #include <kvpolicy/cuda/kernels/decode_queries.cuh>
 #include <kvpolicy/cuda/kernels/merge.cuh>
+#include <kvpolicy/cuda/kernels/partials.cuh>
 #include <kvpolicy/cuda/kernels/partition.cuh>
 
 namespace kvpolicy::cuda {
@@ -53,10 +55,12 @@ struct DecodeLayout {
   static constexpr int columns = ColumnTiles * tile_columns;
   using Queries = DecodeQueries<E, HeadDim, ColumnTiles, Packed>;
   using Merge = WarpMerge<HeadDim, ColumnTiles, warps>;
+  using Sums = BlockSums<long long, threads>;
 
   static constexpr int aligned(int bytes) { return (bytes + 15) / 16 * 16; }
   static constexpr int stage_at = aligned(Queries::bytes);
-  static constexpr int stage_bytes = Packed ? warps * packed_stage_bytes<Packed ? HeadDim : 64, ColumnTiles> : 0;
+  static constexpr int stage_bytes = Packed ? warps * packed_stage_bytes < Packed ? HeadDim : 64,
+                       ColumnTiles >        : 0;
   // Queries and scales are never needed at the same time as the warps' values.
   static constexpr int slice_at = aligned(std::max(stage_at + stage_bytes, Merge::bytes));
   static constexpr int states_at = slice_at + aligned(sizeof(BlockSlice));
@@ -64,7 +68,7 @@ struct DecodeLayout {
   static constexpr int code_columns_at = finished_at + columns * sizeof(FinishedRow);
   static constexpr int query_sums_at = code_columns_at + columns * sizeof(CodeColumn);
   static constexpr int sums_at = query_sums_at + (Packed ? columns * HeadDim / 8 * 4 : 0);
-  static constexpr int line_at = sums_at + aligned(warps * sizeof(long long));
+  static constexpr int line_at = sums_at + aligned(sizeof(typename Sums::Memory));
 };
 
 /// Dynamic shared memory of a launch over `heads` heads (of all sequences).
@@ -122,7 +126,6 @@ class DecodeBlock {
   /// and work_prefix()[heads] is the total.
   KVPOLICY_DEVICE void scan_work() const {
     long long* const place = work_prefix();
-    auto* const sums = reinterpret_cast<long long*>(shared + Layout::sums_at);
     const int share_of_thread = quotient_up(heads, Layout::threads);
     const int first = smaller(thread_index() * share_of_thread, heads);
     const int last = smaller(first + share_of_thread, heads);
@@ -131,16 +134,9 @@ class DecodeBlock {
       place[head] = cost(head);
       mine += place[head];
     }
-    long long before = mine;
-    KVPOLICY_UNROLL
-    for (int delta = 1; delta < warp_lanes; delta *= 2) {
-      const long long below = shuffle_up(before, delta);
-      if (lane_index() >= delta) before += below;
-    }
-    if (lane_index() == warp_lanes - 1) sums[warp_index()] = before;
-    before -= mine;
-    sync_block();
-    for (int warp = 0; warp < warp_index(); ++warp) before += sums[warp];
+    using Sums = typename Layout::Sums;
+    long long before =
+        Sums::of(mine, *reinterpret_cast<typename Sums::Memory*>(shared + Layout::sums_at)).before;
     for (int head = first; head < last; ++head) {
       const long long weight = place[head];
       place[head] = before;
@@ -212,13 +208,8 @@ class DecodeBlock {
   KVPOLICY_DEVICE void merge_if_last(int head, int first_block, int last_block) const {
     const Partials partials{p.workspace, first_block, last_block - first_block + 1};
     const int used_columns = slice().request.queries * p.group;
-    auto* const arrived = reinterpret_cast<std::uint32_t*>(shared);
-    fence_device();
-    sync_block();
-    if (thread_index() == 0) *arrived = atomic_add(&p.workspace.tickets[head], 1) + 1;
-    sync_block();
-    if (*arrived != static_cast<std::uint32_t>(partials.count)) return;
-    fence_device();
+    auto& arrived = *reinterpret_cast<std::uint32_t*>(shared);
+    if (!is_last_block(&p.workspace.tickets[head], partials.count, arrived)) return;
     auto* const maxima = reinterpret_cast<float*>(shared + 16);
     for (int column = warp_index(); column < used_columns; column += Layout::warps) {
       const PartialState state = state_of_partials<columns>(partials, column);
@@ -238,7 +229,6 @@ class DecodeBlock {
         out(head, column)[channel + c] = from_float<E>(float_of_bits(sum.word[c]) * factor);
       }
     }
-    if (thread_index() == 0) p.workspace.tickets[head] = 0;
   }
 
   /// Turns the state of a column into the factor for its values and the log-sum-exp.

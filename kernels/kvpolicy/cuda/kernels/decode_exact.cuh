@@ -32,7 +32,8 @@ KVPOLICY_DEVICE RowAddress address_of_row(const AttendParams& p, const BlockSlic
   }
   const int slot = slice.head.exact_slot(row);
   const auto page = reinterpret_cast<unsigned long long>(slice.head.exact_pages[page_of(slot, p.page_rows)]);
-  const auto key = page + static_cast<unsigned>((slot & (p.page_rows - 1)) * slice.head.exact_row_stride);
+  const auto key =
+      page + static_cast<unsigned>(place_in_page(slot, p.page_rows) * slice.head.exact_row_stride);
   return {key, key + static_cast<unsigned long long>(slice.head.exact_values_offset)};
 }
 

@@ -15,6 +15,7 @@
 
 #include <kvpolicy/cuda/kernels/head.cuh>
 #include <kvpolicy/cuda/kernels/packing.cuh>
+#include <kvpolicy/cuda/kernels/partials.cuh>
 #include <kvpolicy/cuda/kernels/simt.cuh>
 #include <kvpolicy/cuda/kernels/slow_rows.cuh>
 
@@ -148,13 +149,7 @@ gather_kernel(const KVPOLICY_GRID_CONSTANT GatherParams p) {
 
   // The last block publishes that the rows are copied.
   auto& arrived = *reinterpret_cast<std::uint32_t*>(shared_memory());
-  sync_block();
-  if (thread_index() == 0) {
-    fence_device();
-    arrived = atomic_add(&slow.state->tickets, 1U);
-  }
-  sync_block();
-  if (arrived + 1 != static_cast<std::uint32_t>(grid_x())) return;
+  if (!is_last_block(&slow.state->tickets, grid_x(), arrived)) return;
   Selections& chosen = *slow.chosen;
   const int shift = static_cast<int>(slow.shift);
   for (int i = thread_index(); i < count; i += Threads) {
@@ -167,7 +162,6 @@ gather_kernel(const KVPOLICY_GRID_CONSTANT GatherParams p) {
     chosen.ends[0] = choice.ends[choice.latest] + shift;
     chosen.counts[0] = count;
     slow.state->gathered = end;
-    slow.state->tickets = 0;
   }
 }
 

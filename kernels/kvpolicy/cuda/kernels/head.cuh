@@ -241,6 +241,7 @@ KVPOLICY_HOST_DEVICE constexpr int quotient_up(int a, int b) { return (a + b - 1
 /// How many of `count` ascending chunks begin before row `end`.
 KVPOLICY_HOST_DEVICE int chunks_before(const int* chunks, int count, int chunk_rows, int end) {
   int before = 0;
+  KVPOLICY_NO_UNROLL
   for (int step = 1 << 30; step > 0; step /= 2) {
     if (before + step <= count && chunks[before + step - 1] * chunk_rows < end) before += step;
   }

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Merges partial softmaxes: those of a block's warps in shared memory, and those of the blocks that
-// share a head in the workspace. They are merged in the order of the rows, so a result depends on
-// lengths and grid, and not on timing. Used by decode.cuh.
+// Merges the partial softmaxes of a block's warps in shared memory, in the order of the rows. Used by decode.cuh;
+// those of several blocks are merged by partials.cuh.
 #pragma once
 
 #include <kvpolicy/cuda/kernels/attend.cuh>
@@ -99,68 +98,5 @@ struct WarpMerge {
     return value_at({.lane = lane_index(), .step = step, .reg = odd, .high = 0}, HeadDim).channel;
   }
 };
-
-/// The partial results of the blocks that share a head.
-struct Partials {
-  Workspace workspace;
-  int first_block;
-  int count;
-
-  /// Each block has two slots: one for a head that began in an earlier block, and one for a head
-  /// that continues in a later block.
-  KVPOLICY_DEVICE static int slot(int block, bool begins) { return 2 * block + (begins ? 1 : 0); }
-  KVPOLICY_DEVICE int slot_of(int part) const { return slot(first_block + part, part == 0); }
-};
-
-/// The state of a column over all partials; called by all lanes of a warp.
-template <int Columns>
-KVPOLICY_DEVICE PartialState state_of_partials(const Partials& partials, int column) {
-  const auto load = [&](int part) -> PartialState {
-    const float* state = &partials.workspace.states[partials.slot_of(part) * Columns + column].max;
-    return {load_shared_by_blocks(state), load_shared_by_blocks(state + 1)};
-  };
-  PartialState all{minus_infinity(), 0.0F};
-  for (int part = lane_index(); part < partials.count; part += warp_lanes) {
-    const PartialState one = load(part);
-    const float max = one.max > all.max ? one.max : all.max;
-    all.sum = all.sum * rescale_factor(all.max, max) + one.sum * rescale_factor(one.max, max);
-    all.max = max;
-  }
-  KVPOLICY_UNROLL
-  for (int mask = 1; mask < warp_lanes; mask *= 2) {
-    const PartialState one{shuffle_xor(all.max, mask), shuffle_xor(all.sum, mask)};
-    const float max = one.max > all.max ? one.max : all.max;
-    all.sum = all.sum * rescale_factor(all.max, max) + one.sum * rescale_factor(one.max, max);
-    all.max = max;
-  }
-  return all;
-}
-
-/// Four neighbouring values of a column, summed over all partials; `max` is the column's overall
-/// maximum.
-template <int Columns, int HeadDim>
-KVPOLICY_DEVICE Words4 values_of_partials(const Partials& partials, int column, int channel, float max) {
-  constexpr int at_once = 8;  // loads in flight, because each part is an access to L2
-  float sum[4] = {0.0F, 0.0F, 0.0F, 0.0F};
-  for (int first = 0; first < partials.count; first += at_once) {
-    Words4 values[at_once];
-    float maxima[at_once];
-    KVPOLICY_UNROLL
-    for (int i = 0; i < at_once; ++i) {
-      const int row = partials.slot_of(first + i < partials.count ? first + i : 0) * Columns + column;
-      maxima[i] = load_shared_by_blocks(&partials.workspace.states[row].max);
-      values[i] = load_shared_by_blocks(reinterpret_cast<const Words4*>(
-          partials.workspace.values + static_cast<long long>(row) * HeadDim + channel));
-    }
-    KVPOLICY_UNROLL
-    for (int i = 0; i < at_once; ++i) {
-      if (first + i >= partials.count) break;
-      const float factor = rescale_factor(maxima[i], max);
-      KVPOLICY_UNROLL
-      for (int c = 0; c < 4; ++c) sum[c] += float_of_bits(values[i].word[c]) * factor;
-    }
-  }
-  return {{bits_of_float(sum[0]), bits_of_float(sum[1]), bits_of_float(sum[2]), bits_of_float(sum[3])}};
-}
 
 }  // namespace kvpolicy::cuda

@@ -13,6 +13,7 @@
 #include <kvpolicy/cuda/kernels/attend.cuh>
 #include <kvpolicy/cuda/kernels/head.cuh>
 #include <kvpolicy/cuda/kernels/held_keys.cuh>
+#include <kvpolicy/cuda/kernels/partials.cuh>
 #include <kvpolicy/cuda/kernels/rotate.cuh>
 #include <kvpolicy/cuda/kernels/select.cuh>
 #include <kvpolicy/cuda/kernels/simt.cuh>
@@ -346,15 +347,8 @@ observe_lse_kernel(const KVPOLICY_GRID_CONSTANT ObserveParams p) {
     }
   }
 
-  fence_device();
-  sync_block();
-  auto* arrived = reinterpret_cast<std::uint32_t*>(shared_memory());
-  if (thread_index() == 0) *arrived = atomic_add(p.tickets + kv_head, 1);
-  sync_block();
-  if (*arrived + 1 != static_cast<std::uint32_t>(grid_x())) return;
-  fence_device();
-  merge_observed(p, seen, kv_head);
-  if (thread_index() == 0) p.tickets[kv_head] = 0;
+  auto& arrived = *reinterpret_cast<std::uint32_t*>(shared_memory());
+  if (is_last_block(p.tickets + kv_head, grid_x(), arrived)) merge_observed(p, seen, kv_head);
 }
 
 }  // namespace kvpolicy::cuda

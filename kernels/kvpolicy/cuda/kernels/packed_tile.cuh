@@ -55,7 +55,7 @@ KVPOLICY_DEVICE TileAddress address_of_tile(const AttendParams& p, const BlockSl
                                             : segment.row(smaller(i, segment.rows - tile_rows));
   const int slot = slice.head.packed_slot(row);
   return {reinterpret_cast<unsigned long long>(slice.head.packed_pages[page_of(slot, p.page_rows)]),
-          slot & (p.page_rows - 1)};
+          place_in_page(slot, p.page_rows)};
 }
 
 /// Loads the codes of a unit; `offset` is where a page has those of row 0.

@@ -24,6 +24,13 @@ namespace kvpolicy::cuda {
 inline constexpr int tile_rows = 16;           ///< Rows of a matrix tile.
 inline constexpr int quantized_together = 64;  ///< Rows that are quantised together; divides page_rows.
 
+/// The page of a slot; `page_rows` is a power of two.
+KVPOLICY_DEVICE int page_of(int slot, int page_rows) {
+  return slot >> count_bits(static_cast<std::uint32_t>(page_rows - 1));
+}
+/// The same slot's place in the page.
+KVPOLICY_DEVICE int place_in_page(int slot, int page_rows) { return slot & (page_rows - 1); }
+
 /// Bits of the codes of one side of a HeadView: 8, 4 or 2, because no view has another width (served_rule.hpp's
 /// `packed_bits`).
 KVPOLICY_HOST_DEVICE constexpr int code_bits(Encoding encoding) {

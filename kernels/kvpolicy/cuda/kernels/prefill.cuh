@@ -37,9 +37,13 @@ struct PrefillNotes {
   std::uint32_t arrived = 0;
 };
 
+/// Dynamic shared memory of a block.
 template <int HeadDim>
 constexpr std::size_t prefill_shared_bytes() {
-  return PrefillShape<HeadDim>::tiles_bytes + sizeof(PrefillNotes);
+  constexpr std::size_t bytes = PrefillShape<HeadDim>::tiles_bytes + sizeof(PrefillNotes);
+  // Two blocks on a multiprocessor of an A100, each with 1 KiB of the system's.
+  static_assert(2 * (bytes + 1024) <= 164 * 1024);
+  return bytes;
 }
 
 /// Loads the warp's rows of q to its part of the shared tile; rows after the last one become zeros.
@@ -217,7 +221,7 @@ prefill_kernel(const KVPOLICY_GRID_CONSTANT AttendParams params) {
           cp_async_wait<0>();
           sync_warp();
         }
-        if (needed == QueryForm::turned) rotate_queries<E, HeadDim>(query_memory, *item.head, queries);
+        if (needed == QueryForm::turned) rotate_queries<E, HeadDim>(query_memory, item.head, queries);
         if constexpr (Packed) {
           if (needed == QueryForm::hadamard) rotate_queries_hadamard<E, HeadDim>(query_memory);
         }
@@ -228,11 +232,7 @@ prefill_kernel(const KVPOLICY_GRID_CONSTANT AttendParams params) {
       multiply_keys<E, HeadDim>(logits, query_memory, ring.keys());
       scale.prepare(logits);
       if (segment.cuts(cursor.tile)) {
-        if (item.request.tree.nodes > 0) {
-          hide_of_tree<HeadDim>(logits, segment, cursor.tile, queries, item.request);
-        } else {
-          hide<HeadDim>(logits, segment, cursor.tile, queries);
-        }
+        hide<HeadDim>(logits, segment, cursor.tile, queries, item.request);
       }
       WeightTile<HeadDim> weights;
       soften<E>(logits, states, output, weights, scale.factor);
@@ -261,8 +261,9 @@ prefill_kernel(const KVPOLICY_GRID_CONSTANT AttendParams params) {
     write_rows<E>(output, states, params, item, queries, query_memory);
   } else {
     share_rows(output, states, params, item, queries);
-    if (is_last_to_arrive<HeadDim>(params, item, notes.arrived)) {
-      merge_rows<E, HeadDim>(params, item, queries);
+    if (is_last_block(params.workspace.tickets + item.index, params.splits, notes.arrived)) {
+      static_assert(Shape::query_rows * sizeof(MergedRow) <= Shape::tiles_bytes);
+      merge_rows<E, HeadDim>(params, item, queries, reinterpret_cast<MergedRow*>(shared_memory()));
     }
   }
 }

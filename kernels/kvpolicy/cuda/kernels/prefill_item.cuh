@@ -53,6 +53,7 @@ KVPOLICY_DEVICE QueryTile query_tile(const Request& request, int group, int tile
   return {.first = first,
           .rows = smaller(prefill_tile_rows<HeadDim>, request.queries * group - first),
           .group = group,
+          .inverse = inverse_of(group),
           .depths = tree.nodes > 0 ? tree.depths + request.older_nodes() : nullptr,
           .lowest = tree.lowest,
           .highest = tree.highest};
@@ -117,7 +118,7 @@ KVPOLICY_DEVICE bool find_item(const AttendParams& params, std::byte* scratch, P
   }
   sync_block();
   if (thread_index() == 0) {
-    item.head = head + item.kv_head;
+    item.head = head[item.kv_head];
     item.request = request;
     item.tokens = params.tokens_of(place.sequence);
     item.log_sum_exp = params.log_sum_exp_of(place.sequence);
@@ -126,8 +127,8 @@ KVPOLICY_DEVICE bool find_item(const AttendParams& params, std::byte* scratch, P
     item.split = in_class % params.splits;
     live.segments = 0;
     live.tiles = 0;
-    TileList<key_rows> list{query_tile<HeadDim>(request, params.group, item.tile), *item.head, live};
-    list_segments(*item.head, state, request, list);
+    TileList<key_rows> list{query_tile<HeadDim>(request, params.group, item.tile), item.head, live};
+    list_segments(item.head, state, request, list);
     queries = list;
   }
   sync_block();

@@ -7,6 +7,7 @@
 
 #include <kvpolicy/core/dtype.hpp>
 #include <kvpolicy/cuda/kernels/attend.cuh>
+#include <kvpolicy/cuda/kernels/partials.cuh>
 #include <kvpolicy/cuda/kernels/prefill_item.cuh>
 #include <kvpolicy/cuda/kernels/prefill_softmax.cuh>
 #include <kvpolicy/cuda/kernels/prefill_tile.cuh>
@@ -24,6 +25,12 @@ struct RowTarget {
   KVPOLICY_DEVICE void write_log_sum_exp(const AttendParams& params, float* log_sum_exp, float value) const {
     log_sum_exp[static_cast<long long>(token) * params.state_heads() + head] = value;
   }
+};
+
+/// What the values of a row of several blocks are multiplied by: 2^(a block's maximum - max) * factor.
+struct MergedRow {
+  float max;
+  float factor;
 };
 
 /// Normalises the warp's rows and writes them through its part of `staging`, 16 bytes at a time.
@@ -91,66 +98,39 @@ KVPOLICY_DEVICE void share_rows(const OutputTile<HeadDim>& output, const RowStat
   }
 }
 
-/// Whether all other blocks of the item have stored their rows. Called by all threads. Resets the
-/// ticket to its value before the call.
-template <int HeadDim>
-KVPOLICY_DEVICE bool is_last_to_arrive(const AttendParams& params, const PrefillItem& item,
-                                       std::uint32_t& arrived) {
-  fence_device();
-  sync_block();
-  std::uint32_t* ticket = params.workspace.tickets + item.index;
-  if (thread_index() == 0) arrived = atomic_add(ticket, 1);
-  sync_block();
-  const bool last = arrived + 1 == static_cast<std::uint32_t>(params.splits);
-  if (last) {
-    fence_device();
-    if (thread_index() == 0) *ticket = 0;
-  }
-  return last;
-}
-
-/// Merges the partial states of the item's blocks, split by split, with one warp for each row.
+/// Merges the partial states of the item's blocks, when the last of them has stored its rows. `finished` is shared
+/// memory for [query_rows].
 template <Element E, int HeadDim>
-KVPOLICY_DEVICE void merge_rows(const AttendParams& params, const PrefillItem& item,
-                                const QueryTile& queries) {
+KVPOLICY_DEVICE void merge_rows(const AttendParams& params, const PrefillItem& item, const QueryTile& queries,
+                                MergedRow* finished) {
   using Shape = PrefillShape<HeadDim>;
-  constexpr int pairs = HeadDim / 2;
-  const long long first_slot = static_cast<long long>(item.index) * params.splits;
+  constexpr int parts_of_row = HeadDim / 4;
+  const TilePartials partials{params.workspace, static_cast<long long>(item.index) * params.splits,
+                              params.splits};
   KVPOLICY_NO_UNROLL
   for (int row = warp_index(); row < queries.rows; row += prefill_warps) {
-    const auto state_of = [&](int split) {
-      const PartialState* state = params.workspace.states + (first_slot + split) * Shape::query_rows + row;
-      return PartialState{load_shared_by_blocks(&state->max), load_shared_by_blocks(&state->sum)};
-    };
-    PartialState all{minus_infinity(), 0.0F};
-    for (int split = 0; split < params.splits; ++split) {
-      all.max = fmaxf(all.max, state_of(split).max);
-    }
-    for (int split = 0; split < params.splits; ++split) {
-      const PartialState part = state_of(split);
-      all.sum += part.sum * rescale_factor(part.max, all.max);
-    }
+    const PartialState state = state_of_partials<Shape::query_rows>(partials, row);
+    if (lane_index() > 0) continue;
     const RowTarget target{item, queries, row};
-    const FinishedRow finished = finish_row(
-        all, params.attention_sink_bias == nullptr ? nullptr : params.attention_sink_bias + target.head);
-    if (item.log_sum_exp != nullptr && lane_index() == 0) {
-      target.write_log_sum_exp(params, item.log_sum_exp, finished.log_sum_exp);
-    }
-    auto* out = reinterpret_cast<std::uint32_t*>(
-        params.out.row(item.tokens.sequence, item.tokens.first + target.token, target.head));
-    KVPOLICY_NO_UNROLL
-    for (int pair = lane_index(); pair < pairs; pair += warp_lanes) {
-      float low = 0.0F;
-      float high = 0.0F;
-      for (int split = 0; split < params.splits; ++split) {
-        const float factor = rescale_factor(state_of(split).max, all.max);
-        const float* values =
-            params.workspace.values + ((first_slot + split) * Shape::query_rows + row) * HeadDim + pair * 2;
-        low += load_shared_by_blocks(values) * factor;
-        high += load_shared_by_blocks(values + 1) * factor;
-      }
-      out[pair] = pack<E>(low * finished.factor, high * finished.factor);
-    }
+    const FinishedRow all = finish_row(
+        state, params.attention_sink_bias == nullptr ? nullptr : params.attention_sink_bias + target.head);
+    finished[row] = {state.max, all.factor};
+    if (item.log_sum_exp != nullptr) target.write_log_sum_exp(params, item.log_sum_exp, all.log_sum_exp);
+  }
+  sync_block();
+  KVPOLICY_NO_UNROLL
+  for (int i = thread_index(); i < queries.rows * parts_of_row; i += prefill_threads) {
+    const int row = i / parts_of_row;
+    const int channel = i % parts_of_row * 4;
+    const MergedRow merged = finished[row];
+    const Words4 sum = values_of_partials<Shape::query_rows, HeadDim>(partials, row, channel, merged.max);
+    float value[4];
+    KVPOLICY_UNROLL
+    for (int c = 0; c < 4; ++c) value[c] = float_of_bits(sum.word[c]) * merged.factor;
+    const RowTarget target{item, queries, row};
+    *reinterpret_cast<Words2*>(
+        params.out.row(item.tokens.sequence, item.tokens.first + target.token, target.head) + channel) =
+        Words2{{pack<E>(value[0], value[1]), pack<E>(value[2], value[3])}};
   }
 }
 

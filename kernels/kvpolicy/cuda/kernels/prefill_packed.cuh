@@ -73,9 +73,9 @@ struct PackedLoader {
       const int slot = live.segment.chunks == nullptr
                            ? head.packed_slot(live.segment.first - live.lead + column)
                            : head.packed_slot(live.segment.row(smaller(column, live.segment.rows - 1)));
-      const std::byte* page = head.packed_pages[slot / page_rows];
+      const std::byte* page = head.packed_pages[page_of(slot, page_rows)];
       *reinterpret_cast<RowChunk*>(tile_chunk<HeadDim>(tile_memory, row, chunk)) =
-          chunk_of<Bits>(page, layout, slot % page_rows, chunk);
+          chunk_of<Bits>(page, layout, place_in_page(slot, page_rows), chunk);
     }
   }
 
@@ -150,8 +150,8 @@ struct TileLoader {
   template <bool Values>
   KVPOLICY_DEVICE void widen(int tile_memory, const TileCursor& at) const {
     if constexpr (Packed) {
-      PackedLoader<E, HeadDim, Values>{*item.head, params.page_rows}.load(tile_memory,
-                                                                          live.segment[at.segment], at.tile);
+      PackedLoader<E, HeadDim, Values>{item.head, params.page_rows}.load(tile_memory,
+                                                                         live.segment[at.segment], at.tile);
     }
   }
 };

@@ -139,71 +139,80 @@ struct LogitScale {
   }
 };
 
-/// Masks, for each query, the rows that it does not see.
+/// Masks, for each query, the rows of a range that it does not see.
 template <int HeadDim>
-KVPOLICY_DEVICE void hide(LogitTile<HeadDim>& logits, const LiveSegment& live, int tile,
-                          const QueryTile& queries) {
+KVPOLICY_DEVICE void hide_of_range(LogitTile<HeadDim>& logits, const LiveSegment& live, int tile,
+                                   const QueryTile& queries) {
   using Shape = PrefillShape<HeadDim>;
   const DeviceSegment& segment = live.segment;
-  const int begin = tile * Shape::key_rows - live.lead;
+  const int begin = tile * Shape::key_rows - live.lead + lane_index() % 4 * 2;
   KVPOLICY_UNROLL
   for (int m = 0; m < Shape::row_tiles; ++m) {
     KVPOLICY_UNROLL
     for (int half = 0; half < 2; ++half) {
       const int position = queries.position(query_row<HeadDim>(m, half));
       // The range of the segment's rows that the query sees, from this lane's first column.
-      int from = 0;
-      int to = segment.rows;
-      if (segment.chunks == nullptr) {
-        to = smaller(to, position - segment.position + 1);
-        if (segment.window != unlimited) {
-          from = larger(from, position - segment.window + 1 - segment.position);
-        }
-      }
-      from -= begin + lane_index() % 4 * 2;
-      to -= begin + lane_index() % 4 * 2;
+      const int from =
+          (segment.window == unlimited ? 0 : larger(0, position - segment.window + 1 - segment.position)) -
+          begin;
+      const int to = smaller(segment.rows, position - segment.position + 1) - begin;
       KVPOLICY_UNROLL
       for (int n = 0; n < Shape::key_rows / 8; ++n) {
         KVPOLICY_UNROLL
         for (int i = 0; i < 2; ++i) {
           const int column = n * 8 + i;
-          bool seen = column >= from && column < to;
-          if (segment.chunks != nullptr && seen) {
-            seen = segment.position_of(begin + lane_index() % 4 * 2 + column) <= position;
-          }
-          if (!seen) logits.at[m][n][half * 2 + i] = minus_infinity();
+          if (column < from || column >= to) logits.at[m][n][half * 2 + i] = minus_infinity();
         }
       }
     }
   }
 }
 
-/// The same for a call with a tree.
+/// The same for the rows of chunks and of trees. Finds all bits of the mask first, in a loop, because the logits leave
+/// few registers, and because what finds a bit would be most of the kernel's code if it stood here for each logit.
 template <int HeadDim>
-KVPOLICY_DEVICE void hide_of_tree(LogitTile<HeadDim>& logits, const LiveSegment& live, int tile,
-                                  const QueryTile& queries, const Request& request) {
+KVPOLICY_DEVICE void hide_one_by_one(LogitTile<HeadDim>& logits, const LiveSegment& live, int tile,
+                                     const QueryTile& queries, const Request& request) {
   using Shape = PrefillShape<HeadDim>;
+  constexpr int columns = Shape::key_rows / 4;  // of a lane in each row
+  constexpr int rows = Shape::row_tiles * 2;
+  static_assert(rows * columns <= 64);
+  const DeviceSegment& segment = live.segment;
   const int begin = tile * Shape::key_rows - live.lead + lane_index() % 4 * 2;
+  std::uint64_t mask = 0;
+  KVPOLICY_NO_UNROLL
+  for (int i = rows * columns - 1; i >= 0; --i) {
+    const int query = query_row<HeadDim>(i / columns / 2, i / columns % 2);
+    const int row = begin + i % columns / 2 * 8 + i % 2;
+    bool seen = false;
+    if (request.tree.nodes > 0) {
+      seen = TreeQuery{request, queries.token(query)}.sees(segment, queries.first_position, row);
+    } else {
+      seen = row < segment.rows && segment.position_of(row) <= queries.position(query);
+    }
+    mask = mask * 2 + (seen ? 1U : 0U);
+  }
   KVPOLICY_UNROLL
   for (int m = 0; m < Shape::row_tiles; ++m) {
     KVPOLICY_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      const TreeQuery query{request, queries.token(query_row<HeadDim>(m, half))};
-      // Computes the mask bits first, because the logits leave few registers.
-      std::uint32_t seen = 0;
-      KVPOLICY_NO_UNROLL
-      for (int i = Shape::key_rows / 4 - 1; i >= 0; --i) {
-        const int row = begin + i / 2 * 8 + i % 2;
-        seen = seen * 2 + (query.sees(live.segment, queries.first_position, row) ? 1U : 0U);
-      }
+    for (int n = 0; n < Shape::key_rows / 8; ++n) {
       KVPOLICY_UNROLL
-      for (int n = 0; n < Shape::key_rows / 8; ++n) {
-        KVPOLICY_UNROLL
-        for (int i = 0; i < 2; ++i) {
-          if ((seen >> (n * 2 + i) & 1U) == 0) logits.at[m][n][half * 2 + i] = minus_infinity();
-        }
+      for (int i = 0; i < 4; ++i) {
+        const int bit = (m * 2 + i / 2) * columns + n * 2 + i % 2;
+        if ((mask >> bit & 1U) == 0) logits.at[m][n][i] = minus_infinity();
       }
     }
+  }
+}
+
+/// Masks, for each query, the rows of a tile that it does not see.
+template <int HeadDim>
+KVPOLICY_DEVICE void hide(LogitTile<HeadDim>& logits, const LiveSegment& live, int tile,
+                          const QueryTile& queries, const Request& request) {
+  if (request.tree.nodes > 0 || live.segment.chunks != nullptr) {
+    hide_one_by_one<HeadDim>(logits, live, tile, queries, request);
+  } else {
+    hide_of_range<HeadDim>(logits, live, tile, queries);
   }
 }
 

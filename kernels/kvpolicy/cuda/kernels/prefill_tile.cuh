@@ -67,20 +67,28 @@ KVPOLICY_DEVICE std::byte* tile_chunk(int tile, int row, int chunk) {
   return ChunkRow<HeadDim>{tile, row, chunk}.plus(0, 0);
 }
 
+/// 2^31 / group, rounded up: with it a row is divided by the group in two instructions.
+KVPOLICY_DEVICE std::uint32_t inverse_of(int group) {
+  return (0x80000000U + static_cast<std::uint32_t>(group) - 1) / static_cast<std::uint32_t>(group);
+}
+/// Query rows of a KV head that a call may have, so that this division is exact for groups of up to 16.
+inline constexpr long long most_query_rows = 1LL << 27;
+
 /// A tile of query rows. The query rows of a KV head are its (token, query head) pairs, token by
 /// token, so that the query heads of a group share each tile of keys.
 struct QueryTile {
   int first = 0;  ///< first row
   int rows = 0;
   int group = 1;
+  std::uint32_t inverse = 0;  ///< inverse_of(group)
   // For a call with a tree: the depth of each query, and the least and the greatest depth.
   const int* depths = nullptr;
   int lowest = 0;
   int highest = 0;
   int first_position = 0;  ///< position of row 0's token (not of `first`), or of depth 0
 
-  KVPOLICY_DEVICE int token(int row) const { return smaller(first + row, first + rows - 1) / group; }
-  KVPOLICY_DEVICE int head(int row) const { return (first + row) % group; }
+  KVPOLICY_DEVICE int token(int row) const { return token_of(smaller(first + row, first + rows - 1)); }
+  KVPOLICY_DEVICE int head(int row) const { return first + row - token_of(first + row) * group; }
   /// Text position of a row of the tile; rows after the last have the position of the last.
   KVPOLICY_DEVICE int position(int row) const {
     return first_position + (depths == nullptr ? token(row) : depths[token(row)]);
@@ -91,6 +99,11 @@ struct QueryTile {
   }
   KVPOLICY_DEVICE int last_row_position() const {
     return depths == nullptr ? position(rows - 1) : first_position + highest;
+  }
+
+ private:
+  KVPOLICY_DEVICE int token_of(int row) const {
+    return static_cast<int>(multiply_high(static_cast<std::uint32_t>(row) * 2, inverse));
   }
 };
 
@@ -229,7 +242,7 @@ struct TileRing {
 
 /// Split `split` of the attention of one tile of query rows of one KV head.
 struct PrefillItem {
-  const HeadView* head = nullptr;
+  HeadView head = {};            ///< beside the tiles, because every tile's addresses need it
   Request request = {};          ///< of the head's sequence
   CallTokens tokens = {};        ///< of the head's sequence
   float* log_sum_exp = nullptr;  ///< of the head's sequence, or null
@@ -254,7 +267,10 @@ struct RowLoader {
 
   const AttendParams& params;
   const PrefillItem& item;
-  const std::byte* key = nullptr;  ///< address of the lane's row of the next tile
+  // The key of the lane's row of the next tile. They are added up where it is copied: the page's address is requested a
+  // tile ahead, and nothing before waits for it.
+  const std::byte* page = nullptr;
+  int place = 0;
 
   KVPOLICY_DEVICE int row_of_lane(const LiveSegment& live, int tile) const {
     // Lanes whose addresses go to whole groups of lanes in one pass are a group apart.
@@ -268,23 +284,24 @@ struct RowLoader {
   KVPOLICY_DEVICE void find(const LiveSegment& live, int tile) {
     const int row = row_of_lane(live, tile);
     if (live.segment.source == DeviceSegment::Source::call) {
-      key = reinterpret_cast<const std::byte*>(
+      page = reinterpret_cast<const std::byte*>(
           params.k.row(item.tokens.sequence, item.tokens.first + row, item.kv_head));
+      place = 0;
     } else {
-      const HeadView& head = *item.head;
-      const int slot = head.exact_slot(row);
-      key = head.exact_row(head.exact_pages[slot / params.page_rows], slot % params.page_rows, true);
+      const int slot = item.head.exact_slot(row);
+      page = item.head.exact_pages[page_of(slot, params.page_rows)];
+      place = place_in_page(slot, params.page_rows) * item.head.exact_row_stride;
     }
   }
 
-  KVPOLICY_DEVICE void load_keys(int tile_memory) const { copy(tile_memory, key); }
+  KVPOLICY_DEVICE void load_keys(int tile_memory) const { copy(tile_memory, page + place); }
 
   KVPOLICY_DEVICE void load_values(int tile_memory, const LiveSegment& live, int tile) const {
     const std::byte* value =
         live.segment.source == DeviceSegment::Source::call
             ? reinterpret_cast<const std::byte*>(params.v.row(
                   item.tokens.sequence, item.tokens.first + row_of_lane(live, tile), item.kv_head))
-            : key + item.head->exact_values_offset;
+            : page + place + item.head.exact_values_offset;
     copy(tile_memory, value);
   }
 

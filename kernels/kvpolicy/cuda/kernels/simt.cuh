@@ -97,8 +97,14 @@ KVPOLICY_DEVICE bool any(bool vote) { return __any_sync(0xffffffffU, vote) != 0;
 KVPOLICY_DEVICE std::uint32_t atomic_add(std::uint32_t* place, std::uint32_t value) {
   return atomicAdd(place, value);
 }
-/// A thread that sees a later write of this thread also sees its earlier writes to global memory.
-KVPOLICY_DEVICE void fence_device() { __threadfence(); }
+/// Counts this block at a counter in global memory that blocks share, and returns how many came before. Called by one
+/// thread behind a sync_block: what the block has written to global memory is seen by whoever comes later, and behind
+/// another sync_block the block sees what those before have written (release and acquire, at the device's scope).
+KVPOLICY_DEVICE std::uint32_t arrive(std::uint32_t* counter) {
+  std::uint32_t before;
+  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+  return before;
+}
 /// Reads what another block wrote, bypassing the first-level cache.
 KVPOLICY_DEVICE float load_shared_by_blocks(const float* place) { return __ldcg(place); }
 KVPOLICY_DEVICE Words4 load_shared_by_blocks(const Words4* place) {
@@ -205,7 +211,12 @@ KVPOLICY_DEVICE float exp2_approximate(float x) {
 }
 KVPOLICY_DEVICE float exp2_exact(float x) { return exp2f(x); }
 KVPOLICY_DEVICE float log2_exact(float x) { return log2f(x); }
-KVPOLICY_DEVICE float tanh_exact(float x) { return tanhf(x); }
+/// 1 / x to about 1 unit in the last place.
+KVPOLICY_DEVICE float reciprocal_approximate(float x) {
+  float out;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
+  return out;
+}
 /// a b, rounded by itself and not as part of a multiply-add.
 KVPOLICY_DEVICE float rounded_product(float a, float b) { return __fmul_rn(a, b); }
 KVPOLICY_DEVICE float inverse_square_root(float x) { return rsqrtf(x); }
@@ -219,6 +230,8 @@ KVPOLICY_DEVICE void sine_cosine(double angle, float& sine, float& cosine) {
   sincospif(2.0F * static_cast<float>(turns - rint(turns)), &sine, &cosine);
 }
 
+/// The upper 32 bits of the product.
+KVPOLICY_DEVICE std::uint32_t multiply_high(std::uint32_t a, std::uint32_t b) { return __umulhi(a, b); }
 KVPOLICY_DEVICE std::uint32_t count_bits(std::uint32_t x) { return static_cast<std::uint32_t>(__popc(x)); }
 KVPOLICY_DEVICE std::uint32_t bits_of_float(float x) { return __float_as_uint(x); }
 KVPOLICY_DEVICE float float_of_bits(std::uint32_t x) { return __uint_as_float(x); }
