@@ -152,6 +152,21 @@ TEST_CASE("a graph of a cache whose making is still on another stream") {
   CHECK(test::same_bits(run(true), run(false)));
 }
 
+#if !defined(__CUDACC__)
+TEST_CASE("kernels that are launched early, as from Hopper on, give the same bits") {
+  const test::SmallDevice device;
+  const auto run = [&](int major) {
+    cuda::simt::device().major = major;
+    Work work{small_plan()};
+    DeviceCache cache{work.plan, work.options(), work.streams[0]};
+    CHECK(cache.engine()->device().launches_early == (major >= 9));
+    for (const DeviceChunk<>& chunk : work.chunks) chunk.step(cache, 0, {}, work.streams[0]);
+    return work.results();
+  };
+  CHECK(test::same_bits(run(9), run(8)));
+}
+#endif
+
 TEST_CASE("an engine outlives the streams that used it") {
   const test::SmallDevice device;
   const auto run = [&](bool apart) {

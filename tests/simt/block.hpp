@@ -75,6 +75,7 @@ struct Thread {
   Warp* warp = nullptr;
   int index = 0;
   int lane = 0;
+  bool has_waited = false;  // for the kernel before
   unsigned copy_group = 0;  // number of the open group
   std::vector<AsyncCopy> copies;
 };
@@ -107,6 +108,7 @@ struct Launch {
   int grid_y = 1;
   int threads = warp_lanes;
   std::size_t shared_bytes = 0;
+  bool early = false;  // while the kernel before it ends
 };
 
 /// xorshift64*: small, fast and the same on every machine.

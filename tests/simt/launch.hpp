@@ -19,13 +19,14 @@ namespace kvpolicy::cuda::simt {
 template <class Params>
 inline cudaError_t launch(void (*kernel)(const Params), unsigned grid_x, unsigned grid_y, unsigned threads,
                           std::size_t shared_bytes, CUstream_st* stream,
-                          const std::type_identity_t<Params>& params) {
+                          const std::type_identity_t<Params>& params, bool early = false) {
   static_assert(std::is_trivially_copyable_v<Params> && sizeof(Params) <= 4096,
                 "kernel parameters are copied byte by byte, and there are 4 KiB of them");
   if (const cudaError_t error = device().enter()) return error;
   if (grid_x == 0 || grid_y == 0 || threads == 0 || grid_x > INT_MAX || grid_y > 65535 || threads > 1024) {
     return device().answer(cudaErrorInvalidConfiguration);
   }
+  if (early && device().major < 9) return device().answer(cudaErrorNotSupported);
   if (shared_bytes > static_cast<std::size_t>(device().max_shared_bytes)) {
     return device().answer(cudaErrorInvalidValue);
   }
@@ -40,6 +41,7 @@ inline cudaError_t launch(void (*kernel)(const Params), unsigned grid_x, unsigne
     what.grid_y = static_cast<int>(grid_y);
     what.threads = static_cast<int>(threads);
     what.shared_bytes = shared_bytes;
+    what.early = early;
     grid().run(what);
   });
 }

@@ -27,6 +27,7 @@
 
 namespace kvpolicy::cuda {
 
+inline void wait_for_kernel_before() { simt::self->has_waited = true; }
 inline int thread_index() { return simt::self->index; }
 inline int thread_count() { return simt::self->block->grid->launch.threads; }
 inline int lane_index() { return simt::self->lane; }

@@ -100,6 +100,30 @@ TEST_CASE("launches that a device refuses are refused") {
   CHECK(numbers[0] == 0.0F);
 }
 
+TEST_CASE("a kernel that is launched early has to wait, in every thread, and needs a device that can") {
+  const Restore restore;
+  std::array<float, 32> numbers{};
+  void (*waits)(const Increment) = [](const Increment p) {
+    wait_for_kernel_before();
+    p.numbers[thread_index()] += 1.0F;
+  };
+  void (*waits_in_part)(const Increment) = [](const Increment) {
+    if (thread_index() != 5) wait_for_kernel_before();
+  };
+  const auto attempt = [&](void (*kernel)(const Increment), bool early) {
+    return simt::launch(kernel, 1, 1, 32, 0, nullptr, {numbers.data()}, early);
+  };
+  CHECK(attempt(waits, true) == cudaErrorNotSupported);
+  CHECK(attempt(waits, false) == cudaSuccess);
+  CHECK(attempt(waits_in_part, false) == cudaSuccess);
+  simt::device().major = 9;
+  CHECK(attempt(waits, true) == cudaSuccess);
+  CHECK(numbers[31] == 2.0F);
+  CHECK_THROWS_AS(static_cast<void>(attempt(waits_in_part, true)), simt::Fault);
+  CHECK_THROWS_AS(static_cast<void>(attempt(increment_kernel, true)), simt::Fault);
+  simt::device().major = 8;
+}
+
 struct Stream {
   cudaStream_t handle = nullptr;
   Stream() { REQUIRE(cudaStreamCreateWithFlags(&handle, cudaStreamNonBlocking) == cudaSuccess); }

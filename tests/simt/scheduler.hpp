@@ -238,7 +238,11 @@ inline void Grid::thread_entry(void* argument) {
   Grid& grid = *me->block->grid;
   for (;;) {
     try {
+      me->has_waited = false;
       grid.launch.call(grid.launch.kernel, grid.launch.params);
+      if (grid.launch.early && !me->has_waited) {
+        throw Fault{"a thread of a kernel that is launched early did not wait for the kernel before"};
+      }
       grid.thread_ended();
     } catch (...) {
       grid.fault = std::current_exception();

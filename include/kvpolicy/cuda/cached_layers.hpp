@@ -203,7 +203,7 @@ class CachedLayers {
     for (Layer& layer : layers) layer.give_back_on(use);
     tree.give_back_on(use);
     device.give_back_on(use);
-    engine->leave(use.stream());
+    if (engine.use_count() > 1) engine->leave(use.stream());
   }
 };
 

@@ -258,7 +258,8 @@ class Engine {
                {.grid_x = params.kv_heads,
                 .grid_y = params.sequences,
                 .threads = write_threads,
-                .shared_bytes = append_shared_bytes<D>()},
+                .shared_bytes = append_shared_bytes<D>(),
+                .early = device_.launches_early},
                stream, params, "append_kernel");
         return;
       }
@@ -500,7 +501,8 @@ class Engine {
     launch(prefill_kernel<E, D, Packed>,
            {.grid_x = static_cast<int>(items) * params.splits,
             .threads = prefill_threads,
-            .shared_bytes = prefill_shared_bytes<D>()},
+            .shared_bytes = prefill_shared_bytes<D>(),
+            .early = device_.launches_early},
            stream, params, "prefill_kernel");
   }
 
@@ -534,7 +536,8 @@ class Engine {
         decode_kernel<E, D, ColumnTiles, Packed>,
         {.grid_x = decode_grid_,
          .threads = decode_threads<D, ColumnTiles, Packed>,
-         .shared_bytes = decode_shared_bytes<E, D, ColumnTiles, Packed>(params.sequences * params.kv_heads)},
+         .shared_bytes = decode_shared_bytes<E, D, ColumnTiles, Packed>(params.sequences * params.kv_heads),
+         .early = device_.launches_early},
         stream, params, "decode_kernel");
   }
 

@@ -43,6 +43,7 @@ struct Device {
   int id = 0;
   int multiprocessors = 1;
   std::size_t shared_bytes_of_block = 0;  ///< the most that one block may ask for
+  bool launches_early = false;            ///< whether LaunchShape::early may be set
 
   /// @throws DeviceError where there is no device, or one older than the kernels are written for.
   [[nodiscard]] static Device current() {
@@ -66,6 +67,7 @@ struct Device {
                          ".", attribute(cudaDevAttrComputeCapabilityMinor),
                          ", the kernels need 8.0 or newer (A100, RTX 30 and later)");
     device.multiprocessors = attribute(cudaDevAttrMultiProcessorCount);
+    device.launches_early = major >= 9;
     device.shared_bytes_of_block =
         static_cast<std::size_t>(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin));
     return device;
@@ -85,6 +87,9 @@ struct LaunchShape {
   int grid_y = 1;
   int threads = 128;
   std::size_t shared_bytes = 0;
+  /// Programmatic dependent launch: the kernel begins while the one before it on the stream ends, as soon as there is room,
+  /// and waits itself (wait_for_kernel_before in kernels/simt.cuh), which hides the time of its launch.
+  bool early = false;
 };
 
 /// Launches `kernel(params)` on `stream`. @throws DeviceError if the launch is refused.
@@ -106,11 +111,27 @@ void launch(void (*kernel)(const Params), const LaunchShape& shape, cudaStream_t
   void* arguments[] = {const_cast<Params*>(&params)};
   const dim3 grid{static_cast<unsigned>(shape.grid_x), static_cast<unsigned>(shape.grid_y)};
   const dim3 block{static_cast<unsigned>(shape.threads)};
+#if CUDART_VERSION >= 12030  // from here on also in graphs
+  if (shape.early) {
+    cudaLaunchAttribute early{};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = grid;
+    config.blockDim = block;
+    config.dynamicSmemBytes = shape.shared_bytes;
+    config.stream = stream;
+    config.attrs = &early;
+    config.numAttrs = 1;
+    return check_launch(cudaLaunchKernelExC(&config, function, arguments), name);
+  }
+#endif
   check_launch(cudaLaunchKernel(function, grid, block, arguments, shape.shared_bytes, stream), name);
 #else
-  check_launch(simt::launch(kernel, static_cast<unsigned>(shape.grid_x), static_cast<unsigned>(shape.grid_y),
-                            static_cast<unsigned>(shape.threads), shape.shared_bytes, stream, params),
-               name);
+  check_launch(
+      simt::launch(kernel, static_cast<unsigned>(shape.grid_x), static_cast<unsigned>(shape.grid_y),
+                   static_cast<unsigned>(shape.threads), shape.shared_bytes, stream, params, shape.early),
+      name);
 #endif
 }
 

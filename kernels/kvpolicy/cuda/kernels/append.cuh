@@ -229,6 +229,7 @@ struct HeadAppend {
 template <Element E, int HeadDim>
 KVPOLICY_KERNEL(write_threads, 4)
 append_kernel(const KVPOLICY_GRID_CONSTANT AppendParams params) {
+  wait_for_kernel_before();
   if (params.is_empty(block_y())) return;
   const HeadAppend<E, HeadDim> task{params, block_y(), block_x()};
   task.commit(0, 1);

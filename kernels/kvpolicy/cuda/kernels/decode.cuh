@@ -267,6 +267,7 @@ class DecodeBlock {
 template <Element E, int HeadDim, int ColumnTiles, bool Packed>
 KVPOLICY_KERNEL((decode_threads<HeadDim, ColumnTiles, Packed>), 1)
 decode_kernel(const KVPOLICY_GRID_CONSTANT AttendParams p) {
+  wait_for_kernel_before();
   DecodeBlock<E, HeadDim, ColumnTiles, Packed>{p}.run();
 }
 

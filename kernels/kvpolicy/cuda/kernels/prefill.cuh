@@ -171,6 +171,7 @@ KVPOLICY_DEVICE void multiply_values(OutputTile<HeadDim>& output, const WeightTi
 template <Element E, int HeadDim, bool Packed>
 KVPOLICY_KERNEL(prefill_threads, 2)
 prefill_kernel(const KVPOLICY_GRID_CONSTANT AttendParams params) {
+  wait_for_kernel_before();
   using Shape = PrefillShape<HeadDim>;
   constexpr int query_memory = 0;  // offset of the queries' tile in shared memory
   auto& notes = *reinterpret_cast<PrefillNotes*>(shared_memory() + Shape::tiles_bytes);

@@ -67,6 +67,17 @@ KVPOLICY_DEVICE std::byte* shared_memory() {
   return reinterpret_cast<std::byte*>(kvpolicy_dynamic_shared_memory);
 }
 
+// ---- the kernel before -----------------------------------------------------------------------
+/// The first statement of every thread of a kernel that is launched early (LaunchShape::early): while the kernel before it
+/// on the stream still ends (programmatic dependent launch, from Hopper on). Behind it that kernel is done and what it
+/// wrote is seen. The kernel after this one may come as early.
+KVPOLICY_DEVICE void wait_for_kernel_before() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // ---- collectives and atomics -----------------------------------------------------------------
 // All lanes of a warp take part in every warp collective.
 KVPOLICY_DEVICE void sync_block() { __syncthreads(); }
@@ -113,30 +124,41 @@ KVPOLICY_DEVICE Words4 load_shared_by_blocks(const Words4* place) {
 }
 
 // ---- memory ----------------------------------------------------------------------------------
+/// The second-level cache's policy for rows: they leave it before what every layer needs, page tables, descriptions and
+/// weights. A constant for the compiler, which makes it part of the load.
+KVPOLICY_DEVICE std::uint64_t rows_leave_first() {
+  std::uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
 /// Loads row data that is read once, without keeping it in the first-level cache.
 KVPOLICY_DEVICE Words4 load_once(const Words4* place) {
   Words4 v;
-  asm volatile("ld.global.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
+  asm volatile("ld.global.L1::no_allocate.L2::cache_hint.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
                : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3])
-               : "l"(place));
+               : "l"(place), "l"(rows_leave_first()));
   return v;
 }
 KVPOLICY_DEVICE Words2 load_once(const Words2* place) {
   Words2 v;
-  asm volatile("ld.global.L1::no_allocate.L2::128B.v2.u32 {%0, %1}, [%2];"
+  asm volatile("ld.global.L1::no_allocate.L2::cache_hint.L2::128B.v2.u32 {%0, %1}, [%2], %3;"
                : "=r"(v.word[0]), "=r"(v.word[1])
-               : "l"(place));
+               : "l"(place), "l"(rows_leave_first()));
   return v;
 }
 KVPOLICY_DEVICE Words1 load_once(const Words1* place) {
   Words1 v;
-  asm volatile("ld.global.L1::no_allocate.L2::128B.u32 %0, [%1];" : "=r"(v.word[0]) : "l"(place));
+  asm volatile("ld.global.L1::no_allocate.L2::cache_hint.L2::128B.u32 %0, [%1], %2;"
+               : "=r"(v.word[0])
+               : "l"(place), "l"(rows_leave_first()));
   return v;
 }
 
 KVPOLICY_DEVICE std::uint32_t load_once(const std::uint16_t* place) {
   std::uint16_t v;
-  asm volatile("ld.global.L1::no_allocate.L2::128B.u16 %0, [%1];" : "=h"(v) : "l"(place));
+  asm volatile("ld.global.L1::no_allocate.L2::cache_hint.L2::128B.u16 %0, [%1], %2;"
+               : "=h"(v)
+               : "l"(place), "l"(rows_leave_first()));
   return v;
 }
 
