@@ -112,7 +112,7 @@ KVPOLICY_DEVICE float capped(float logit, float softcap) {
 
 /// 2^(from - to), or 1 if both are -infinity, so that merging an empty part never gives NaN.
 KVPOLICY_DEVICE float rescale_factor(float from, float to) {
-  return from == to ? 1.0F : exp2_exact(from - to);
+  return from == to ? 1.0F : exp2_approximate(from - to);
 }
 
 /// The final state of a query head, and the factor for its unnormalised values. A sink logit
@@ -127,7 +127,7 @@ KVPOLICY_DEVICE FinishedRow finish_row(PartialState state, const float* sink_log
     const float sink = *sink_logit * log2_e;
     const float max = sink > state.max ? sink : state.max;
     factor = rescale_factor(state.max, max);
-    state.sum = state.sum * factor + (sink == minus_infinity() ? 0.0F : exp2_exact(sink - max));
+    state.sum = state.sum * factor + (sink == minus_infinity() ? 0.0F : exp2_approximate(sink - max));
     state.max = max;
   }
   if (state.sum == 0.0F) return {0.0F, minus_infinity()};

@@ -59,10 +59,14 @@ KVPOLICY_DEVICE QueryTile query_tile(const Request& request, int group, int tile
           .highest = tree.highest};
 }
 
-/// How many heads a block can rank, because their counts of tiles use the memory of the tiles. More
-/// heads are taken in their own order.
+/// What find_item keeps in the memory of the tiles: lists of segments of the threads that rank heads, then the heads'
+/// counts of tiles.
+inline constexpr int ranking_threads = 64;
+inline constexpr int ranking_lists_bytes = ranking_threads * static_cast<int>(sizeof(DeviceSegmentList));
+/// How many heads a block can rank, by this memory. More heads are taken in their own order.
 template <int HeadDim>
-inline constexpr int most_ranked_heads = PrefillShape<HeadDim>::tiles_bytes / static_cast<int>(sizeof(int));
+inline constexpr int most_ranked_heads =
+    (PrefillShape<HeadDim>::tiles_bytes - ranking_lists_bytes) / static_cast<int>(sizeof(int));
 
 /// Finds the block's item and its visible tiles; false if there is no work for the block. Called by all threads;
 /// ends with a barrier, after which `scratch` may be overwritten.
@@ -75,7 +79,9 @@ template <int HeadDim>
 KVPOLICY_DEVICE bool find_item(const AttendParams& params, std::byte* scratch, PrefillItem& item,
                                QueryTile& queries, LiveTiles& live) {
   constexpr int key_rows = PrefillShape<HeadDim>::key_rows;
-  int* const tiles = reinterpret_cast<int*>(scratch);  // tiles of each head, for the last queries
+  auto* const lists = reinterpret_cast<DeviceSegmentList*>(scratch);
+  int* const tiles =
+      reinterpret_cast<int*>(scratch + ranking_lists_bytes);  // of each head, for the last queries
   const PrefillShare place = share_of_block<HeadDim>(params);
   if (place.sequence == params.sequences) return false;
   const int block = place.block;
@@ -88,15 +94,21 @@ KVPOLICY_DEVICE bool find_item(const AttendParams& params, std::byte* scratch, P
   const bool ranked = heads > 1 && heads <= most_ranked_heads<HeadDim>;
   int heavy = heads;
   if (ranked) {
-    for (int h = thread_index(); h < heads; h += prefill_threads) {
-      TileCount<key_rows> count{query_tile<HeadDim>(request, params.group, query_tiles - 1), head[h]};
-      list_segments(head[h], state, request, count);
-      tiles[h] = count.tiles;
+    if (thread_index() < ranking_threads) {
+      for (int h = thread_index(); h < heads; h += ranking_threads) {
+        QueryTile last = query_tile<HeadDim>(request, params.group, query_tiles - 1);
+        int count = 0;
+        for_each_live<key_rows>(head[h], state, request, last, lists[thread_index()],
+                                [&](const LiveSegment& part) { count += part.end - part.begin; });
+        tiles[h] = count;
+      }
     }
     sync_block();
     int longest = 0;
+    KVPOLICY_NO_UNROLL
     for (int h = 0; h < heads; ++h) longest = larger(longest, tiles[h]);
     heavy = 0;
+    KVPOLICY_NO_UNROLL
     for (int h = 0; h < heads; ++h) heavy += tiles[h] >= longest - longest / 2 ? 1 : 0;
   }
   const int heavy_blocks = heavy * query_tiles * params.splits;
@@ -109,6 +121,7 @@ KVPOLICY_DEVICE bool find_item(const AttendParams& params, std::byte* scratch, P
   } else {
     for (int h = thread_index(); h < heads; h += prefill_threads) {
       int before = 0;
+      KVPOLICY_NO_UNROLL
       for (int other = 0; other < heads; ++other) {
         const int more = tiles[other] - tiles[h];
         before += more > 0 || (more == 0 && other < h) ? 1 : 0;
@@ -127,9 +140,11 @@ KVPOLICY_DEVICE bool find_item(const AttendParams& params, std::byte* scratch, P
     item.split = in_class % params.splits;
     live.segments = 0;
     live.tiles = 0;
-    TileList<key_rows> list{query_tile<HeadDim>(request, params.group, item.tile), item.head, live};
-    list_segments(item.head, state, request, list);
-    queries = list;
+    queries = query_tile<HeadDim>(request, params.group, item.tile);
+    for_each_live<key_rows>(item.head, state, request, queries, lists[0], [&](const LiveSegment& part) {
+      live.segment[live.segments++] = part;
+      live.tiles += part.end - part.begin;
+    });
   }
   sync_block();
   return true;

@@ -139,58 +139,74 @@ struct LogitScale {
   }
 };
 
-/// Masks, for each query, the rows of a range that it does not see.
+/// Which rows of a tile a lane's queries see: 16 bits (8 of tiles of 32 rows) for each of its query rows, in order, and of
+/// these bit 2 n + i for its column 8 n + i.
 template <int HeadDim>
-KVPOLICY_DEVICE void hide_of_range(LogitTile<HeadDim>& logits, const LiveSegment& live, int tile,
-                                   const QueryTile& queries) {
+struct SeenRows {
   using Shape = PrefillShape<HeadDim>;
-  const DeviceSegment& segment = live.segment;
-  const int begin = tile * Shape::key_rows - live.lead + lane_index() % 4 * 2;
-  KVPOLICY_UNROLL
-  for (int m = 0; m < Shape::row_tiles; ++m) {
+  static constexpr int columns = Shape::key_rows / 4;
+  static constexpr int rows = Shape::row_tiles * 2;
+  static_assert(rows * columns <= 64);
+
+  std::uint64_t bits = 0;
+
+  KVPOLICY_DEVICE static int query(int row) { return query_row<HeadDim>(row / 2, row % 2); }
+  /// The lane's first column, as a row of the segment.
+  KVPOLICY_DEVICE static int begin(const LiveSegment& live, int tile) {
+    return tile * Shape::key_rows - live.lead + lane_index() % 4 * 2;
+  }
+  /// How many of the lane's columns come before column `end` of the tile (from the lane's first one).
+  KVPOLICY_DEVICE static int columns_before(int end) {
+    const int inside = smaller(larger(end, 0), Shape::key_rows);
+    return inside / 8 * 2 + smaller(inside % 8, 2);
+  }
+
+  /// Of a range of rows.
+  KVPOLICY_DEVICE void find_range(const LiveSegment& live, int tile, const QueryTile& queries) {
+    const DeviceSegment& segment = live.segment;
+    const int first = begin(live, tile);
     KVPOLICY_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      const int position = queries.position(query_row<HeadDim>(m, half));
-      // The range of the segment's rows that the query sees, from this lane's first column.
+    for (int row = rows - 1; row >= 0; --row) {
+      const int position = queries.position(query(row));
       const int from =
-          (segment.window == unlimited ? 0 : larger(0, position - segment.window + 1 - segment.position)) -
-          begin;
-      const int to = smaller(segment.rows, position - segment.position + 1) - begin;
-      KVPOLICY_UNROLL
-      for (int n = 0; n < Shape::key_rows / 8; ++n) {
-        KVPOLICY_UNROLL
-        for (int i = 0; i < 2; ++i) {
-          const int column = n * 8 + i;
-          if (column < from || column >= to) logits.at[m][n][half * 2 + i] = minus_infinity();
-        }
-      }
+          segment.window == unlimited ? 0 : larger(0, position - segment.window + 1 - segment.position);
+      const int to = smaller(segment.rows, position - segment.position + 1);
+      const auto below = [&](int end) { return (1U << columns_before(end - first)) - 1U; };
+      bits = bits << columns | (below(to) & ~below(from));
     }
   }
-}
-
-/// The same for the rows of chunks and of trees. Finds all bits of the mask first, in a loop, because the logits leave
-/// few registers, and because what finds a bit would be most of the kernel's code if it stood here for each logit.
-template <int HeadDim>
-KVPOLICY_DEVICE void hide_one_by_one(LogitTile<HeadDim>& logits, const LiveSegment& live, int tile,
-                                     const QueryTile& queries, const Request& request) {
-  using Shape = PrefillShape<HeadDim>;
-  constexpr int columns = Shape::key_rows / 4;  // of a lane in each row
-  constexpr int rows = Shape::row_tiles * 2;
-  static_assert(rows * columns <= 64);
-  const DeviceSegment& segment = live.segment;
-  const int begin = tile * Shape::key_rows - live.lead + lane_index() % 4 * 2;
-  std::uint64_t mask = 0;
-  KVPOLICY_NO_UNROLL
-  for (int i = rows * columns - 1; i >= 0; --i) {
-    const int query = query_row<HeadDim>(i / columns / 2, i / columns % 2);
-    const int row = begin + i % columns / 2 * 8 + i % 2;
-    bool seen = false;
-    if (request.tree.nodes > 0) {
-      seen = TreeQuery{request, queries.token(query)}.sees(segment, queries.first_position, row);
-    } else {
-      seen = row < segment.rows && segment.position_of(row) <= queries.position(query);
+  /// Of chunks and of trees: one by one, in a loop, because what finds a bit would be most of the kernel's code if it stood
+  /// here for each of them.
+  KVPOLICY_DEVICE void find_each(const LiveSegment& live, int tile, const QueryTile& queries,
+                                 const Request& request) {
+    const DeviceSegment& segment = live.segment;
+    const int first = begin(live, tile);
+    KVPOLICY_NO_UNROLL
+    for (int i = rows * columns - 1; i >= 0; --i) {
+      const int token_row = query(i / columns);
+      const int row = first + i % columns / 2 * 8 + i % 2;
+      bool seen = false;
+      if (request.tree.nodes > 0) {
+        seen = TreeQuery{request, queries.token(token_row)}.sees(segment, queries.first_position, row);
+      } else {
+        seen = row < segment.rows && segment.position_of(row) <= queries.position(token_row);
+      }
+      bits = bits << 1 | (seen ? 1U : 0U);
     }
-    mask = mask * 2 + (seen ? 1U : 0U);
+  }
+};
+
+/// Masks, for each query, the rows of a tile that it does not see. All bits are found first, because the logits leave few
+/// registers.
+template <int HeadDim>
+KVPOLICY_DEVICE void hide(LogitTile<HeadDim>& logits, const LiveSegment& live, int tile,
+                          const QueryTile& queries, const Request& request) {
+  using Shape = PrefillShape<HeadDim>;
+  SeenRows<HeadDim> seen;
+  if (request.tree.nodes > 0 || live.segment.chunks != nullptr) {
+    seen.find_each(live, tile, queries, request);
+  } else {
+    seen.find_range(live, tile, queries);
   }
   KVPOLICY_UNROLL
   for (int m = 0; m < Shape::row_tiles; ++m) {
@@ -198,21 +214,10 @@ KVPOLICY_DEVICE void hide_one_by_one(LogitTile<HeadDim>& logits, const LiveSegme
     for (int n = 0; n < Shape::key_rows / 8; ++n) {
       KVPOLICY_UNROLL
       for (int i = 0; i < 4; ++i) {
-        const int bit = (m * 2 + i / 2) * columns + n * 2 + i % 2;
-        if ((mask >> bit & 1U) == 0) logits.at[m][n][i] = minus_infinity();
+        const int bit = (m * 2 + i / 2) * seen.columns + n * 2 + i % 2;
+        if ((seen.bits >> bit & 1U) == 0) logits.at[m][n][i] = minus_infinity();
       }
     }
-  }
-}
-
-/// Masks, for each query, the rows of a tile that it does not see.
-template <int HeadDim>
-KVPOLICY_DEVICE void hide(LogitTile<HeadDim>& logits, const LiveSegment& live, int tile,
-                          const QueryTile& queries, const Request& request) {
-  if (request.tree.nodes > 0 || live.segment.chunks != nullptr) {
-    hide_one_by_one<HeadDim>(logits, live, tile, queries, request);
-  } else {
-    hide_of_range<HeadDim>(logits, live, tile, queries);
   }
 }
 

@@ -169,18 +169,6 @@ KVPOLICY_DEVICE LiveSegment live_part(const HeadView& head, const DeviceSegment&
   return live;
 }
 
-/// A list for list_segments that counts the visible tiles of a tile of queries.
-template <int KeyRows>
-struct TileCount : QueryTile {
-  const HeadView& head;
-  int tiles = 0;
-
-  KVPOLICY_DEVICE void add(const DeviceSegment& segment) {
-    const LiveSegment live = live_part<KeyRows>(head, segment, *this);
-    tiles += live.end - live.begin;
-  }
-};
-
 /// The visible tiles of a tile of queries, in the order of the text, in shared memory.
 struct LiveTiles {
   int segments = 0;
@@ -188,19 +176,21 @@ struct LiveTiles {
   LiveSegment segment[most_segments];
 };
 
-/// A list for list_segments that stores them.
-template <int KeyRows>
-struct TileList : QueryTile {
-  const HeadView& head;
-  LiveTiles& live;
-
-  KVPOLICY_DEVICE void add(const DeviceSegment& segment) {
-    const LiveSegment part = live_part<KeyRows>(head, segment, *this);
-    if (part.begin == part.end) return;
-    live.segment[live.segments++] = part;
-    live.tiles += part.end - part.begin;
+/// Calls found(part) for each segment of a head of which the tile of queries sees a row, in the order of the text, and
+/// sets the tile's text position. Segments are gathered in `list` first and divided in one loop: inlined where each is
+/// found, the division would be much of the kernel's code.
+template <int KeyRows, class Found>
+KVPOLICY_DEVICE void for_each_live(const HeadView& head, const LayerState& state, const Request& request,
+                                   QueryTile& queries, DeviceSegmentList& list, Found found) {
+  list.count = 0;
+  list_segments(head, state, request, list);
+  queries.first_position = list.first_position;
+  KVPOLICY_NO_UNROLL
+  for (int i = 0; i < list.count; ++i) {
+    const LiveSegment part = live_part<KeyRows>(head, list.segment[i], queries);
+    if (part.begin < part.end) found(part);
   }
-};
+}
 
 /// Iterates over visible tiles.
 struct TileCursor {
