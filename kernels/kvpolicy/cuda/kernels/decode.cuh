@@ -210,35 +210,30 @@ class DecodeBlock {
     const int used_columns = slice().request.queries * p.group;
     auto& arrived = *reinterpret_cast<std::uint32_t*>(shared);
     if (!is_last_block(&p.workspace.tickets[head], partials.count, arrived)) return;
-    auto* const maxima = reinterpret_cast<float*>(shared + 16);
-    for (int column = warp_index(); column < used_columns; column += Layout::warps) {
-      const PartialState state = state_of_partials<columns>(partials, column);
-      if (lane_index() == 0) {
-        maxima[column] = state.max;
-        finish(head, column, state);
-      }
-    }
-    sync_block();
     for (int i = thread_index(); i < used_columns * HeadDim / 4; i += thread_count()) {
       const int column = i / (HeadDim / 4);
       const int channel = i % (HeadDim / 4) * 4;
-      const Words4 sum = values_of_partials<columns, HeadDim>(partials, column, channel, maxima[column]);
-      const float factor = finished()[column].factor;
-      KVPOLICY_UNROLL
-      for (int c = 0; c < 4; ++c) {
-        out(head, column)[channel + c] = from_float<E>(float_of_bits(sum.word[c]) * factor);
-      }
+      const MergedValues all = merge_partials<columns, HeadDim>(partials, column, channel);
+      const FinishedRow row = finish_row(all.state, sink_logit(head, column));
+      if (channel == 0) write_log_sum_exp(head, column, row);
+      *reinterpret_cast<Words2*>(out(head, column) + channel) =
+          Words2{{pack<E>(all.value[0] * row.factor, all.value[1] * row.factor),
+                  pack<E>(all.value[2] * row.factor, all.value[3] * row.factor)}};
     }
   }
 
   /// Turns the state of a column into the factor for its values and the log-sum-exp.
   KVPOLICY_DEVICE void finish(int head, int column, const PartialState& state) const {
-    const int q_head = query_head(head, column);
-    finished()[column] =
-        finish_row(state, p.attention_sink_bias == nullptr ? nullptr : p.attention_sink_bias + q_head);
+    finished()[column] = finish_row(state, sink_logit(head, column));
+    write_log_sum_exp(head, column, finished()[column]);
+  }
+  KVPOLICY_DEVICE const float* sink_logit(int head, int column) const {
+    return p.attention_sink_bias == nullptr ? nullptr : p.attention_sink_bias + query_head(head, column);
+  }
+  KVPOLICY_DEVICE void write_log_sum_exp(int head, int column, const FinishedRow& row) const {
     float* log_sum_exp = p.log_sum_exp_of(head / p.kv_heads);
     if (log_sum_exp == nullptr) return;
-    log_sum_exp[column / p.group * p.state_heads() + q_head] = finished()[column].log_sum_exp;
+    log_sum_exp[column / p.group * p.state_heads() + query_head(head, column)] = row.log_sum_exp;
   }
   /// Writes the output of a head without visible rows.
   KVPOLICY_DEVICE void write_nothing(int head) const {

@@ -44,57 +44,52 @@ struct TilePartials {
   KVPOLICY_DEVICE long long slot_of(int part) const { return first_slot + part; }
 };
 
-/// The state of a column over all partials, of which each slot has `Columns`; called by all lanes of a warp.
-template <int Columns, class Slots>
-KVPOLICY_DEVICE PartialState state_of_partials(const Slots& partials, int column) {
-  const auto load = [&](int part) -> PartialState {
-    const float* state = &partials.workspace.states[partials.slot_of(part) * Columns + column].max;
-    return {load_shared_by_blocks(state), load_shared_by_blocks(state + 1)};
-  };
-  PartialState all{minus_infinity(), 0.0F};
-  for (int part = lane_index(); part < partials.count; part += warp_lanes) {
-    const PartialState one = load(part);
-    const float max = one.max > all.max ? one.max : all.max;
-    all.sum = all.sum * rescale_factor(all.max, max) + one.sum * rescale_factor(one.max, max);
-    all.max = max;
-  }
-  KVPOLICY_UNROLL
-  for (int mask = 1; mask < warp_lanes; mask *= 2) {
-    const PartialState one{shuffle_xor(all.max, mask), shuffle_xor(all.sum, mask)};
-    const float max = one.max > all.max ? one.max : all.max;
-    all.sum = all.sum * rescale_factor(all.max, max) + one.sum * rescale_factor(one.max, max);
-    all.max = max;
-  }
-  return all;
-}
+/// Four neighbouring values of a column, not normalised, and the column's state, over all partials.
+struct MergedValues {
+  float value[4] = {0.0F, 0.0F, 0.0F, 0.0F};
+  PartialState state = {minus_infinity(), 0.0F};
+};
 
-/// Four neighbouring values of a column, summed over all partials; `max` is the column's overall
-/// maximum.
+/// Merges the partials of a column from channel `channel` on, of which each slot has `Columns`. Every thread merges the
+/// states as well, so that these come with the values: whoever merges waits for the second-level cache once for
+/// eight partials, and no thread for another.
 template <int Columns, int HeadDim, class Slots>
-KVPOLICY_DEVICE Words4 values_of_partials(const Slots& partials, int column, int channel, float max) {
-  constexpr int at_once = 8;  // loads in flight, because each part is an access to L2
-  float sum[4] = {0.0F, 0.0F, 0.0F, 0.0F};
+KVPOLICY_DEVICE MergedValues merge_partials(const Slots& partials, int column, int channel) {
+  constexpr int at_once = 8;  // loads in flight
+  MergedValues all;
+  KVPOLICY_NO_UNROLL
   for (int first = 0; first < partials.count; first += at_once) {
     Words4 values[at_once];
-    float maxima[at_once];
+    PartialState states[at_once];
+    float max = all.state.max;
     KVPOLICY_UNROLL
     for (int i = 0; i < at_once; ++i) {
+      const bool there = first + i < partials.count;
       const long long row =
-          static_cast<long long>(partials.slot_of(first + i < partials.count ? first + i : 0)) * Columns +
-          column;
-      maxima[i] = load_shared_by_blocks(&partials.workspace.states[row].max);
+          static_cast<long long>(partials.slot_of(there ? first + i : 0)) * Columns + column;
+      const float* state = &partials.workspace.states[row].max;
+      states[i] = {load_shared_by_blocks(state), load_shared_by_blocks(state + 1)};
       values[i] = load_shared_by_blocks(
           reinterpret_cast<const Words4*>(partials.workspace.values + row * HeadDim + channel));
     }
     KVPOLICY_UNROLL
     for (int i = 0; i < at_once; ++i) {
+      if (first + i < partials.count) max = fmaxf(max, states[i].max);
+    }
+    const float before = rescale_factor(all.state.max, max);
+    all.state = {max, all.state.sum * before};
+    KVPOLICY_UNROLL
+    for (int c = 0; c < 4; ++c) all.value[c] *= before;
+    KVPOLICY_UNROLL
+    for (int i = 0; i < at_once; ++i) {
       if (first + i >= partials.count) break;
-      const float factor = rescale_factor(maxima[i], max);
+      const float factor = rescale_factor(states[i].max, max);
+      all.state.sum += states[i].sum * factor;
       KVPOLICY_UNROLL
-      for (int c = 0; c < 4; ++c) sum[c] += float_of_bits(values[i].word[c]) * factor;
+      for (int c = 0; c < 4; ++c) all.value[c] += float_of_bits(values[i].word[c]) * factor;
     }
   }
-  return {{bits_of_float(sum[0]), bits_of_float(sum[1]), bits_of_float(sum[2]), bits_of_float(sum[3])}};
+  return all;
 }
 
 }  // namespace kvpolicy::cuda

@@ -263,8 +263,7 @@ prefill_kernel(const KVPOLICY_GRID_CONSTANT AttendParams params) {
   } else {
     share_rows(output, states, params, item, queries);
     if (is_last_block(params.workspace.tickets + item.index, params.splits, notes.arrived)) {
-      static_assert(Shape::query_rows * sizeof(MergedRow) <= Shape::tiles_bytes);
-      merge_rows<E, HeadDim>(params, item, queries, reinterpret_cast<MergedRow*>(shared_memory()));
+      merge_rows<E, HeadDim>(params, item, queries);
     }
   }
 }

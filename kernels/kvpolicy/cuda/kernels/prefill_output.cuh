@@ -27,12 +27,6 @@ struct RowTarget {
   }
 };
 
-/// What the values of a row of several blocks are multiplied by: 2^(a block's maximum - max) * factor.
-struct MergedRow {
-  float max;
-  float factor;
-};
-
 /// Normalises the warp's rows and writes them through its part of `staging`, 16 bytes at a time.
 template <Element E, int HeadDim>
 KVPOLICY_DEVICE void write_rows(const OutputTile<HeadDim>& output, const RowStates<HeadDim>& states,
@@ -98,39 +92,30 @@ KVPOLICY_DEVICE void share_rows(const OutputTile<HeadDim>& output, const RowStat
   }
 }
 
-/// Merges the partial states of the item's blocks, when the last of them has stored its rows. `finished` is shared
-/// memory for [query_rows].
+/// Merges the partial states of the item's blocks, when the last of them has stored its rows.
 template <Element E, int HeadDim>
-KVPOLICY_DEVICE void merge_rows(const AttendParams& params, const PrefillItem& item, const QueryTile& queries,
-                                MergedRow* finished) {
+KVPOLICY_DEVICE void merge_rows(const AttendParams& params, const PrefillItem& item,
+                                const QueryTile& queries) {
   using Shape = PrefillShape<HeadDim>;
   constexpr int parts_of_row = HeadDim / 4;
   const TilePartials partials{params.workspace, static_cast<long long>(item.index) * params.splits,
                               params.splits};
   KVPOLICY_NO_UNROLL
-  for (int row = warp_index(); row < queries.rows; row += prefill_warps) {
-    const PartialState state = state_of_partials<Shape::query_rows>(partials, row);
-    if (lane_index() > 0) continue;
-    const RowTarget target{item, queries, row};
-    const FinishedRow all = finish_row(
-        state, params.attention_sink_bias == nullptr ? nullptr : params.attention_sink_bias + target.head);
-    finished[row] = {state.max, all.factor};
-    if (item.log_sum_exp != nullptr) target.write_log_sum_exp(params, item.log_sum_exp, all.log_sum_exp);
-  }
-  sync_block();
-  KVPOLICY_NO_UNROLL
   for (int i = thread_index(); i < queries.rows * parts_of_row; i += prefill_threads) {
     const int row = i / parts_of_row;
     const int channel = i % parts_of_row * 4;
-    const MergedRow merged = finished[row];
-    const Words4 sum = values_of_partials<Shape::query_rows, HeadDim>(partials, row, channel, merged.max);
-    float value[4];
-    KVPOLICY_UNROLL
-    for (int c = 0; c < 4; ++c) value[c] = float_of_bits(sum.word[c]) * merged.factor;
+    const MergedValues all = merge_partials<Shape::query_rows, HeadDim>(partials, row, channel);
     const RowTarget target{item, queries, row};
+    const FinishedRow finished = finish_row(all.state, params.attention_sink_bias == nullptr
+                                                           ? nullptr
+                                                           : params.attention_sink_bias + target.head);
+    if (item.log_sum_exp != nullptr && channel == 0) {
+      target.write_log_sum_exp(params, item.log_sum_exp, finished.log_sum_exp);
+    }
     *reinterpret_cast<Words2*>(
         params.out.row(item.tokens.sequence, item.tokens.first + target.token, target.head) + channel) =
-        Words2{{pack<E>(value[0], value[1]), pack<E>(value[2], value[3])}};
+        Words2{{pack<E>(all.value[0] * finished.factor, all.value[1] * finished.factor),
+                pack<E>(all.value[2] * finished.factor, all.value[3] * finished.factor)}};
   }
 }
 
