@@ -96,6 +96,10 @@ inline float load_shared_by_blocks(const float* address) {
   simt::require_alignment(address, sizeof *address, "load_shared_by_blocks: address not a multiple of 4");
   return *address;
 }
+inline Words2 load_shared_by_blocks(const Words2* address) {
+  simt::require_alignment(address, sizeof *address, "load_shared_by_blocks: address not a multiple of 8");
+  return *address;
+}
 inline Words4 load_shared_by_blocks(const Words4* address) {
   simt::require_alignment(address, sizeof *address, "load_shared_by_blocks: address not a multiple of 16");
   return *address;

@@ -30,7 +30,7 @@ class MemoryResource {
 };
 
 /// A stream-ordered pool of the driver's for each device, of the current one. What was given back stays in the pool,
-/// because a driver's default pool asks the system anew after every wait, which takes far longer than a step.
+/// because a driver's default pool asks the system again after every wait, which takes far longer than a step.
 /// Thread-safe. Pools live until the process ends.
 class StreamOrderedMemory final : public MemoryResource {
  public:

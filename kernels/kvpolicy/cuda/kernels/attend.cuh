@@ -21,7 +21,7 @@ KVPOLICY_HOST_DEVICE float minus_infinity() {
 }
 
 /// Softmax state over some rows, for one query of one head; logits are in units of log 2.
-struct PartialState {
+struct alignas(8) PartialState {
   float max;
   float sum;  ///< sum of 2^(logit - max)
 };

@@ -67,8 +67,9 @@ KVPOLICY_DEVICE MergedValues merge_partials(const Slots& partials, int column, i
       const bool there = first + i < partials.count;
       const long long row =
           static_cast<long long>(partials.slot_of(there ? first + i : 0)) * Columns + column;
-      const float* state = &partials.workspace.states[row].max;
-      states[i] = {load_shared_by_blocks(state), load_shared_by_blocks(state + 1)};
+      const Words2 state =
+          load_shared_by_blocks(reinterpret_cast<const Words2*>(&partials.workspace.states[row].max));
+      states[i] = {float_of_bits(state.word[0]), float_of_bits(state.word[1])};
       values[i] = load_shared_by_blocks(
           reinterpret_cast<const Words4*>(partials.workspace.values + row * HeadDim + channel));
     }

@@ -161,7 +161,7 @@ struct SeenRows {
     return inside / 8 * 2 + smaller(inside % 8, 2);
   }
 
-  /// Of a range of rows.
+  /// Finds the bits of a range of rows.
   KVPOLICY_DEVICE void find_range(const LiveSegment& live, int tile, const QueryTile& queries) {
     const DeviceSegment& segment = live.segment;
     const int first = begin(live, tile);
@@ -175,7 +175,7 @@ struct SeenRows {
       bits = bits << columns | (below(to) & ~below(from));
     }
   }
-  /// Of chunks and of trees: one by one, in a loop, because what finds a bit would be most of the kernel's code if it stood
+  /// Finds those of chunks and of trees, one by one, in a loop, because what finds a bit would be most of the kernel's code if it stood
   /// here for each of them.
   KVPOLICY_DEVICE void find_each(const LiveSegment& live, int tile, const QueryTile& queries,
                                  const Request& request) {

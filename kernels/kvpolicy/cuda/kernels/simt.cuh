@@ -69,7 +69,7 @@ KVPOLICY_DEVICE std::byte* shared_memory() {
 
 // ---- the kernel before -----------------------------------------------------------------------
 /// The first statement of every thread of a kernel that is launched early (LaunchShape::early): while the kernel before it
-/// on the stream still ends (programmatic dependent launch, from Hopper on). Behind it that kernel is done and what it
+/// on the stream still ends (programmatic dependent launch, from Hopper on). After it that kernel is done and what it
 /// wrote is seen. The kernel after this one may come as early.
 KVPOLICY_DEVICE void wait_for_kernel_before() {
 #if __CUDA_ARCH__ >= 900
@@ -109,7 +109,7 @@ KVPOLICY_DEVICE std::uint32_t atomic_add(std::uint32_t* place, std::uint32_t val
   return atomicAdd(place, value);
 }
 /// Counts this block at a counter in global memory that blocks share, and returns how many came before. Called by one
-/// thread behind a sync_block: what the block has written to global memory is seen by whoever comes later, and behind
+/// thread after a sync_block: what the block has written to global memory is seen by whoever comes later, and after
 /// another sync_block the block sees what those before have written (release and acquire, at the device's scope).
 KVPOLICY_DEVICE std::uint32_t arrive(std::uint32_t* counter) {
   std::uint32_t before;
@@ -118,6 +118,10 @@ KVPOLICY_DEVICE std::uint32_t arrive(std::uint32_t* counter) {
 }
 /// Reads what another block wrote, bypassing the first-level cache.
 KVPOLICY_DEVICE float load_shared_by_blocks(const float* place) { return __ldcg(place); }
+KVPOLICY_DEVICE Words2 load_shared_by_blocks(const Words2* place) {
+  const uint2 v = __ldcg(reinterpret_cast<const uint2*>(place));
+  return {v.x, v.y};
+}
 KVPOLICY_DEVICE Words4 load_shared_by_blocks(const Words4* place) {
   const uint4 v = __ldcg(reinterpret_cast<const uint4*>(place));
   return {v.x, v.y, v.z, v.w};
