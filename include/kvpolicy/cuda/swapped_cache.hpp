@@ -60,8 +60,9 @@ class SwappedCache {
   [[nodiscard]] Cache swap_in(cudaStream_t stream = nullptr) {
     refuse_capture(stream, "moving a sequence back");
     std::vector<Pages::Growth> growths;
+    auto& layers = held(cache_.cache_.layers);
     cache_.cache_.enter(stream);
-    for (Layer& layer : held(cache_.cache_.layers)) {
+    for (Layer& layer : layers) {
       for (HeadStore& head : layer.heads) {
         for (Pages* pages : head.pages()) growths.push_back(pages->prepare_back(stream));
       }

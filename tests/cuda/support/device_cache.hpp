@@ -45,6 +45,7 @@ class SmallDevice {
     device_.late = false;
     device_.fail_after(0, cudaSuccess);
     cudaGetLastError();
+    device_.finish_all();  // engines give memory back on the default stream
   }
 #endif
   SmallDevice(const SmallDevice&) = delete;
