@@ -2,6 +2,7 @@
 #include <reference_model/cuda/device_sampler.hpp>
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 #include <vector>
 
@@ -36,14 +37,17 @@ DeviceSampler::DeviceSampler(const SamplerConfig& config, std::size_t vocabulary
       scratch_bytes_{sort_bytes(static_cast<int>(vocabulary))},
       bytes_{lay_out(nullptr).bytes},
       memory_{cuda::allocate(memory, bytes_, stream)},
-      room_{lay_out(memory_.get())} {
+      room_{lay_out(memory_.get())},
+      order_{stream} {
   std::vector<int> tokens(vocabulary_);
   std::iota(tokens.begin(), tokens.end(), 0);
   cuda::check(cudaMemcpyAsync(room_.tokens, tokens.data(), tokens.size() * sizeof(int),
                               cudaMemcpyHostToDevice, stream),
               "cudaMemcpyAsync");
   cuda::check(cudaMemsetAsync(room_.draws, 0, sizeof *room_.draws, stream), "cudaMemsetAsync");
+  order_.mark();
 }
+DeviceSampler::~DeviceSampler() { memory_.give_back_on(order_.end()); }
 
 DeviceSampler::Room DeviceSampler::lay_out(std::byte* start) const {
   cuda::ArrayCarver carver{start};
@@ -62,6 +66,8 @@ void DeviceSampler::choose(const float* logits, const cuda::llama::Choices& choi
   sort_pairs(room_.scratch, scratch_bytes_, logits, room_.logits, room_.tokens, room_.sorted, count, stream);
   const std::size_t most = config_.top_k == 0 ? vocabulary_ : std::min(config_.top_k, vocabulary_);
   constexpr float log2_of_e = 1.44269504F;
+  constexpr float largest = std::numeric_limits<float>::max();
+  order_.enter(stream);
   cuda::launch(cuda::llama::draw_kernel<>,
                {.threads = cuda::llama::draw_threads, .shared_bytes = cuda::llama::draw_shared_bytes()},
                stream,
@@ -69,7 +75,7 @@ void DeviceSampler::choose(const float* logits, const cuda::llama::Choices& choi
                                        .tokens = room_.sorted,
                                        .vocabulary = count,
                                        .most = static_cast<int>(most),
-                                       .scale_log2 = log2_of_e / config_.temperature,
+                                       .scale_log2 = std::min(log2_of_e / config_.temperature, largest),
                                        .top_p = config_.top_p,
                                        .seed = config_.seed,
                                        .draws = room_.draws,

@@ -23,13 +23,16 @@ class DeviceSampler {
   /// tokens or 2^31 and more, std::bad_alloc, DeviceError
   DeviceSampler(const SamplerConfig& config, std::size_t vocabulary,
                 cuda::MemoryResource* memory = cuda::default_memory(), cudaStream_t stream = nullptr);
+  DeviceSampler(const DeviceSampler&) = delete;
+  DeviceSampler& operator=(const DeviceSampler&) = delete;
+  ~DeviceSampler();
 
   [[nodiscard]] const SamplerConfig& config() const { return config_; }
   [[nodiscard]] std::size_t vocabulary() const { return vocabulary_; }
   [[nodiscard]] std::size_t bytes() const { return bytes_; }
 
   /// Puts the choice of a token by logits [vocabulary] on the stream: no_token if a logit is NaN or +infinity, or all are
-  /// -infinity. Can be captured; each launch draws anew. @throws DeviceError
+  /// -infinity. Can be captured; each launch draws again. @throws DeviceError
   void choose(const float* logits, const cuda::llama::Choices& choices, cudaStream_t stream);
 
  private:
@@ -49,6 +52,7 @@ class DeviceSampler {
   std::size_t bytes_ = 0;
   cuda::DeviceBuffer memory_;
   Room room_;
+  cuda::StreamOrder order_;
 };
 
 }  // namespace kvpolicy::reference

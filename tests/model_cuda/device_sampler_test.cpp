@@ -132,6 +132,16 @@ TEST_CASE("drawn tokens: ties go to the lower ones, banned tokens are never draw
   for (const int token : choose(any, banned, 8)) CHECK((token == 3 || token == 1400));
 }
 
+TEST_CASE("drawn tokens: at a temperature next to 0 the likeliest") {
+  for (const float temperature : {1e-40F, std::numeric_limits<float>::denorm_min(), 1e-30F}) {
+    std::vector<float> logits = random_floats(600, 12);
+    logits[417] = 7.0F;
+    logits[3] = -infinity;
+    DeviceSampler sampler{{.temperature = temperature, .top_p = 0.9F}, logits.size()};
+    CHECK(choose(sampler, logits, 2) == std::vector<int>{417, 417});
+  }
+}
+
 TEST_CASE("drawn tokens: logits that say nothing are reported") {
   for (const float bad : {std::nanf(""), -std::nanf(""), infinity}) {
     std::vector<float> logits = random_floats(1100, 4);

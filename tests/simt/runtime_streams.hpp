@@ -25,6 +25,14 @@ inline cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   d.destroy_stream(stream);
   return cudaSuccess;
 }
+inline cudaError_t cudaStreamGetId(cudaStream_t handle, unsigned long long* id) {
+  return kvpolicy::cuda::simt::call([=](auto& d) {
+    CUstream_st* const stream = d.stream_of(handle);
+    if (!d.knows(stream)) return cudaErrorInvalidResourceHandle;
+    *id = stream->number + 1;
+    return cudaSuccess;
+  });
+}
 inline cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
   return kvpolicy::cuda::simt::call([=](auto& d) {
     CUstream_st* const stream = d.stream_of(handle);

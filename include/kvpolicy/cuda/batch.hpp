@@ -52,7 +52,7 @@ class Batch {
   }
   Batch(Batch&&) noexcept = default;
   Batch& operator=(Batch&&) = delete;
-  ~Batch() { table_.give_back_on(order_.latest()); }
+  ~Batch() { table_.give_back_on(order_.end()); }
 
   [[nodiscard]] const std::shared_ptr<Engine<E>>& engine() const { return engine_; }
   [[nodiscard]] std::size_t max_sequences() const { return table_.max_sequences(); }

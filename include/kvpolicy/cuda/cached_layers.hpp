@@ -198,7 +198,7 @@ class CachedLayers {
   // A cache that was moved from has nothing to give back.
   void give_back() noexcept {
     if (engine == nullptr) return;
-    const LastUse use = LastUse::of_many(order.latest());
+    const LastUse use = LastUse::of_many(order.end());
     if (options.has_slow_memory()) engine->join_copies(use.stream());
     for (Layer& layer : layers) layer.give_back_on(use);
     tree.give_back_on(use);

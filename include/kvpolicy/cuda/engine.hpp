@@ -116,8 +116,7 @@ class Engine {
   void enter(cudaStream_t stream) const { order_.enter(stream); }
   /// No more of it comes on `stream` for now, which may go.
   void leave(cudaStream_t stream) const noexcept {
-    if (stream != order_.latest()) return;
-    KVPOLICY_TRY { order_.mark(); }
+    KVPOLICY_TRY { order_.release(stream); }
     KVPOLICY_CATCH_ALL { static_cast<void>(cudaStreamSynchronize(stream)); }
   }
 

@@ -25,6 +25,7 @@ class CacheForks {
   [[nodiscard]] static Cache fork(const Cache& from, cudaStream_t stream, std::shared_ptr<Engine<E>> engine) {
     begin(from, "fork", stream);
     Cache to{from.plan, from.options, stream, engine == nullptr ? from.engine : std::move(engine)};
+    to.enter(stream);
     for (const Layer& layer : from.layers) {
       for (const HeadStore& head : layer.heads) to.engine->own_kernels().check_has(head.settings());
     }
@@ -41,7 +42,7 @@ class CacheForks {
       writes.write(to.device.counters(l), from.layers[l].state());
     }
     writes.flush();
-    to.order.mark();
+    end(from, to, stream);
     return to;
   }
 
@@ -50,10 +51,11 @@ class CacheForks {
     check_same_shape(Cache::name, from.plan.shape(), plan.shape());
     begin(from, "fork_as", stream);
     Cache to{std::move(plan), from.options, stream, engine == nullptr ? from.engine : std::move(engine)};
+    to.enter(stream);
     to.make_layers(stream);
     to.observed_rows = from.observed_rows;
     for (std::size_t l = 0; l < from.layers.size(); ++l) take_layer(to, from, l, stream);
-    to.order.mark();
+    end(from, to, stream);
     return to;
   }
 
@@ -62,6 +64,13 @@ class CacheForks {
     refuse_capture(stream, call);
     static_cast<void>(held(from.layers));
     from.enter(stream);
+  }
+
+  // The fork's stream is not one that the other cache depends on.
+  static void end(const Cache& from, const Cache& to, cudaStream_t stream) {
+    to.order.mark();
+    from.order.release(stream);
+    if (from.engine != to.engine) from.engine->leave(stream);
   }
 
   // `to` is new: whatever throws leaves it to be thrown away.

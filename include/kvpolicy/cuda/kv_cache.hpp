@@ -77,8 +77,8 @@ class KvCache {
   /// a fitting device, std::bad_alloc
   explicit KvCache(Plan plan, const CacheOptions& options = {}, cudaStream_t stream = nullptr,
                    std::shared_ptr<Engine<element_type>> engine = nullptr)
-      : cache_{std::move(plan), options, stream, std::move(engine)} {
-    refuse_capture(stream, "making a cache");
+      : cache_{(refuse_capture(stream, "making a cache"), std::move(plan)), options, stream,
+               std::move(engine)} {
     cache_.make_layers(stream);
   }
 

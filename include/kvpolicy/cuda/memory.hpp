@@ -143,7 +143,7 @@ class DeviceBuffer {
       if (use.number() == 0) return;  // the host has waited
       const std::scoped_lock lock{mutex};
       for (LastUse& other : uses) {
-        if (other.stream() != use.stream()) continue;
+        if (!other.is_of_same_stream(use)) continue;
         if (other.number() < use.number()) other = use;
         return;
       }

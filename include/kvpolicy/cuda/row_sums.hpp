@@ -13,8 +13,7 @@
 
 namespace kvpolicy::cuda {
 
-/// Copies share the memory; `fork` makes memory of its own. Rows that no query has seen yet have the
-/// sum 0.
+/// Rows that no query has seen yet have the sum 0.
 class RowSums {
  public:
   [[nodiscard]] double* data() const { return reinterpret_cast<double*>(sums_.get()); }

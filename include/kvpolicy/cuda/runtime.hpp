@@ -38,6 +38,21 @@ inline void check(cudaError_t status, const char* what) {
   check_launch(status, what);
 }
 
+/// Whether a device of this compute capability (90: 9.0) runs kernels that were compiled for Hopper or later, which wait for
+/// the kernel before them: an older target's, compiled for the device when they are loaded, do not.
+[[nodiscard]] constexpr bool has_kernels_that_wait(int capability) {
+#if !defined(__CUDACC__)
+  return capability >= 90;
+#elif defined(__CUDA_ARCH_LIST__)
+  for (const int target : {__CUDA_ARCH_LIST__}) {
+    if (target >= 900 && target <= 10 * capability) return true;
+  }
+  return false;
+#else
+  return false;
+#endif
+}
+
 /// The current device.
 struct Device {
   int id = 0;
@@ -67,7 +82,7 @@ struct Device {
                          ".", attribute(cudaDevAttrComputeCapabilityMinor),
                          ", the kernels need 8.0 or newer (A100, RTX 30 and later)");
     device.multiprocessors = attribute(cudaDevAttrMultiProcessorCount);
-    device.launches_early = major >= 9;
+    device.launches_early = has_kernels_that_wait(10 * major + attribute(cudaDevAttrComputeCapabilityMinor));
     device.shared_bytes_of_block =
         static_cast<std::size_t>(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin));
     return device;

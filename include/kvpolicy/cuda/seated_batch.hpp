@@ -50,7 +50,7 @@ class SeatedBatch {
   }
   SeatedBatch(SeatedBatch&&) noexcept = default;
   SeatedBatch& operator=(SeatedBatch&&) = delete;
-  ~SeatedBatch() { table_.give_back_on(order_.latest()); }
+  ~SeatedBatch() { table_.give_back_on(order_.end()); }
 
   [[nodiscard]] const std::shared_ptr<Engine<E>>& engine() const { return engine_; }
   [[nodiscard]] std::size_t seats() const { return caches_.size(); }
@@ -101,6 +101,7 @@ class SeatedBatch {
     DeviceWrites writes{stream};
     for (std::size_t l = 0; l < engine_->shape().layers; ++l) table_.write(l, seat, {}, writes);
     writes.flush();
+    order_.mark();
     caches_[seat] = nullptr;
   }
 

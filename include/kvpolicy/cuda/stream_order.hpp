@@ -41,57 +41,75 @@ class Event {
     check(cudaStreamWaitEvent(stream, event_, 0), "cudaStreamWaitEvent");
   }
   /// The host waits for it, even while a stream captures: for work of before the capture. @throws DeviceError
-  void wait_during_capture() const {
+  void wait_on_host() const {
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     check(cudaThreadExchangeStreamCaptureMode(&mode), "cudaThreadExchangeStreamCaptureMode");
     const cudaError_t waited = cudaEventSynchronize(event_);
     check(cudaThreadExchangeStreamCaptureMode(&mode), "cudaThreadExchangeStreamCaptureMode");
     check(waited, "cudaEventSynchronize");
   }
+  /// The same for an owner that ends, which has nobody to tell of a failure.
+  void wait_at_end() const noexcept {
+    KVPOLICY_TRY { wait_on_host(); }
+    KVPOLICY_CATCH_ALL {}
+  }
 
  private:
   cudaEvent_t event_ = nullptr;
 };
 
-/// Puts calls that come on different streams in their own order. A stream must live until a call comes on another one,
-/// or the owner is gone. Not synchronised.
+/// Puts calls that come on different streams in their own order. The stream of the latest call must live until the next
+/// call, or until the owner is gone, unless it was released. Not synchronised.
 class StreamOrder {
  public:
   explicit StreamOrder(cudaStream_t stream = nullptr) noexcept : latest_{stream} {}
 
-  /// The stream of the latest call; none that was captured.
-  [[nodiscard]] cudaStream_t latest() const { return latest_; }
-
   /// Work that is about to be put on `stream` comes after that of all calls before. Where the stream captures, the
-  /// graph's launch has to come after them; only what was marked is waited for here. @throws DeviceError
+  /// graph's launch has to come after them; only what was marked is waited for here.
+  /// @throws CapacityError if another stream, on which the latest call came, captures; DeviceError
   void enter(cudaStream_t stream) {
-    if (stream != latest_ && is_capturing(stream)) {
-      if (marked_) event_.wait_during_capture();
+    if (stream == latest_ && !released_) {
+      marked_ = false;
       return;
     }
-    if (stream != latest_) {
-      if (!marked_) event_.record(latest_);
-      event_.precede(stream);
-      latest_ = stream;
+    if (is_capturing(stream)) {
+      if (marked_) event_.wait_on_host();
+      return;
     }
-    marked_ = false;
+    if (!marked_) {
+      require<CapacityError>(
+          !is_capturing(latest_),
+          "cuda: the stream of the latest call captures, so a call on another stream cannot come "
+          "after it; end the capture first");
+      event_.record(latest_);
+    }
+    event_.precede(stream);  // also where a new stream has the handle of one that is gone
+    latest_ = stream;
+    marked_ = released_ = false;
   }
-  /// No work follows for now, so that the stream may go, and another one be captured. @throws DeviceError
+  /// A graph may be captured next, on another stream. @throws DeviceError
   void mark() {
     event_.record(latest_);
     marked_ = true;
   }
-  /// A stream for what comes after all of it, for an owner that ends: where the stream was free to go, the default one.
+  /// No work follows on `stream` for now, which may go. Where it captures it may not. @throws DeviceError
+  void release(cudaStream_t stream) {
+    if (stream != latest_ || released_ || is_capturing(stream)) return;
+    mark();
+    released_ = true;
+  }
+  /// A stream for what comes after all of it, for an owner that ends.
   [[nodiscard]] cudaStream_t end() noexcept {
-    if (!marked_) return latest_;
-    KVPOLICY_TRY { event_.precede(nullptr); }
-    KVPOLICY_CATCH_ALL { static_cast<void>(cudaDeviceSynchronize()); }
-    return nullptr;
+    if (!released_) return latest_;
+    KVPOLICY_TRY { event_.precede(cudaStreamPerThread); }
+    KVPOLICY_CATCH_ALL { event_.wait_at_end(); }
+    return cudaStreamPerThread;
   }
 
  private:
   cudaStream_t latest_;
-  bool marked_ = false;  // the event stands for all work so far
+  bool marked_ = false;    // the event stands for all work so far
+  bool released_ = false;  // and the stream may be gone
   Event event_;
 };
 
@@ -111,6 +129,11 @@ class LastUse {
   [[nodiscard]] cudaStream_t stream() const { return stream_; }
   /// Uses of one stream in the order of their events. 0: not recorded.
   [[nodiscard]] std::uint64_t number() const { return mark_ == nullptr ? 0 : mark_->number; }
+  /// Whether both were recorded on one stream. Streams have the handles of others that are gone, so this goes by their ids.
+  [[nodiscard]] bool is_of_same_stream(const LastUse& other) const {
+    return number() != 0 && other.number() != 0 && mark_->stream_id != 0 &&
+           mark_->stream_id == other.mark_->stream_id;
+  }
 
   /// Records the event, unless that was done. If there can be none, the host waits for the stream instead.
   void record() noexcept {
@@ -119,15 +142,16 @@ class LastUse {
   }
   /// Work put on `stream` from now on comes after a use that was recorded.
   void precede(cudaStream_t stream) const noexcept {
-    if (mark_ == nullptr || mark_->number == 0 || stream == stream_) return;
+    if (number() == 0) return;
     KVPOLICY_TRY { mark_->event.precede(stream); }
-    KVPOLICY_CATCH_ALL { static_cast<void>(cudaStreamSynchronize(stream_)); }
+    KVPOLICY_CATCH_ALL { mark_->event.wait_at_end(); }
   }
 
  private:
   struct Mark {
     Event event;
     std::uint64_t number = 0;
+    unsigned long long stream_id = 0;  // 0: unknown
 
     bool record(cudaStream_t stream) noexcept {
       // One at a time, so that numbers are in the order of events on a stream.
@@ -137,6 +161,8 @@ class LastUse {
       if (number != 0) return true;
       KVPOLICY_TRY { event.record(stream); }
       KVPOLICY_CATCH_ALL { return false; }
+      if (cudaStreamGetId(stream, &stream_id) != cudaSuccess) stream_id = 0;
+      static_cast<void>(cudaGetLastError());
       number = ++latest;
       return true;
     }

@@ -105,6 +105,7 @@ draw_kernel(const KVPOLICY_GRID_CONSTANT DrawParams p) {
     const double uniform = static_cast<double>(bits >> 11) * 0x1p-53;
     place = weights.find(0.0, uniform * kept.sum).place;
     if (place > last) place = last;  // rounding may leave a remainder
+    if (place < 0) place = 0;
   }
   if (thread_index() > 0) return;
   p.choices.record(known ? p.tokens[place] : no_token);
