@@ -31,8 +31,8 @@ namespace kvpolicy::cuda {
 /// Heads that add up attention, choose chunks or compress need launches of their own besides, and a sequence with
 /// rows in slow memory, or with Launches::separate, is attended by itself.
 ///
-/// Not synchronised; calls are in order whatever their stream, as KvCache's. What cannot be part of a graph is refused there;
-/// SeatedBatch is what graphs are captured of.
+/// Not synchronised; calls are in order whatever their stream, as KvCache's. What cannot be part of a graph is
+/// refused there; SeatedBatch is what graphs are captured of.
 template <Element E>
 class Batch {
  public:

@@ -38,8 +38,8 @@ inline void check(cudaError_t status, const char* what) {
   check_launch(status, what);
 }
 
-/// Whether a device of this compute capability (90: 9.0) runs kernels that were compiled for Hopper or later, which wait for
-/// the kernel before them: an older target's, compiled for the device when they are loaded, do not.
+/// Whether a device of this compute capability (90: 9.0) runs kernels that were compiled for Hopper or later, which
+/// wait for the kernel before them: an older target's, compiled for the device when they are loaded, do not.
 [[nodiscard]] constexpr bool has_kernels_that_wait(int capability) {
 #if !defined(__CUDACC__)
   return capability >= 90;
