@@ -204,11 +204,11 @@ class Engine {
     check_heads(params.sequences, params.kv_heads);
     params.workspace = workspace();
     enter(stream);
+    for (const int count : queries) check_queries(count, params.group);
     const int most_few = decode_most_columns / params.group;
     int few = 0;
     int many = 0;
     for (const int count : queries) {
-      check_queries(count, params.group);
       int& most = count <= most_few ? few : many;
       most = std::max(most, count);
     }

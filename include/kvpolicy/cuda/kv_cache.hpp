@@ -57,7 +57,7 @@ class SwappedCache;
 /// A cache that was moved from holds 0 bytes and can be assigned to or destroyed; every call for its
 /// rows throws ConfigError.
 ///
-/// Not synchronised by threads. Calls may come on different streams, and their work is in the order of the calls, as
+/// Not synchronised: one thread at a time. Calls may come on different streams, and their work is in the order of the calls, as
 /// is that of caches that share an engine: a call on another stream than the one before lets its stream wait. What
 /// the library does not see is the caller's to order: the tensors of a call, and graphs, whose launches count as no
 /// call. The stream of the latest call must live until the next call or until the cache is gone. Memory goes back on

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include <kvpolicy/core/try.hpp>
 #include <kvpolicy/cuda/runtime.hpp>
 #include <kvpolicy/cuda/stream_order.hpp>
 
@@ -100,10 +101,10 @@ class DeviceBuffer {
     if (block_ != nullptr) block_->leave(use_);
   }
 
-  /// One more owner, who uses it on `stream`. @throws std::bad_alloc
-  [[nodiscard]] DeviceBuffer share(cudaStream_t stream) const {
+  /// One more owner, who uses it on `stream`.
+  [[nodiscard]] DeviceBuffer share(cudaStream_t stream) const noexcept {
     if (block_ == nullptr) return {};
-    block_->enter();
+    ++block_->owners;
     DeviceBuffer other;
     other.block_ = block_;
     other.use_ = stream;
@@ -126,11 +127,6 @@ class DeviceBuffer {
 
     Block(MemoryResource* from, std::size_t count) : memory{from}, bytes{count} {}
 
-    void enter() {
-      const std::scoped_lock lock{mutex};
-      uses.reserve(uses.size() + owners + 1);  // all may leave, each on a stream of its own
-      ++owners;
-    }
     void leave(LastUse& use) noexcept {
       if (owners > 1) note(use);  // first, for whoever frees it
       if (--owners > 0) return;
@@ -147,7 +143,8 @@ class DeviceBuffer {
         if (other.number() < use.number()) other = use;
         return;
       }
-      uses.push_back(use);
+      KVPOLICY_TRY { uses.push_back(use); }
+      KVPOLICY_CATCH_ALL { use.wait(); }
     }
   };
 

@@ -140,11 +140,13 @@ class LastUse {
     share();
     if (mark_ == nullptr || !mark_->record(stream_)) static_cast<void>(cudaStreamSynchronize(stream_));
   }
+  /// The host waits for a use that was recorded.
+  void wait() const noexcept { mark_->event.wait_at_end(); }
   /// Work put on `stream` from now on comes after a use that was recorded.
   void precede(cudaStream_t stream) const noexcept {
     if (number() == 0) return;
     KVPOLICY_TRY { mark_->event.precede(stream); }
-    KVPOLICY_CATCH_ALL { mark_->event.wait_at_end(); }
+    KVPOLICY_CATCH_ALL { wait(); }
   }
 
  private:
@@ -161,8 +163,10 @@ class LastUse {
       if (number != 0) return true;
       KVPOLICY_TRY { event.record(stream); }
       KVPOLICY_CATCH_ALL { return false; }
-      if (cudaStreamGetId(stream, &stream_id) != cudaSuccess) stream_id = 0;
-      static_cast<void>(cudaGetLastError());
+      if (cudaStreamGetId(stream, &stream_id) != cudaSuccess) {
+        stream_id = 0;
+        static_cast<void>(cudaGetLastError());
+      }
       number = ++latest;
       return true;
     }

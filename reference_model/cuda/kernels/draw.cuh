@@ -50,7 +50,7 @@ struct SortedWeights {
     int place;   ///< how many tokens have a weight above 0, if the sum is never enough
     double sum;  ///< of all weights up to this place
   };
-  /// The first place where the sum of all weights up to it is at least `least`, or above `above`. Called by all threads.
+  /// The first place where the sum of all weights up to it is at least `least` and above `above`. Called by all threads.
   KVPOLICY_DEVICE Found find(double least, double above) const {
     double before = 0.0;
     int weighed = 0;
