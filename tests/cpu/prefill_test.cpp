@@ -4,6 +4,7 @@
 // double, within the bounds that cpu::Bfloat16Products states. Tiles are emulated; if the processor has
 // them, the real ones run too.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <initializer_list>
 #include <limits>
@@ -43,6 +44,7 @@ template <class Base>
 struct OddSizes : Base {
   static constexpr std::size_t tile_rows = 7;
   static constexpr std::size_t tile_queries = 42;
+  static constexpr std::size_t paired_queries = 106;  // strips of 64 and 48
 };
 
 constexpr auto where_exact = Bfloat16Products::where_exact;
@@ -143,7 +145,10 @@ test::RandomCall<Q> random_quantized(Random& random, std::size_t group, std::siz
   };
   for (int i = 0; i < 3; ++i) {
     const RowFormat keys = random_codes(random, head_dim, [&](Encoding encoding) {
-      return below(random, 2) == 0 ? RowFormat{encoding, Granularity::per_channel, 16} : in_groups(encoding);
+      RowFormat format =
+          below(random, 2) == 0 ? RowFormat{encoding, Granularity::per_channel, 16} : in_groups(encoding);
+      format.hadamard = below(random, 2) == 0;
+      return format;
     });
     const RowFormat values = random_codes(random, head_dim, in_groups);
     const std::size_t rows = test::one_of(random, test::hard_sizes);
@@ -162,6 +167,28 @@ double worst_exact = 0;
 double range_of(const std::vector<double>& row) {
   const auto [least, largest] = std::ranges::minmax(row);
   return 1.4 * (largest - least);  // with 2 bits the middle of the 4 codes is 2 from the smallest
+}
+
+// A row rotated by the definition of the Hadamard matrix, in blocks of the largest power of two that divides it.
+std::vector<double> turned(const std::vector<double>& row) {
+  std::size_t block = 1;
+  while (row.size() % (2 * block) == 0) block *= 2;
+  std::vector<double> result(row.size());
+  for (std::size_t i = 0; i < row.size(); ++i) {
+    for (std::size_t j = i / block * block; j < (i / block + 1) * block; ++j) {
+      result[i] += (std::popcount(i % block & j % block) % 2 == 0 ? 1.0 : -1.0) * row[j];
+    }
+    result[i] /= std::sqrt(static_cast<double>(block));
+  }
+  return result;
+}
+
+// The sum of the magnitudes of the products of a query with a key, or with its codes counted from their middle.
+double magnitude_of(const std::vector<double>& query, const std::vector<double>& key, bool codes) {
+  const double range = codes ? range_of(key) : 0.0;
+  double sum = 0;
+  for (std::size_t i = 0; i < key.size(); ++i) sum += std::abs(query[i]) * std::max(range, std::abs(key[i]));
+  return sum;
 }
 
 // Checks one query's outputs and log-sum-exp against the bounds of `allowed`.
@@ -188,13 +215,12 @@ void check_query(const Call& call, const Result& result, std::size_t head_dim, s
   const auto& rows_of_head = call.heads[head / call.group];
   const bool exact_queries = !narrow || (bfloat16_queries && !rows_of_head.is_rotated());
   const bool exact_keys = !narrow || !rows_of_head.is_quantized();
+  const bool two_terms = rows_of_head.is_quantized() || rows_of_head.is_in_half();
   if (!exact_queries || !exact_keys) {
     for (const auto& row : rows) {
-      double magnitude = 0;
-      const double range = !exact_keys ? range_of(row.key) : 0.0;
-      for (std::size_t i = 0; i < head_dim; ++i) {
-        magnitude += std::abs(query[i]) * std::max(range, std::abs(row.key[i]));
-      }
+      double magnitude = magnitude_of(query, row.key, !exact_keys);
+      // Rotated keys are multiplied as they are, or rotated back.
+      if (!exact_keys) magnitude = std::max(magnitude, magnitude_of(turned(query), turned(row.key), true));
       double share = allowed == always && !exact_queries ? 0x1p-8 : 0x1p-16;
       if (!exact_queries && !exact_keys) share += 0x1p-16;
       logit_error = std::max(logit_error, share * std::abs(options.scale) * magnitude);
@@ -207,8 +233,9 @@ void check_query(const Call& call, const Result& result, std::size_t head_dim, s
       const auto& value = rows[row].value;
       magnitude += shares[row] * (quantized ? range_of(value) : std::abs(value[i]));
     }
+    // Values of two terms leave out their product with the weights' second terms.
     const double weight_error = (rounded_weights ? 0x1p-8
-                                 : narrow        ? 0x1p-16
+                                 : narrow        ? (two_terms ? 0x1p-15 : 0x1p-16)
                                                  : 0.0) +
                                 std::expm1(2 * logit_error);
     const double rounding =
@@ -321,8 +348,11 @@ TEST_CASE("a call is computed in bfloat16 only if its numbers allow it") {
         2 * (keys + values));
   CHECK(products_of.operator()<TilesAlways, float, float>(bfloat16_rows, bfloat16_rows) == keys + values);
   CHECK(products_of.operator()<TilesExactly, bfloat16, bfloat16>(in_float, bfloat16_rows) == values);
-  CHECK(products_of.operator()<TilesExactly, bfloat16, bfloat16>(bfloat16_rows, in_half) == keys);
-  CHECK(products_of.operator()<TilesAlways, bfloat16, bfloat16>(in_half, in_float) == 0);
+  CHECK(products_of.operator()<TilesAlways, bfloat16, bfloat16>(in_float, in_float) == 0);
+  // Rows in half are two terms, and keys leave no product out.
+  CHECK(products_of.operator()<TilesExactly, bfloat16, bfloat16>(in_half, in_half) == 2 * keys + 2 * values);
+  CHECK(products_of.operator()<TilesExactly, half, half>(in_half, in_half) == 4 * keys + 3 * values);
+  CHECK(products_of.operator()<TilesAlways, bfloat16, bfloat16>(in_half, in_float) == 2 * keys);
   const RowFormat codes{Encoding::uint4, Granularity::per_token, 64};
   const RowFormat grouped{Encoding::uint4, Granularity::per_token, 32};
   CHECK(products_of.operator()<TilesExactly, bfloat16, bfloat16>(codes, codes) == keys + values);
@@ -331,6 +361,15 @@ TEST_CASE("a call is computed in bfloat16 only if its numbers allow it") {
   CHECK(products_of.operator()<TilesExactly, bfloat16, bfloat16>(grouped, codes) == 2 * keys + values);
   CHECK(products_of.operator()<TilesExactly, bfloat16, bfloat16>(channels, codes) == 2 * keys + values);
   CHECK(products_of.operator()<TilesExactly, float, bfloat16>(channels, codes) == 3 * keys + values);
+  // Rotated keys are rotated back where that leaves queries exact; their codes are not, nor where queries have two
+  // terms anyway.
+  RowFormat turned = channels;
+  turned.hadamard = true;
+  CHECK(products_of.operator()<TilesExactly, bfloat16, bfloat16>(turned, codes) == 2 * keys + values);
+  CHECK(products_of.operator()<TilesExactly, float, bfloat16>(turned, codes) == 3 * keys + values);
+  turned = codes;
+  turned.hadamard = true;
+  CHECK(products_of.operator()<TilesExactly, bfloat16, bfloat16>(turned, codes) == 2 * keys + values);
   CHECK(products_of.operator()<TilesAlways, float, float>(channels, codes) == 2 * keys + values);
   // Values with several scales are rounded where weights are, and split where those are.
   CHECK(products_of.operator()<TilesExactly, bfloat16, bfloat16>(codes, grouped) == keys + values);

@@ -251,7 +251,7 @@ class RandomHead {
   /// Whether a segment may rotate queries.
   [[nodiscard]] bool is_rotated() const {
     return std::ranges::any_of(segments_, [](const kvpolicy::Segment& segment) {
-      return segment.rotation.inverse_frequencies != nullptr;
+      return segment.rotation.inverse_frequencies != nullptr || segment.keys.format.hadamard;
     });
   }
 
@@ -259,6 +259,12 @@ class RandomHead {
     return std::ranges::any_of(segments_, [](const kvpolicy::Segment& segment) {
       return kvpolicy::is_quantized(segment.keys.format.encoding) ||
              kvpolicy::is_quantized(segment.values.format.encoding);
+    });
+  }
+
+  [[nodiscard]] bool is_in_half() const {
+    return std::ranges::any_of(segments_, [](const kvpolicy::Segment& segment) {
+      return segment.values.format.encoding == kvpolicy::Encoding::float16;
     });
   }
 

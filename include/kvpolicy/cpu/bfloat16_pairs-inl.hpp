@@ -4,6 +4,7 @@
 // the dimension that is summed share a word. What rounding leaves is kept for a second term.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -36,6 +37,16 @@ struct PairVector {
   const auto high_bits = round_to_bfloat16(high);
   return {hn::Or(hn::ShiftRight<16>(low_bits), high_bits), hn::Sub(low, hn::BitCast(floats, low_bits)),
           hn::Sub(high, hn::BitCast(floats, high_bits))};
+}
+
+/// The even and the odd ones of the next 2 * lanes numbers, of which there are `left`; zeros come after them.
+HWY_INLINE void load_pairs(const float* numbers, std::size_t left, FloatVector& even, FloatVector& odd) {
+  HWY_ALIGN float padded[2 * lanes];
+  if (left < 2 * lanes) {
+    std::fill(std::copy_n(numbers, left, padded), padded + 2 * lanes, 0.0F);
+    numbers = padded;
+  }
+  hn::LoadInterleaved2(floats, numbers, even, odd);
 }
 
 /// Stores four vectors as columns of rows that are `stride` words apart.

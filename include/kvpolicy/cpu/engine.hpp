@@ -107,19 +107,32 @@ class Engine {
     return cost / parts * part + cost % parts * part / parts;
   }
 
+  // The most queries of a tile over these rows. Rows that are packed for every tile anew ask for large ones, but the
+  // queries of a tile should be few beside a window, because each sees rows that the others do not.
+  [[nodiscard]] static std::size_t tile_queries(std::span<const Segment> segments,
+                                                const ProductPlan& products, std::size_t group) {
+    if (products.unit != MatrixUnit::tiles) return Tuning::tile_queries;
+    std::int64_t window = Tuning::paired_queries;  // more would not matter
+    for (const Segment& segment : segments) window = std::min(window, segment.window);
+    return std::clamp(static_cast<std::size_t>(std::max<std::int64_t>(window, 0)) / 8 * group,
+                      Tuning::tile_queries, Tuning::paired_queries);
+  }
+
   // Adds the tasks of one call; returns the largest number of query rows of a task.
   std::size_t add_tasks(const LayerAttention& work, std::size_t call, TreeMask* tree) {
     const std::size_t group = work.queries_per_kv();
     const std::size_t rows = work.queries.tokens * group;
-    std::size_t most = rows;
-    if (rows > Tuning::stream_queries && rows > Tuning::tile_queries) {
-      most = Tuning::tile_queries;
-      if (group < most) most -= most % group;  // whole tokens
-    }
+    std::size_t largest = 0;
     if (tree != nullptr) tree->set(work);
     whole_.clear();
     std::size_t total = 0;
     for (std::size_t head = 0; head < work.heads.size(); ++head) {
+      std::size_t most = rows;
+      if (rows > Tuning::stream_queries) {
+        most = std::min(rows, tile_queries(work.heads[head], products_[call], group));
+        if (most < rows && group < most) most -= most % group;  // whole tokens
+      }
+      largest = std::max(largest, most);
       // Late tokens see the most rows. They come first, so that the last tasks to end are short.
       for (std::size_t end = rows; end > 0;) {
         const std::size_t first = (end - 1) / most * most;
@@ -136,11 +149,11 @@ class Engine {
     const std::size_t wanted = threads() * Tuning::tasks_per_thread;
     if (threads() > 1 && whole_.size() < wanted) {
       cut_tasks(total / wanted + 1,
-                Partial::floats(padded_queries(most), padded_channels(work.out.head_dim)));
+                Partial::floats(padded_queries(largest), padded_channels(work.out.head_dim)));
     } else {
       tasks_.insert(tasks_.end(), whole_.begin(), whole_.end());
     }
-    return most;
+    return largest;
   }
 
   // Lists the tasks of all calls.
@@ -159,11 +172,11 @@ class Engine {
       const HeadWidth width{checked("head_dim", work.queries.head_dim),
                             checked("value_dim", work.out.head_dim)};
       TreeMask* tree = work.options.tree == nullptr ? nullptr : &trees_[trees++];
-      const std::size_t queries = add_tasks(work, call, tree);
       // Decoding does not plan for tiles, so it does not request AMX: tile registers enlarge every signal
       // frame of the process.
-      const bool tiled = queries > Tuning::stream_queries;
+      const bool tiled = work.queries.tokens * work.queries_per_kv() > Tuning::stream_queries;
       if (tiled) products_[call] = product_plan(work.queries, work.out.encoding);
+      const std::size_t queries = add_tasks(work, call, tree);
       needs.queries = std::max(needs.queries, queries);
       needs.width = {std::max(needs.width.keys, width.keys), std::max(needs.width.values, width.values)};
       needs.words = std::max(needs.words, Worker<Tuning>::scratch_words(queries, width, products_[call]));

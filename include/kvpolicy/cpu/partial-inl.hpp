@@ -12,7 +12,7 @@
 
 #include <kvpolicy/core/attention.hpp>
 #include <kvpolicy/core/attention_state.hpp>
-#include <kvpolicy/core/hadamard.hpp>
+#include <kvpolicy/cpu/hadamard-inl.hpp>
 #include <kvpolicy/cpu/highway.hpp>
 #include <kvpolicy/cpu/query_tile-inl.hpp>
 #include <kvpolicy/cpu/row_tile-inl.hpp>
@@ -39,8 +39,7 @@ struct Partial {
 
   /// Rotates the values of each query, or rotates them back (core/hadamard.hpp).
   void rotate_values(std::size_t rows, std::size_t channels) const {
-    const std::size_t width = padded_channels(channels);
-    for (std::size_t m = 0; m < rows; ++m) rotate_hadamard({values + m * width, channels});
+    rotate_rows(values, rows, padded_channels(channels), channels);
   }
 
   /// Merges another partial result of the same tile into this one.

@@ -10,7 +10,6 @@
 #include <cstdint>
 #include <span>
 
-#include <kvpolicy/core/hadamard.hpp>
 #include <kvpolicy/core/row.hpp>
 #include <kvpolicy/core/segment.hpp>
 #include <kvpolicy/core/tensor_view.hpp>
@@ -140,11 +139,6 @@ struct QueryTile {
       for (float& number : query) number *= factor;
     }
     if (is_rotated_by(rotation)) rotate(rotation, out);
-  }
-
-  /// Rotates queries that were loaded as keys are that were rotated before they were quantised.
-  void rotate_as_keys(float* out) const {
-    for (std::size_t m = 0; m < rows; ++m) rotate_hadamard({out + m * width().keys, key_dim()});
   }
 
  private:

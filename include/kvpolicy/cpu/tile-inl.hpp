@@ -5,6 +5,9 @@
 // Rows stored in bfloat16, and quantised ones, may be multiplied by a unit of the processor for such numbers
 // (matrix_unit.hpp). Logits are kept as [row, query]: the lanes are queries, which are
 // transposed once per tile, so neither the products nor the softmax sum across lanes.
+//
+// Where such a unit computes both products, a strip of queries goes through all of them before the next one, as in
+// FlashAttention (arXiv:2205.14135), so that its logits never leave first-level cache.
 #pragma once
 
 #include <algorithm>
@@ -14,6 +17,7 @@
 #include <limits>
 
 #include <kvpolicy/cpu/decode_rows-inl.hpp>
+#include <kvpolicy/cpu/hadamard-inl.hpp>
 #include <kvpolicy/cpu/matrix_unit.hpp>
 #include <kvpolicy/cpu/pair_product-inl.hpp>
 #include <kvpolicy/cpu/partial-inl.hpp>
@@ -36,17 +40,18 @@ KVPOLICY_CPU_BEGIN_TARGET
 /// registers, or a replacement in a test.
 template <class Tiles = x86::AmxTiles>
 class TilePass {
+  using Pairs = PairProducts<Tiles>;
+
  public:
   [[nodiscard]] static std::size_t scratch_floats(std::size_t queries, const HeadWidth& width) {
     return paneled(queries) * width.keys + padded_queries(queries) * (max_tile_rows + 1) +
-           (max_tile_rows + 2) * width.widest() +
-           PairProducts<Tiles>::scratch_floats(padded_queries(queries), width);
+           (max_tile_rows + 2) * width.widest() + Pairs::scratch_floats(padded_queries(queries), width);
   }
   /// Words of scratch memory; a plan in float needs none.
   [[nodiscard]] static std::size_t scratch_words(const ProductPlan& plan, std::size_t queries,
                                                  const HeadWidth& width) {
     if (!plan.is_narrow()) return 0;
-    return PairProducts<Tiles>::scratch_words(padded_queries(queries), width);
+    return Pairs::scratch_words(padded_queries(queries), width);
   }
 
   TilePass(const QueryTile& tile, const Partial& partial, const ProductPlan& plan, float* scratch,
@@ -64,41 +69,60 @@ class TilePass {
 
   [[nodiscard]] std::size_t width() const { return width_; }
 
+  /// Whether rotated keys of this format are rotated back (core/hadamard.hpp), so that the queries need not be.
+  [[nodiscard]] bool turns_back(const RowFormat& keys) const {
+    return keys.hadamard && has_whole_keys() && pairs_.turns_back(keys);
+  }
+
   /// Sets the queries [tile.rows, width of keys] for the row tiles that follow. They are not scaled yet and
-  /// must stay in memory. `rotated`: whether a segment rotates them.
-  void set_queries(const float* queries, bool rotated) {
+  /// must stay in memory. `rotated`: whether a segment rotates them in any way; `hadamard`: as rotated keys are.
+  void set_queries(const float* queries, bool rotated, bool hadamard) {
     given_queries_ = queries;
+    queries_are_turned_ = hadamard;
     has_float_queries_ = false;
     pairs_.set_queries(queries, tile_.rows, rotated);
   }
 
   /// Adds a row tile; `next` is the one after it, which is prefetched and may have no rows.
   void add(const RowTile& row_tile, const RowTile& next) {
-    compute_logits(row_tile, {row_tile.values, row_tile.rows, tile_.value_dim});
-    update_softmax(row_tile.rows);
-    add_values(row_tile, {next.keys, next.rows, tile_.key_dim()});
+    rotate_values(row_tile.values.format.hadamard);
+    const bool keys = load_keys(row_tile, {row_tile.values, row_tile.rows, tile_.value_dim});
+    const bool values = has_whole_values() && pairs_.load_values(row_tile.values, row_tile.rows,
+                                                                 [&] { return decoded_values(row_tile); });
+    FetchAhead fetch_values{next.values, next.rows, tile_.value_dim};
+    FetchAhead fetch_keys{next.keys, next.rows, tile_.key_dim()};
+    if (keys) pairs_.start_with_keys(fetch_values, row_tile.rows);
+    if (values) pairs_.start_with_values(fetch_keys, row_tile.rows);
+    for_each_strip(keys && values, [&](LogitStrip strip) {
+      finish_logits(row_tile, keys, strip, fetch_values);
+      update_softmax(row_tile.rows, strip);
+      if (values) pairs_.add_values(row_tile.rows, strip, factors_, partial_.values, fetch_keys);
+    });
+    if (!values) add_float_values(row_tile, fetch_keys);
   }
   /// Must be called after the last row tile that was added.
   void finish() { rotate_values(false); }
 
   /// Updates only the softmax's state, for sums of exponentials without values.
   void add_keys(const RowTile& row_tile, const RowTile& next) {
-    compute_logits(row_tile, {next.keys, next.rows, tile_.key_dim()});
-    update_softmax(row_tile.rows);
+    compute_logits(row_tile, next, [&](const LogitStrip& strip) { update_softmax(row_tile.rows, strip); });
   }
 
   /// exp(logit - log_sum_exp[query]): [block.rows, width()]; 0 for a logit of -infinity.
   const float* compute_probabilities(const RowTile& row_tile, const RowTile& next, const float* log_sum_exp) {
-    compute_logits(row_tile, {next.keys, next.rows, tile_.key_dim()});
-    for (std::size_t m = 0; m < width_; m += lanes) {
-      const auto total = hn::LoadU(floats, log_sum_exp + m);
-      for (std::size_t row = 0; row < row_tile.rows; ++row) {
-        float* logits = logits_ + row * width_ + m;
-        const auto x = hn::LoadU(floats, logits);
-        const auto nothing = hn::Eq(x, hn::Set(floats, -std::numeric_limits<float>::infinity()));
-        hn::StoreU(hn::IfThenZeroElse(nothing, exp_nonpositive(hn::Sub(x, total))), floats, logits);
+    compute_logits(row_tile, next, [&](const LogitStrip& strip) {
+      const auto scale = hn::Set(floats, strip.scale);
+      for (std::size_t m = 0; m < strip.width; m += lanes) {
+        const auto total = hn::LoadU(floats, log_sum_exp + strip.first + m);
+        for (std::size_t row = 0; row < row_tile.rows; ++row) {
+          float* logits = strip.at(row, m);
+          const auto x = hn::LoadU(floats, logits);
+          const auto nothing = hn::Eq(x, hn::Set(floats, -std::numeric_limits<float>::infinity()));
+          const auto above = hn::MulSub(x, scale, total);
+          hn::StoreU(hn::IfThenZeroElse(nothing, exp_nonpositive(above)), floats, logits);
+        }
       }
-    }
+    });
     return logits_;
   }
 
@@ -124,54 +148,118 @@ class TilePass {
     }
   }
 
-  // Computes the logits of each row with each query: [rows, width()], -infinity if the query does not see
-  // the row.
-  void compute_logits(const RowTile& row_tile, FetchAhead ahead) {
-    const bool whole = head_.keys == tile_.key_dim();
-    if (!whole || !pairs_.compute_logits(row_tile.keys, row_tile.rows, tile_.scale, logits_, ahead)) {
-      decode_side(row_tile.keys, row_tile.rows, tile_.key_dim(), params_, rows_);
-      const bool codes = whole && is_quantized(row_tile.keys.format.encoding);
-      if (!codes || !pairs_.compute_logits(rows_, row_tile.rows, tile_.scale, logits_, ahead)) {
-        set_float_queries();
-        product(rows_, head_.keys, 1, {queries_, panel_width * head_.keys, panel_width}, head_.keys, logits_,
-                width_, row_tile.rows, width_, nullptr, ahead);
-      }
+  [[nodiscard]] bool has_whole_keys() const { return head_.keys == tile_.key_dim(); }
+  [[nodiscard]] bool has_whole_values() const { return head_.values == tile_.value_dim; }
+  [[nodiscard]] const float* decoded_keys(const RowTile& row_tile) {
+    decode_side(row_tile.keys, row_tile.rows, tile_.key_dim(), params_, rows_);
+    if (row_tile.keys.format.hadamard && !queries_are_turned_) {
+      rotate_rows(rows_, row_tile.rows, head_.keys, tile_.key_dim());
     }
-    if (tile_.softcap > 0.0F) cap_logits(tile_.softcap, logits_, row_tile.rows * width_);
-    if (!row_tile.cut) return;
-    for (std::size_t row = 0; row < row_tile.rows; ++row) {
-      float* logits = logits_ + row * width_;
-      // Leaves out the padding after the queries: queries that see nothing take a slow path.
-      row_tile.for_each_not_seeing(tile_, row, [&](const QueryTile::Range& unseeing) {
-        std::fill(logits + unseeing.begin, logits + unseeing.end, -std::numeric_limits<float>::infinity());
-      });
+    return rows_;
+  }
+  [[nodiscard]] const float* decoded_values(const RowTile& row_tile) {
+    decode_side(row_tile.values, row_tile.rows, tile_.value_dim, params_, rows_);
+    return rows_;
+  }
+
+  // Prepares the row tile's keys for finish_logits. Returns false if it has computed all logits, in float.
+  bool load_keys(const RowTile& row_tile, FetchAhead ahead) {
+    if (has_whole_keys() &&
+        pairs_.load_keys(row_tile.keys, row_tile.rows, [&] { return decoded_keys(row_tile); })) {
+      return true;
+    }
+    const float* keys = decoded_keys(row_tile);
+    set_float_queries();
+    product(keys, head_.keys, 1, {queries_, panel_width * head_.keys, panel_width}, head_.keys, logits_,
+            width_, row_tile.rows, width_, nullptr, ahead);
+    return false;
+  }
+
+  // Calls visit(strip) for each strip of queries: one after another in the same memory, or each in its place of
+  // logits_ [rows, width()].
+  template <class Visit>
+  void for_each_strip(bool in_one_place, Visit visit) {
+    for (std::size_t first = 0; first < width_; first += Pairs::strip) {
+      const std::size_t count = std::min(Pairs::strip, width_ - first);
+      visit(LogitStrip{.first = first,
+                       .width = count,
+                       .numbers = in_one_place ? logits_ : logits_ + first,
+                       .stride = in_one_place ? count : width_});
     }
   }
 
-  void update_softmax(std::size_t rows) {
-    for (std::size_t m = 0; m < width_; m += lanes) {
-      const auto old = hn::LoadU(floats, partial_.max + m);
-      auto max = old;
+  // Calls visit(strip) for the logits of each row with each query, [rows, width()].
+  template <class Visit>
+  void compute_logits(const RowTile& row_tile, const RowTile& next, Visit visit) {
+    FetchAhead ahead{next.keys, next.rows, tile_.key_dim()};
+    const bool keys = load_keys(row_tile, ahead);
+    if (keys) pairs_.start_with_keys(ahead, row_tile.rows);
+    for_each_strip(false, [&](LogitStrip strip) {
+      finish_logits(row_tile, keys, strip, ahead);
+      visit(strip);
+    });
+  }
+
+  // Multiplies the strip's queries with keys that were loaded, or takes what is there; -infinity where a query does
+  // not see the row.
+  void finish_logits(const RowTile& row_tile, bool loaded, LogitStrip& strip, FetchAhead& ahead) {
+    if (loaded) {
+      strip.scale = tile_.scale;
+      pairs_.compute_logits(row_tile.rows, strip, ahead);
+    }
+    if (tile_.softcap > 0.0F || !(strip.scale > 0.0F)) {
+      for (std::size_t row = 0; row < row_tile.rows; ++row) scale_row(strip.at(row, 0), strip);
+      strip.scale = 1.0F;
+    }
+    if (!row_tile.cut) return;
+    for (std::size_t row = 0; row < row_tile.rows; ++row) {
+      float* logits = strip.at(row, 0);
+      // Leaves out the padding after the queries: queries that see nothing take a slow path.
+      row_tile.for_each_not_seeing(tile_, row, [&](const QueryTile::Range& unseeing) {
+        const auto in_strip = [&](std::size_t m) {
+          return std::clamp(m, strip.first, strip.first + strip.width) - strip.first;
+        };
+        std::fill(logits + in_strip(unseeing.begin), logits + in_strip(unseeing.end),
+                  -std::numeric_limits<float>::infinity());
+      });
+    }
+  }
+  void scale_row(float* logits, const LogitStrip& strip) const {
+    const auto scale = hn::Set(floats, strip.scale);
+    for (std::size_t m = 0; m < strip.width; m += lanes) {
+      hn::StoreU(hn::Mul(hn::LoadU(floats, logits + m), scale), floats, logits + m);
+    }
+    if (tile_.softcap > 0.0F) cap_logits(tile_.softcap, logits, strip.width);
+  }
+
+  void update_softmax(std::size_t rows, const LogitStrip& strip) {
+    const auto scale = hn::Set(floats, strip.scale);
+    for (std::size_t m = 0; m < strip.width; m += lanes) {
+      const std::size_t query = strip.first + m;
+      const auto old = hn::LoadU(floats, partial_.max + query);
+      auto largest = hn::Set(floats, -std::numeric_limits<float>::infinity());
       for (std::size_t row = 0; row < rows; ++row) {
-        const auto x = hn::LoadU(floats, logits_ + row * width_ + m);
-        max = hn::IfThenElse(hn::Gt(x, max), x, max);  // ignores NaN
+        const auto x = hn::LoadU(floats, strip.at(row, m));
+        largest = hn::IfThenElse(hn::Gt(x, largest), x, largest);  // ignores NaN
       }
-      hn::StoreU(max, floats, partial_.max + m);
+      const auto own = hn::Mul(largest, scale);
+      const auto max = hn::IfThenElse(hn::Gt(own, old), own, old);
+      hn::StoreU(max, floats, partial_.max + query);
       auto sums = zero_vector();
       if (all_finite_vector(max)) {
         for (std::size_t row = 0; row < rows; ++row) {
-          float* logits = logits_ + row * width_ + m;
-          const auto weights = exp_nonpositive(hn::Sub(hn::LoadU(floats, logits), max));
+          float* logits = strip.at(row, m);
+          const auto weights = exp_nonpositive(hn::MulSub(hn::LoadU(floats, logits), scale, max));
           sums = hn::Add(sums, weights);
           hn::StoreU(weights, floats, logits);
         }
         // Before the first row tile the maximum is -infinity, which gives a factor of 0.
-        hn::StoreU(exp_nonpositive(hn::Sub(old, max)), floats, factors_ + m);
+        hn::StoreU(exp_nonpositive(hn::Sub(old, max)), floats, factors_ + query);
       } else {
-        sums = special_weights(rows, m, old, max);
+        sums = special_weights(rows, strip, m, old, max);
       }
-      const auto sum = hn::LoadU(floats, partial_.sum + m);
-      hn::StoreU(hn::MulAdd(sum, hn::LoadU(floats, factors_ + m), sums), floats, partial_.sum + m);
+      const auto sum = hn::LoadU(floats, partial_.sum + query);
+      hn::StoreU(hn::MulAdd(sum, hn::LoadU(floats, factors_ + query), sums), floats, partial_.sum + query);
     }
   }
 
@@ -180,22 +268,22 @@ class TilePass {
   }
 
   // For queries that have seen no row yet, or an infinite logit.
-  HWY_NOINLINE FloatVector special_weights(std::size_t rows, std::size_t m, FloatVector old,
-                                           FloatVector max) {
+  HWY_NOINLINE FloatVector special_weights(std::size_t rows, const LogitStrip& strip, std::size_t m,
+                                           FloatVector old, FloatVector max) {
     HWY_ALIGN float old_lanes[lanes];
     HWY_ALIGN float max_lanes[lanes];
     HWY_ALIGN float sums[lanes] = {};
     hn::Store(old, floats, old_lanes);
     hn::Store(max, floats, max_lanes);
     for (std::size_t row = 0; row < rows; ++row) {
-      float* logits = logits_ + row * width_ + m;
+      float* logits = strip.at(row, m);
       for (std::size_t i = 0; i < lanes; ++i) {
-        logits[i] = special_weight(logits[i], max_lanes[i]);
+        logits[i] = special_weight(strip.scale * logits[i], max_lanes[i]);
         sums[i] += logits[i];
       }
     }
     for (std::size_t i = 0; i < lanes; ++i) {
-      factors_[m + i] = rescale_factor(old_lanes[i], max_lanes[i]);
+      factors_[strip.first + m + i] = rescale_factor(old_lanes[i], max_lanes[i]);
     }
     return hn::Load(floats, sums);
   }
@@ -207,24 +295,15 @@ class TilePass {
     values_are_rotated_ = hadamard;
   }
 
-  void add_values(const RowTile& row_tile, FetchAhead ahead) {
-    rotate_values(row_tile.values.format.hadamard);
+  // The product of values in float with the weights of all strips.
+  void add_float_values(const RowTile& row_tile, FetchAhead& ahead) {
     const std::size_t width = head_.values;
-    const bool whole = width == tile_.value_dim;
-    if (whole && pairs_.add_values(row_tile.values, row_tile.rows, logits_, factors_, partial_.values,
-                                   tile_.rows, ahead)) {
-      return;
-    }
-    decode_side(row_tile.values, row_tile.rows, tile_.value_dim, params_, rows_);
-    if (whole && is_quantized(row_tile.values.format.encoding) &&
-        pairs_.add_values(rows_, row_tile.rows, logits_, factors_, partial_.values, tile_.rows, ahead)) {
-      return;
-    }
-    if (row_tile.cut && !all_finite(rows_, row_tile.rows * width)) {
+    const float* values = decoded_values(row_tile);
+    if (row_tile.cut && !all_finite(values, row_tile.rows * width)) {
       for (std::size_t i = 0; i < tile_.rows * width; ++i) partial_.values[i] *= factors_[i / width];
-      return add_seen_values(tile_, row_tile, rows_, logits_, 1, width_, partial_.values);
+      return add_seen_values(tile_, row_tile, values, logits_, 1, width_, partial_.values);
     }
-    product(logits_, 1, width_, {rows_, panel_width, width}, row_tile.rows, partial_.values, width,
+    product(logits_, 1, width_, {values, panel_width, width}, row_tile.rows, partial_.values, width,
             tile_.rows, width, factors_, ahead);
   }
 
@@ -237,9 +316,10 @@ class TilePass {
   float* rows_;        // [max_tile_rows, wider side]
   float* params_;      // [2, wider side]
   float* factors_;     // [width]
-  PairProducts<Tiles> pairs_;
+  Pairs pairs_;
   const float* given_queries_ = nullptr;
   bool has_float_queries_ = false;
+  bool queries_are_turned_ = false;  // as rotated keys are
   bool values_are_rotated_ = false;
 };
 

@@ -14,6 +14,7 @@
 
 #include <kvpolicy/core/attention.hpp>
 #include <kvpolicy/cpu/aligned_buffer.hpp>
+#include <kvpolicy/cpu/hadamard-inl.hpp>
 #include <kvpolicy/cpu/key_bounds-inl.hpp>
 #include <kvpolicy/cpu/matrix_unit.hpp>
 #include <kvpolicy/cpu/partial-inl.hpp>
@@ -32,6 +33,8 @@ struct DefaultTuning {
   static constexpr std::size_t tile_rows = 64;       ///< rows of a row tile for a tile of queries; <= 64
   static constexpr std::size_t stream_queries = 12;  ///< with more queries, a call works in tiles
   static constexpr std::size_t tile_queries = 128;
+  static constexpr std::size_t paired_queries =
+      512;  ///< the same in tile registers, where rows are prepared for each tile
   static constexpr std::size_t tasks_per_thread = 4;                 ///< evens out other load of the machine
   static constexpr std::size_t task_weight = std::size_t{64} << 10;  ///< least cost of a part of a tile
 
@@ -105,22 +108,25 @@ class Worker {
    public:
     Queries(const QueryTile& tile, float factor, float* rows) : tile_{tile}, factor_{factor}, rows_{rows} {}
 
-    /// Returns whether the queries have changed.
-    bool load_for(const Segment& segment) {
+    /// Loads them for a segment's keys. `turns_keys_back`: whether rotated keys of this format are rotated back instead
+    /// of queries that nothing else rotates. Returns whether the queries have changed.
+    bool load_for(const Segment& segment, bool turns_keys_back = false) {
       const QueryRotation rotation =
           tile_.is_rotated_by(segment.rotation) ? segment.rotation : QueryRotation{};
-      const bool hadamard = segment.keys.format.hadamard;
+      const bool hadamard =
+          segment.keys.format.hadamard && !(turns_keys_back && rotation.inverse_frequencies == nullptr);
       if (loaded_ && rotation.inverse_frequencies == rotation_.inverse_frequencies &&
           rotation.latest_position == rotation_.latest_position && hadamard == hadamard_) {
         return false;
       }
       tile_.load(rotation, factor_, rows_);
-      if (hadamard) tile_.rotate_as_keys(rows_);
+      if (hadamard) rotate_rows(rows_, tile_.rows, tile_.width().keys, tile_.key_dim());
       rotation_ = rotation;
       hadamard_ = hadamard;
       return loaded_ = true;
     }
     [[nodiscard]] bool rotated() const { return rotation_.inverse_frequencies != nullptr || hadamard_; }
+    [[nodiscard]] bool hadamard() const { return hadamard_; }
 
    private:
     const QueryTile& tile_;
@@ -137,7 +143,10 @@ class Worker {
     RowTile* next = row_tile + 1;
     for (reader.read(*row_tile, tile_limit); row_tile->rows > 0; std::swap(row_tile, next)) {
       reader.read(*next, tile_limit);
-      if (queries.load_for(*row_tile->segment)) pass.set_queries(queries_, queries.rotated());
+      const Segment& segment = *row_tile->segment;
+      if (queries.load_for(segment, pass.turns_back(segment.keys.format))) {
+        pass.set_queries(queries_, queries.rotated(), queries.hadamard());
+      }
       visit(*row_tile, *next);
     }
   }
@@ -217,7 +226,7 @@ void Worker<Tuning>::score(const Segment& rows, const QueryTile& tile, std::span
   RowTileReader reader{{&rows, 1}, tile, from, to};
   StreamPass pass{tile, own_partial(tile), scratch_};
   std::fill(std::copy(query.begin(), query.end(), queries_), queries_ + tile.width().keys, 0.0F);
-  if (rows.keys.format.hadamard) tile.rotate_as_keys(queries_);
+  if (rows.keys.format.hadamard) rotate_rows(queries_, 1, 0, query.size());
   pass.set_queries(queries_);
   RowTile* row_tile = row_tiles_->data();
   RowTile* next = row_tile + 1;

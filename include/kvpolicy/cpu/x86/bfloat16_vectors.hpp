@@ -101,11 +101,9 @@ struct BFloat16Vectors {
         }
       }
     }
-    const __m512 scale = _mm512_set1_ps(onto ? 1.0F : target.scale);
     unroll<rows>([&](auto i) KVPOLICY_CPU_BFLOAT16_INLINE {
-      unroll<N>([&](auto n) KVPOLICY_CPU_BFLOAT16_INLINE {
-        _mm512_storeu_ps(c + i * c_row + n * 16, _mm512_mul_ps(sums[i][n], scale));
-      });
+      unroll<N>([&](auto n)
+                    KVPOLICY_CPU_BFLOAT16_INLINE { _mm512_storeu_ps(c + i * c_row + n * 16, sums[i][n]); });
     });
   }
 };

@@ -17,14 +17,16 @@ struct ProductTerm {
 };
 /// The products of a sum of terms with another one.
 struct ProductTerms {
-  std::array<ProductTerm, 3> terms = {};
+  std::array<ProductTerm, 4> terms = {};
   std::size_t count = 0;
 
   /// Each side has one or two terms, which are `a_step` and `b_step` pairs apart. The product of both second terms
-  /// is left out: a second term is below 2^-8 of its first one, so that product is below 2^-16 of theirs.
-  ProductTerms(std::size_t a_terms, std::size_t a_step, std::size_t b_terms, std::size_t b_step) {
+  /// counts if `all`: a second term is below 2^-8 of its first one, so that product is below 2^-16 of theirs.
+  ProductTerms(std::size_t a_terms, std::size_t a_step, std::size_t b_terms, std::size_t b_step, bool all) {
     for (std::size_t a = 0; a < a_terms; ++a) {
-      for (std::size_t b = 0; b < b_terms && a + b < 2; ++b) terms[count++] = {a * a_step, b * b_step};
+      for (std::size_t b = 0; b < b_terms && (all || a + b < 2); ++b) {
+        terms[count++] = {a * a_step, b * b_step};
+      }
     }
   }
 };
@@ -40,12 +42,11 @@ struct PairMatrices {
   ProductTerms terms;
 };
 
-/// The target of a product: c = scale * (a b) or, with `onto`, c += a b.
+/// The target of a product: c = a b or, with `onto`, c += a b.
 struct ProductTarget {
   float* c;
   std::size_t c_row;
   bool onto;
-  float scale;
 };
 
 }  // namespace kvpolicy::cpu::x86

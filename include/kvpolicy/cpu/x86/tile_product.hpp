@@ -64,10 +64,6 @@ void tile_block(Tiles& tiles, const PairMatrices& matrices, const ProductTarget&
   if constexpr (N > 1) tiles.template store<1>(c + tile_size, c_stride);
   if constexpr (M > 1) tiles.template store<2>(c_below, c_stride);
   if constexpr (M > 1 && N > 1) tiles.template store<3>(c_below + tile_size, c_stride);
-  if (target.onto || target.scale == 1.0F) return;
-  for (std::size_t row = 0; row < M * tile_size; ++row) {
-    for (std::size_t x = 0; x < N * tile_size; ++x) c[row * target.c_row + x] *= target.scale;
-  }
 }
 
 /// Computes a product with `rows` rows, a multiple of tile_size, and one or two tiles of columns. Its
