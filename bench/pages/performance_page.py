@@ -9,6 +9,7 @@ from .markdown import table
 
 # (what a column is called, its file), as `./scripts/bench --out` writes them.
 CPU_RUNS = [("Intel with AMX, one run", "cpu_intel_xeon_processor_2core_tiles.json"),
+            ("Intel with AMX, prompts once more", "cpu_intel_xeon_processor_2core_tiles_prompts.json"),
             ("Intel, one run", "cpu_intel_xeon_processor_2core.json"),
             ("Intel, five runs more", "cpu_intel_xeon_processor_2core_repeated.json"),
             ("AMD, two runs side by side", "cpu_amd_epyc_2core.json")]

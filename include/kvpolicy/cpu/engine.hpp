@@ -107,7 +107,7 @@ class Engine {
     return cost / parts * part + cost % parts * part / parts;
   }
 
-  // The most queries of a tile over these rows. Rows that are packed for every tile anew ask for large ones, but the
+  // The most queries of a tile over these rows. Rows that every tile packs for itself ask for large ones, but the
   // queries of a tile should be few beside a window, because each sees rows that the others do not.
   [[nodiscard]] static std::size_t tile_queries(std::span<const Segment> segments,
                                                 const ProductPlan& products, std::size_t group) {
