@@ -155,7 +155,8 @@ class DecodeBlock {
     sync_block();
   }
 
-  /// Computes this block's share of a head that has rows. Returns the head, which is in shared memory while rows are read.
+  /// Computes this block's share of a head that has rows. Returns the head, which lies in shared memory while rows
+  /// are read.
   KVPOLICY_DEVICE int attend(int head) const {
     using Queries = typename Layout::Queries;
     const Queries queries{.plain = shared,
@@ -193,8 +194,8 @@ class DecodeBlock {
     return here;
   }
 
-  /// Writes this block's share of a head, or merges it with others'. What follows from `head` and `thread` is not computed
-  /// before rows are read: they are not known there.
+  /// Writes this block's share of a head, or merges it with others'. What follows from `head` and `thread` is not
+  /// computed before rows are read, because they are not known there.
   KVPOLICY_DEVICE void write(int head, int thread, const typename Layout::Merge& warps,
                              int used_columns) const {
     if (slice().begins && slice().ends) {

@@ -250,8 +250,8 @@ struct AnyCodeTile {
       load_words<upper_words>(word + lower_words, tile + tile_rows * HeadDim * lower.bits / 8, lane);
     }
   }
-  /// Makes bytes of the codes that `load` loaded, in place. Those of 2 and 3 bits are nibbles on the way, so that widths
-  /// share most of the code.
+  /// Makes bytes of the codes that `load` loaded, in place. Those of 2 and 3 bits are nibbles on the way, so that
+  /// widths share most of the code.
   KVPOLICY_DEVICE void widen(int bits) {
     if (bits == 2) spread_pairs();
     if (bits == 3) join_pairs();
