@@ -96,11 +96,12 @@ TEST_CASE("bytes lie where they should, and are known before") {
 
 TEST_CASE("heads whose first rows stay exact have their codes in slow memory") {
   const test::SmallDevice device;
-  // What int4, int8 and int2 mean (io/low_bits.hpp), and a number of sinks that fills no page.
+  // What int4, int8, int2 and int3 mean (io/low_bits.hpp), and a number of sinks that fills no page.
   const std::vector<test::HeadSpec> heads{
       {.sinks = 4, .bits = 4, .key_group = 64, .value_group = 64, .residual = 128, .per_channel = true},
       {.sinks = 4, .bits = 8, .key_group = 64, .value_group = 64, .residual = 128},
       {.sinks = 4, .bits = 2, .key_group = 32, .value_group = 32, .residual = 128, .per_channel = true},
+      {.sinks = 4, .bits = 3, .key_group = 64, .value_group = 64, .residual = 128, .per_channel = true},
       {.sinks = 35, .bits = 4, .key_bits = 8, .residual = 20}};
   for (const test::HeadSpec& head : heads) {
     CAPTURE(head.bits);

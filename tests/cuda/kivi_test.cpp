@@ -91,7 +91,7 @@ TEST_CASE("KIVI on a device: the keys that are quantised are the host's, bit for
   const test::SmallDevice device;
   const ModelShape shape{1, 4, 2, 64};
   for (const std::size_t residual : std::initializer_list<std::size_t>{32, 128}) {
-    for (const std::size_t bits : std::initializer_list<std::size_t>{2, 8}) {
+    for (const std::size_t bits : std::initializer_list<std::size_t>{2, 3, 5, 6, 8}) {
       CAPTURE(residual);
       CAPTURE(bits);
       const auto plan = kvpolicy::kivi_plan<kvpolicy::half>(shape, {.bits = bits, .residual = residual});

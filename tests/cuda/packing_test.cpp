@@ -49,25 +49,34 @@ TEST_CASE("every key and value of a tile has a place of its own, and is found th
 
 TEST_CASE("codes fill a tile without gap or overlap, and a bit names its code") {
   for (const int head_dim : {64, 128, 256}) {
-    for (const int bits : {2, 4, 8}) {
+    for (const int bits : {2, 3, 4, 5, 6, 8}) {
       CAPTURE(head_dim);
       CAPTURE(bits);
       const int tile_bits = tile_rows * head_dim * bits;
       std::vector<int> taken(static_cast<std::size_t>(tile_bits), 0);
       for (int row = 0; row < tile_rows; ++row) {
         for (int channel = 0; channel < head_dim; ++channel) {
-          const TileOffset there = offset_of_key(row, channel, head_dim);
-          const int address = bit_of_code(there, bits, head_dim);
-          REQUIRE(address % bits == 0);
-          for (int b = 0; b < bits; ++b) ++taken.at(static_cast<std::size_t>(address + b));
-          const TileOffset back = offset_of_bit(address, bits, head_dim);
-          CHECK(back.lane == there.lane);
-          CHECK(back.step == there.step);
-          CHECK(back.reg == there.reg);
-          CHECK(back.high == there.high);
+          for (const TileOffset there :
+               {offset_of_key(row, channel, head_dim), offset_of_value(row, channel, head_dim)}) {
+            int in_code = 0;
+            for (int i = 0; i < tile_parts(bits); ++i) {
+              const TilePart part = tile_part(bits, i);
+              REQUIRE(part.shift == in_code);
+              in_code += part.bits;
+              const int address = bit_of_code(there, part, head_dim);
+              REQUIRE(address % part.bits == 0);
+              for (int b = 0; b < part.bits; ++b) ++taken.at(static_cast<std::size_t>(address + b));
+              const TileOffset back = offset_of_bit(address, part, head_dim);
+              CHECK(back.lane == there.lane);
+              CHECK(back.step == there.step);
+              CHECK(back.reg == there.reg);
+              CHECK(back.high == there.high);
+            }
+            REQUIRE(in_code == bits);
+          }
         }
       }
-      for (const int count : taken) CHECK(count == 1);
+      for (const int count : taken) CHECK(count == 2);  // a key and a value
     }
   }
 }

@@ -70,6 +70,9 @@ TEST_CASE("partition: units of a segment") {
   CHECK(count(packed, 4 + 31, 2) == 2);
   CHECK(units_of(head, {.source = packed, .rows = 32, .first = 4}).weight == 5);
   CHECK(units_of(head, {.source = exact, .rows = 16}).weight == 8);
+  head.key_encoding = head.value_encoding = Encoding::uint3;  // read as bytes
+  CHECK(count(packed, 4 + 31, 2) == 2);
+  CHECK(units_of(head, {.source = packed, .rows = 32, .first = 4}).weight == 3);
   const int chunks[] = {1, 5, 9};
   CHECK(units_of(head, {.source = packed, .rows = 48, .chunks = chunks, .chunk_rows = 16}).count == 2);
 }
@@ -84,7 +87,7 @@ TEST_CASE("partition: every unit has one block") {
       HeadView head;
       if (up_to(2) == 0) head = {.sinks = up_to(20), .recent = 1 + up_to(100), .exact_ring = 256};
       if (up_to(2) == 0) {
-        all_codes[static_cast<std::size_t>(up_to(6))].describe(head);
+        all_codes[static_cast<std::size_t>(up_to(static_cast<int>(all_codes.size())))].describe(head);
         head.residual = up_to(100);
         head.packed_ring = head.recent > 0 ? 256 : 0;
       }

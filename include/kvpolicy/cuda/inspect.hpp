@@ -44,8 +44,11 @@ inline void load_packed_row(const std::byte* page, const HeadView& head, int hea
   for (int channel = 0; channel < head_dim; ++channel) {
     const TileOffset at = key ? offset_of_key(row % tile_rows, channel, head_dim)
                               : offset_of_value(row % tile_rows, channel, head_dim);
-    const int bit = bit_of_code(at, bits, head_dim);
-    const auto code = (static_cast<unsigned>(tile[bit / 8]) >> (bit % 8)) & ((1U << bits) - 1U);
+    const std::uint32_t code = code_at(at, bits, head_dim, [&](int i) {
+      std::uint32_t word;
+      std::memcpy(&word, tile + 4 * i, sizeof word);
+      return word;
+    });
     const int index = key ? key_param(row, channel, head_dim, page_rows, head.key_per_channel, head.key_group)
                           : value_param(row, channel, page_rows, head.value_group);
     const float scale = param(key ? layout.key_scales_offset : layout.value_scales_offset, index);

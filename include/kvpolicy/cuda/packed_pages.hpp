@@ -33,14 +33,14 @@ class PackedPages {
         value_format_{rule.value_encoding, Granularity::per_token, rule.value_group, rule.value_hadamard},
         layout_{bits_, head_dim_, page_rows_, per_channel_, key_group_, value_group_} {
     for (const bool key : {true, false}) {
-      auto& bit = bits_in_tile_[key ? 0 : 1];
-      bit.resize(static_cast<std::size_t>(tile_rows * head_dim_));
-      for (int row = 0; row < tile_rows; ++row) {
-        for (int channel = 0; channel < head_dim_; ++channel) {
-          const TileOffset at =
-              key ? offset_of_key(row, channel, head_dim_) : offset_of_value(row, channel, head_dim_);
-          bit[static_cast<std::size_t>(row * head_dim_ + channel)] =
-              bit_of_code(at, bits_.of(key), head_dim_);
+      for (int part = 0; part < tile_parts(bits_.of(key)); ++part) {
+        auto& bit = bits_in_tile_[key ? 0 : 1][part];
+        for (int row = 0; row < tile_rows; ++row) {
+          for (int channel = 0; channel < head_dim_; ++channel) {
+            const TileOffset at =
+                key ? offset_of_key(row, channel, head_dim_) : offset_of_value(row, channel, head_dim_);
+            bit.push_back(bit_of_code(at, tile_part(bits_.of(key), part), head_dim_));
+          }
         }
       }
     }
@@ -58,10 +58,15 @@ class PackedPages {
     const std::byte* codes = device + codes_offset(key);
     for (int row = 0; row < page_rows_; ++row) {
       std::byte* out = host + static_cast<std::size_t>(row) * to.row_bytes;
-      for_each_code(key, row, [&](std::size_t bit, std::size_t byte, int shift) {
-        out[byte] |=
-            static_cast<std::byte>((static_cast<unsigned>(codes[bit / 8]) >> (bit % 8) & mask(key)) << shift);
-      });
+      for (int channel = 0; channel < head_dim_; ++channel) {
+        unsigned code = 0;
+        for_each_part_on_device(key, row, channel, [&](const Part& part) {
+          code |= (static_cast<unsigned>(codes[part.byte]) >> part.bit & part.mask) << part.shift;
+        });
+        for_each_part_on_host(key, channel, [&](const Part& part) {
+          out[part.byte] |= static_cast<std::byte>((code >> part.shift & part.mask) << part.bit);
+        });
+      }
     }
     for_each_param(key, [&](std::size_t on_device, std::size_t on_host) {
       std::memcpy(host + to.scales_offset + on_host, device + scales_offset(key) + on_device, sizeof(half));
@@ -75,12 +80,17 @@ class PackedPages {
     const PageLayout layout{plane.format, static_cast<std::size_t>(head_dim_), plane.page_rows};
     std::byte* codes = device + codes_offset(key);
     const std::byte* in = at.page + at.row * layout.row_bytes;
-    for_each_code(key, row, [&](std::size_t bit, std::size_t byte, int shift) {
-      std::byte& out = codes[bit / 8];
-      const auto moved = static_cast<std::byte>(mask(key) << (bit % 8));
-      out = (out & ~moved) |
-            static_cast<std::byte>((static_cast<unsigned>(in[byte]) >> shift & mask(key)) << (bit % 8));
-    });
+    for (int channel = 0; channel < head_dim_; ++channel) {
+      unsigned code = 0;
+      for_each_part_on_host(key, channel, [&](const Part& part) {
+        code |= (static_cast<unsigned>(in[part.byte]) >> part.bit & part.mask) << part.shift;
+      });
+      for_each_part_on_device(key, row, channel, [&](const Part& part) {
+        std::byte& out = codes[part.byte];
+        out = (out & ~static_cast<std::byte>(part.mask << part.bit)) |
+              static_cast<std::byte>((code >> part.shift & part.mask) << part.bit);
+      });
+    }
     const bool along = key && per_channel_;
     const std::size_t first = (along ? at.row / plane.format.group : at.row) * layout.params_per_row;
     for (std::size_t i = 0; i < layout.params_per_row; ++i) {
@@ -96,7 +106,14 @@ class PackedPages {
   }
 
  private:
-  [[nodiscard]] unsigned mask(bool key) const { return (1U << bits_.of(key)) - 1U; }
+  // Some bits of a code: those from `shift` on that `mask` has lie in a byte from bit `bit` on.
+  struct Part {
+    std::size_t byte;
+    int bit;
+    int shift;
+    unsigned mask;
+  };
+
   [[nodiscard]] PageLayout host_layout(bool key) const {
     return {format(key), static_cast<std::size_t>(head_dim_), static_cast<std::size_t>(page_rows_)};
   }
@@ -108,17 +125,29 @@ class PackedPages {
     return key ? layout_.key_zeros_offset : layout_.value_zeros_offset;
   }
 
-  // visit(bit from the device page's first code, byte of the host's row, bit in that byte)
+  // The parts of a code in a page of the device; bytes count from the side's first code.
   template <class Visit>
-  void for_each_code(bool key, int row, Visit visit) const {
-    const int bits = bits_.of(key);
-    const int row_bytes = head_dim_ * bits / 8;
-    const auto tile = static_cast<std::size_t>(row / tile_rows * layout_.tile_bytes.of(key)) * 8;
-    const int* bit = bits_in_tile_[key ? 0 : 1].data() + row % tile_rows * head_dim_;
-    for (int channel = 0; channel < head_dim_; ++channel) {
-      visit(tile + static_cast<std::size_t>(bit[channel]), static_cast<std::size_t>(channel % row_bytes),
-            channel / row_bytes * bits);
+  void for_each_part_on_device(bool key, int row, int channel, Visit visit) const {
+    const auto tile = static_cast<std::size_t>(row / tile_rows * layout_.tile_bytes.of(key));
+    for (int p = 0; p < tile_parts(bits_.of(key)); ++p) {
+      const TilePart part = tile_part(bits_.of(key), p);
+      const int bit =
+          bits_in_tile_[key ? 0 : 1][p][static_cast<std::size_t>(row % tile_rows * head_dim_ + channel)];
+      visit(Part{tile + static_cast<std::size_t>(bit / 8), bit % 8, part.shift, (1U << part.bits) - 1U});
     }
+  }
+  // The parts of a code in a row of the host (PageLayout).
+  template <class Visit>
+  void for_each_part_on_host(bool key, int channel, Visit visit) const {
+    const CodeParts parts = code_parts(format(key).encoding);
+    const auto upper = static_cast<int>(parts.upper), lower = static_cast<int>(parts.lower);
+    const auto visit_part = [&](int first_byte, int bits, int shift) {
+      const int bytes = head_dim_ * bits / 8;
+      visit(Part{static_cast<std::size_t>(first_byte + channel % bytes), channel / bytes * bits, shift,
+                 (1U << bits) - 1U});
+    };
+    visit_part(0, upper, lower);
+    if (lower > 0) visit_part(head_dim_ * upper / 8, lower, 0);
   }
   // visit(byte among the device page's scales, byte among the host's), of every scale of a page
   template <class Visit>
@@ -146,7 +175,7 @@ class PackedPages {
   RowFormat key_format_;
   RowFormat value_format_;
   PackedLayout layout_;
-  std::vector<int> bits_in_tile_[2];  // of keys and values: [tile_rows, head_dim]
+  std::vector<int> bits_in_tile_[2][2];  // of keys and values, of each part: [tile_rows, head_dim]
 };
 
 }  // namespace kvpolicy::cuda

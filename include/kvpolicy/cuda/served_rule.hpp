@@ -30,8 +30,8 @@ namespace kvpolicy::cuda {
 [[nodiscard]] inline bool accumulates(const HeadRule& rule) { return rule.ranking == Ranking::accumulated; }
 
 /// Bits of the codes that kernels read and write for a head that quantises its rows. Whatever lays out packed pages
-/// asks here, because kernels take a width that they do not have for 2 bits.
-/// @throws ConfigError for a width that kernels do not have, and for keys of fewer bits than values
+/// asks here, because kernels take codes for whole numbers in equal steps.
+/// @throws ConfigError for codes in halves, and for codebooks that kernels do not have
 [[nodiscard]] inline Sides packed_bits(const HeadRule& rule) {
   const std::size_t keys = bits_of(rule.key_encoding);
   const std::size_t values = bits_of(rule.value_encoding);
@@ -40,9 +40,6 @@ namespace kvpolicy::cuda {
   const Codebook codebook = rule.key_codebook == Codebook::even ? rule.value_codebook : rule.key_codebook;
   require(codebook == Codebook::even, "cuda: codes stand for '", name_of(codebook),
           "' numbers, which are read on the host; kernels have 'even' ones");
-  const auto fits = [](std::size_t bits) { return bits == 2 || bits == 4 || bits == 8; };
-  require(fits(keys) && fits(values) && keys >= values, "cuda: keys have ", keys, " bits and values ", values,
-          "; both must have 2, 4 or 8, and keys not fewer than values; other widths are served on the host");
   return {static_cast<int>(keys), static_cast<int>(values)};
 }
 

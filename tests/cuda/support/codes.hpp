@@ -31,12 +31,28 @@ inline std::string name_of(const Codes& codes) {
          std::string{kvpolicy::name_of(codes.values)} + " values";
 }
 
-/// All of them.
-inline constexpr std::array all_codes{Codes{kvpolicy::Encoding::uint8},
-                                      Codes{kvpolicy::Encoding::uint4},
-                                      Codes{kvpolicy::Encoding::uint2},
-                                      Codes{kvpolicy::Encoding::uint8, kvpolicy::Encoding::uint4},
-                                      Codes{kvpolicy::Encoding::uint8, kvpolicy::Encoding::uint2},
-                                      Codes{kvpolicy::Encoding::uint4, kvpolicy::Encoding::uint2}};
+/// Those for which the decode kernel has code of their own.
+inline constexpr std::array own_shapes{Codes{kvpolicy::Encoding::uint8},
+                                       Codes{kvpolicy::Encoding::uint4},
+                                       Codes{kvpolicy::Encoding::uint2},
+                                       Codes{kvpolicy::Encoding::uint8, kvpolicy::Encoding::uint4},
+                                       Codes{kvpolicy::Encoding::uint8, kvpolicy::Encoding::uint2},
+                                       Codes{kvpolicy::Encoding::uint4, kvpolicy::Encoding::uint2}};
+
+/// Those and others: every width of keys and every width of values, and values of more bits than keys.
+inline constexpr std::array all_codes{own_shapes[0],
+                                      own_shapes[1],
+                                      own_shapes[2],
+                                      own_shapes[3],
+                                      own_shapes[4],
+                                      own_shapes[5],
+                                      Codes{kvpolicy::Encoding::uint3},
+                                      Codes{kvpolicy::Encoding::uint5},
+                                      Codes{kvpolicy::Encoding::uint6},
+                                      Codes{kvpolicy::Encoding::uint4, kvpolicy::Encoding::uint3},
+                                      Codes{kvpolicy::Encoding::uint3, kvpolicy::Encoding::uint2},
+                                      Codes{kvpolicy::Encoding::uint8, kvpolicy::Encoding::uint3},
+                                      Codes{kvpolicy::Encoding::uint2, kvpolicy::Encoding::uint8},
+                                      Codes{kvpolicy::Encoding::uint6, kvpolicy::Encoding::uint4}};
 
 }  // namespace test

@@ -92,17 +92,22 @@ class DeviceHead {
 
   // ---- quantised rows ------------------------------------------------------------------------
   [[nodiscard]] std::uint32_t code(Side side, int row, int channel) const {
-    const auto [word, bit] = code_position(side, row, channel);
-    std::uint32_t bits = 0;
-    std::memcpy(&bits, word, sizeof bits);
-    return bits >> bit & levels(side);
+    std::uint32_t code = 0;
+    for_each_part(side, row, channel, [&](std::byte* word, int bit, const kvpolicy::cuda::TilePart& part) {
+      std::uint32_t bits = 0;
+      std::memcpy(&bits, word, sizeof bits);
+      code |= (bits >> bit & ((1U << part.bits) - 1U)) << part.shift;
+    });
+    return code;
   }
   void set_code(Side side, int row, int channel, std::uint32_t code) {
-    const auto [word, bit] = code_position(side, row, channel);
-    std::uint32_t bits = 0;
-    std::memcpy(&bits, word, sizeof bits);
-    bits = (bits & ~(levels(side) << bit)) | code << bit;
-    std::memcpy(word, &bits, sizeof bits);
+    for_each_part(side, row, channel, [&](std::byte* word, int bit, const kvpolicy::cuda::TilePart& part) {
+      const std::uint32_t mask = (1U << part.bits) - 1U;
+      std::uint32_t bits = 0;
+      std::memcpy(&bits, word, sizeof bits);
+      bits = (bits & ~(mask << bit)) | (code >> part.shift & mask) << bit;
+      std::memcpy(word, &bits, sizeof bits);
+    });
   }
   [[nodiscard]] kvpolicy::AffineGrid grid(Side side, int row, int channel) const {
     kvpolicy::AffineGrid grid;
@@ -206,24 +211,24 @@ class DeviceHead {
     return side == Side::keys ? view_.key_encoding : view_.value_encoding;
   }
   [[nodiscard]] int bits(Side side) const { return kvpolicy::cuda::code_bits(encoding(side)); }
-  [[nodiscard]] std::uint32_t levels(Side side) const { return (1U << bits(side)) - 1U; }
 
-  struct CodePosition {
-    std::byte* word;
-    int bit;
-  };
-  [[nodiscard]] CodePosition code_position(Side side, int row, int channel) const {
+  // visit(word, bit in it, part) of each part of a code
+  template <class Visit>
+  void for_each_part(Side side, int row, int channel, Visit visit) const {
     const int slot = view_.packed_slot(row);
     const int tile_row = slot % kvpolicy::cuda::tile_rows;
     const kvpolicy::cuda::TileOffset at = side == Side::keys
                                               ? kvpolicy::cuda::offset_of_key(tile_row, channel, head_dim_)
                                               : kvpolicy::cuda::offset_of_value(tile_row, channel, head_dim_);
-    const int bit = kvpolicy::cuda::bit_of_code(at, bits(side), head_dim_);
-    std::byte* tile = packed_.table.at(static_cast<std::size_t>(slot / page_rows_)) +
-                      (side == Side::values ? layout_.values_offset : 0) +
-                      slot % page_rows_ / kvpolicy::cuda::tile_rows *
-                          (side == Side::keys ? layout_.tile_bytes.keys : layout_.tile_bytes.values);
-    return {tile + bit / 32 * 4, bit % 32};
+    std::byte* tile =
+        packed_.table.at(static_cast<std::size_t>(slot / page_rows_)) +
+        (side == Side::values ? layout_.values_offset : 0) +
+        slot % page_rows_ / kvpolicy::cuda::tile_rows * layout_.tile_bytes.of(side == Side::keys);
+    for (int i = 0; i < kvpolicy::cuda::tile_parts(bits(side)); ++i) {
+      const auto part = kvpolicy::cuda::tile_part(bits(side), i);
+      const int bit = kvpolicy::cuda::bit_of_code(at, part, head_dim_);
+      visit(tile + bit / 32 * 4, bit % 32, part);
+    }
   }
 
   struct GridPosition {

@@ -36,6 +36,8 @@ inline std::vector<HeadSpec> slow_heads() {
       {.bits = 2, .key_group = 16, .value_group = 16, .residual = 13, .per_channel = true},
       {.sinks = 4, .bits = 4, .key_group = 64, .residual = 20, .per_channel = true},
       {.sinks = 35, .bits = 8, .residual = 9},
+      {.bits = 3, .key_group = 64, .value_group = 32, .residual = 17, .per_channel = true},
+      {.kind = Kind::retrieval, .budget = 64, .chunk = 16, .bits = 6, .value_bits = 5, .residual = 12},
   };
 }
 /// Heads that all select, or keep little: a selected read of them needs nothing staged.

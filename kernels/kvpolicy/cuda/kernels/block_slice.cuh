@@ -13,9 +13,12 @@
 namespace kvpolicy::cuda {
 
 struct BlockSlice {
+  long long from;  ///< the block's part of the work of all heads, [from, to)
+  long long to;
   HeadView head;
   Request request;    ///< of the head's sequence
   CallTokens tokens;  ///< of the head's sequence
+  int index;          ///< the head's among the heads of all sequences
   int kv_head;
   DeviceSegmentList list;
   UnitRange range[most_segments];
@@ -28,10 +31,9 @@ struct BlockSlice {
   bool begins;                        ///< the share includes the head's first unit
   bool ends;                          ///< the share includes the head's last unit
 
-  /// `index` is the head's among the heads of all sequences, `place` where it begins in the work of all heads;
-  /// this block's slice is [from, to).
-  KVPOLICY_DEVICE void describe(const AttendParams& p, int index, long long place, long long from,
-                                long long to) {
+  /// `place` is where the head begins in the work of all heads; `from` and `to` are known.
+  KVPOLICY_DEVICE void describe(const AttendParams& p, int of_all, long long place) {
+    index = of_all;
     const int sequence = index / p.kv_heads;
     kv_head = index % p.kv_heads;
     head = p.head_of(sequence, kv_head);

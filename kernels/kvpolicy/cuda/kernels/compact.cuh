@@ -61,8 +61,7 @@ struct PackedVector {
     for (int j = 0; j < 8; ++j) {
       const TileOffset at =
           key ? offset_of_key(in_tile, channel + j, HeadDim) : offset_of_value(in_tile, channel + j, HeadDim);
-      const int bit = bit_of_code(at, bits, HeadDim);
-      code[j] = words[bit / 32] >> bit % 32 & ((1U << bits) - 1U);
+      code[j] = code_at(at, bits, HeadDim, [&](int i) { return words[i]; });
     }
     const int param =
         value_param(block.row + in_tile, channel, page_rows, key ? head.key_group : head.value_group);

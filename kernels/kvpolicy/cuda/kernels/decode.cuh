@@ -93,21 +93,30 @@ class DecodeBlock {
     for (int head = block_x(); head < heads; head += grid_x()) {
       if (place[head] == place[head + 1]) write_nothing(head);
     }
-    const Partition partition{place[heads], grid_x(), Layout::warps};
+    const Partition partition = whole_line();
     if (partition.total == 0 || block_x() >= partition.blocks) return;
-    const long long from = partition.begin(block_x());
-    const long long to = partition.begin(block_x() + 1);
+    // What is needed after a head's rows lies in shared memory meanwhile, because rows leave it no registers.
+    if (thread_index() == 0) {
+      slice().from = partition.begin(block_x());
+      slice().to = partition.begin(block_x() + 1);
+    }
+    sync_block();
     int head = 0;
     for (int step = 1 << 30; step > 0; step /= 2) {  // the last head that begins by `from`
-      if (head + step < heads && place[head + step] <= from) head += step;
+      if (head + step < heads && place[head + step] <= slice().from) head += step;
     }
-    for (; head < heads && place[head] < to; ++head) attend(head, partition, from, to);
+    while (head < heads && place[head] < slice().to) {
+      if (place[head] != place[head + 1]) head = attend(head);
+      ++head;
+    }
   }
 
  private:
   KVPOLICY_DEVICE long long* work_prefix() const {
     return reinterpret_cast<long long*>(shared + Layout::line_at);
   }
+  /// After scan_work.
+  KVPOLICY_DEVICE Partition whole_line() const { return {work_prefix()[heads], grid_x(), Layout::warps}; }
   KVPOLICY_DEVICE BlockSlice& slice() const {
     return *reinterpret_cast<BlockSlice*>(shared + Layout::slice_at);
   }
@@ -146,18 +155,18 @@ class DecodeBlock {
     sync_block();
   }
 
-  /// Computes this block's share of a head.
-  KVPOLICY_DEVICE void attend(int head, const Partition& partition, long long from, long long to) const {
-    if (work_prefix()[head] == work_prefix()[head + 1]) return;
+  /// Computes this block's share of a head that has rows. Returns the head, which lies in shared memory while rows
+  /// are read.
+  KVPOLICY_DEVICE int attend(int head) const {
     using Queries = typename Layout::Queries;
     const Queries queries{.plain = shared,
                           .code_columns = reinterpret_cast<CodeColumn*>(shared + Layout::code_columns_at),
                           .sums = reinterpret_cast<float*>(shared + Layout::query_sums_at)};
     sync_block();  // the previous head no longer uses shared memory
-    if (thread_index() == 0) slice().describe(p, head, work_prefix()[head], from, to);
+    if (thread_index() == 0) slice().describe(p, head, work_prefix()[head]);
     queries.load(p, head / p.kv_heads, head % p.kv_heads);
     sync_block();
-    if (slice().units[0] + slice().units[1] == 0) return;
+    if (slice().units[0] + slice().units[1] == 0) return head;
     const int used_columns = slice().request.queries * p.group;
     const bool packed = Packed && slice().units[1] > 0;
     if (slice().rotated) queries.turn(p, slice());
@@ -180,11 +189,19 @@ class DecodeBlock {
     const typename Layout::Merge warps{.values = reinterpret_cast<float*>(shared),
                                        .states = reinterpret_cast<PartialState*>(shared + Layout::states_at)};
     warps.merge(softmax, used_columns);
+    const int here = slice().index;
+    write(here, unforeseen(thread_index()), warps, used_columns);
+    return here;
+  }
 
+  /// Writes this block's share of a head, or merges it with others'. What follows from `head` and `thread` is not
+  /// computed before rows are read, because they are not known there.
+  KVPOLICY_DEVICE void write(int head, int thread, const typename Layout::Merge& warps,
+                             int used_columns) const {
     if (slice().begins && slice().ends) {
-      if (thread_index() < used_columns) finish(head, thread_index(), warps.state(thread_index()));
+      if (thread < used_columns) finish(head, thread, warps.state(thread));
       sync_block();
-      for (int i = unforeseen(thread_index()); i < used_columns * HeadDim; i += thread_count()) {
+      for (int i = thread; i < used_columns * HeadDim; i += thread_count()) {
         const int column = i / HeadDim;
         out(head, column)[i % HeadDim] =
             from_float<E>(warps.value(column, i % HeadDim) * finished()[column].factor);
@@ -192,12 +209,11 @@ class DecodeBlock {
       return;
     }
     const long long slot = Partials::slot(block_x(), slice().begins);
-    for (int i = unforeseen(thread_index()); i < used_columns * HeadDim; i += thread_count()) {
+    for (int i = thread; i < used_columns * HeadDim; i += thread_count()) {
       p.workspace.values[slot * columns * HeadDim + i] = warps.value(i / HeadDim, i % HeadDim);
     }
-    if (thread_index() < used_columns) {
-      p.workspace.states[slot * columns + thread_index()] = warps.state(thread_index());
-    }
+    if (thread < used_columns) p.workspace.states[slot * columns + thread] = warps.state(thread);
+    const Partition partition = whole_line();
     const long long begin = work_prefix()[head] + cost_of_head;
     merge_if_last(head, partition.block_of(begin),
                   partition.block_of(work_prefix()[head + 1] - slice().last_weight));

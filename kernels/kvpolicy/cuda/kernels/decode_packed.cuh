@@ -49,14 +49,14 @@ KVPOLICY_DEVICE void attend_packed(const PackedHead& head,
   Values values{head, head.stage + values_at};
   const auto request_keys = [&](const TileAddress& address, bool wanted) KVPOLICY_INLINE_LAMBDA {
     if (wanted) {
-      load_codes(key_codes, address, 0);
+      load_codes(key_codes, address, 0, head.bits.keys, head.lane);
       keys.request(address);
     }
     if constexpr (staged) cp_async_commit();
   };
   const auto request_values = [&](const TileAddress& address, bool wanted) KVPOLICY_INLINE_LAMBDA {
     if (wanted) {
-      load_codes(value_codes, address, head.layout.values_offset);
+      load_codes(value_codes, address, head.layout.values_offset, head.bits.values, head.lane);
       values.request(address);
     }
     if constexpr (staged) cp_async_commit();
@@ -86,6 +86,7 @@ KVPOLICY_DEVICE void attend_packed(const PackedHead& head,
 
     float logits[Shape::tiles][ColumnTiles][4];
     arrive();
+    if constexpr (Shape::widens) widen_codes(key_codes, head.bits.keys);
     keys.logits(logits, key_codes);
     leave();
     if constexpr (!overlaps) advance();  // later, for want of registers
@@ -94,6 +95,7 @@ KVPOLICY_DEVICE void attend_packed(const PackedHead& head,
     softmax.weigh(logits, [&](int n, int j, float factor) { values.rescale(n, j, factor); });
     if constexpr (!overlaps) request_values(here, true);
     arrive();
+    if constexpr (Shape::widens) widen_codes(value_codes, head.bits.values);
     values.add(softmax, value_codes, logits);
     leave();
     if constexpr (overlaps) {
@@ -115,24 +117,25 @@ KVPOLICY_DEVICE void attend_packed(const AttendParams& p, const BlockSlice& slic
   // Chosen chunks may begin anywhere in a group of rows.
   const bool fine = smaller(view.key_group, view.value_group) < 32 ||
                     (by_rows && view.chunk_rows > 0 && (view.chunk_rows % 32 != 0 || view.sinks % 32 != 0));
+  const Sides bits = view.bits();
   const auto run_as = [&](auto key_bits, auto value_bits, auto grouping, auto finest) KVPOLICY_INLINE_LAMBDA {
     constexpr int KeyBits = decltype(key_bits)::value;
     constexpr int ValueBits = decltype(value_bits)::value;
     constexpr Grouping Groups = decltype(grouping)::value;
+    using Shape = PackedShape<KeyBits, ValueBits, HeadDim, Groups, decltype(finest)::value>;
+    const Sides of_shape =
+        Shape::widens ? Sides{unforeseen(bits.keys), unforeseen(bits.values)} : Sides{KeyBits, ValueBits};
     const PackedHead head{
         .p = p,
         .slice = slice,
-        .layout{{KeyBits, ValueBits},
-                HeadDim,
-                p.page_rows,
-                Groups == Grouping::rows,
+        .bits = of_shape,
+        .layout{of_shape, HeadDim, p.page_rows, Groups == Grouping::rows,
                 Groups == Grouping::row ? HeadDim : view.key_group,
                 Groups == Grouping::row ? HeadDim : view.value_group},
         .queries = queries,
         .stage = stage + unforeseen(warp_index()) * packed_stage_bytes<HeadDim, ColumnTiles>,
         .lane = unforeseen(lane_index()) & (warp_lanes - 1)};
-    attend_packed<PackedShape<KeyBits, ValueBits, HeadDim, Groups, decltype(finest)::value>, ColumnTiles,
-                  Warps>(head, softmax);
+    attend_packed<Shape, ColumnTiles, Warps>(head, softmax);
   };
   const auto run = [&](auto keys, auto values) KVPOLICY_INLINE_LAMBDA {
     constexpr std::integral_constant<Grouping, Grouping::row> row{};
@@ -140,30 +143,23 @@ KVPOLICY_DEVICE void attend_packed(const AttendParams& p, const BlockSlice& slic
     constexpr std::integral_constant<Grouping, Grouping::rows> rows{};
     constexpr std::integral_constant<int, 32> coarse{};
     constexpr std::integral_constant<int, 8> finest{};
-    if (one_group) return run_as(keys, values, row, coarse);
+    if constexpr (decltype(keys)::value != any_width) {  // a row may be read as one group of channels as well
+      if (one_group) return run_as(keys, values, row, coarse);
+    }
     if (by_rows) return fine ? run_as(keys, values, rows, finest) : run_as(keys, values, rows, coarse);
     return fine ? run_as(keys, values, channels, finest) : run_as(keys, values, channels, coarse);
   };
   constexpr std::integral_constant<int, 8> eight{};
   constexpr std::integral_constant<int, 4> four{};
   constexpr std::integral_constant<int, 2> two{};
-  // Values have at most the bits of keys (served_rule.hpp).
-  const Sides bits = view.bits();
-  if (bits.keys == 2) {
-    run(two, two);
-  } else if (bits.keys == 4) {
-    if (bits.values == 4) {
-      run(four, four);
-    } else {
-      run(four, two);
-    }
-  } else if (bits.values == 8) {
-    run(eight, eight);
-  } else if (bits.values == 4) {
-    run(eight, four);
-  } else {
-    run(eight, two);
+  constexpr std::integral_constant<int, any_width> any{};
+  if (has_own_shape(bits)) {
+    if (bits.keys == 2) return run(two, two);
+    if (bits.keys == 4) return bits.values == 4 ? run(four, four) : run(four, two);
+    if (bits.values == 8) return run(eight, eight);
+    return bits.values == 4 ? run(eight, four) : run(eight, two);
   }
+  run(any, any);
 }
 
 }  // namespace kvpolicy::cuda

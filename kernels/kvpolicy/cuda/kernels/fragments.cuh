@@ -9,6 +9,10 @@
 // In this file g = lane / 4 and t = lane % 4.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
 #include <kvpolicy/core/dtype.hpp>
 #include <kvpolicy/cuda/kernels/packing.cuh>
 #include <kvpolicy/cuda/kernels/simt.cuh>
@@ -149,24 +153,36 @@ struct ValueTile {
 /// 1024 as both halves of a word: its mantissa counts ones.
 inline constexpr std::uint32_t code_bias = 0x64006400U;
 
-/// One lane's codes of 16 rows of keys or values.
+/// Loads this lane's words of a part of a tile (packing.cuh).
+template <int Words>
+KVPOLICY_DEVICE void load_words(std::uint32_t* words, const std::byte* part, int lane) {
+  constexpr int vector_words = Words < 4 ? Words : 4;
+  using Vector =
+      std::conditional_t<vector_words == 4, Words4, std::conditional_t<vector_words == 2, Words2, Words1>>;
+  KVPOLICY_UNROLL
+  for (int i = 0; i < Words; i += vector_words) {
+    const Vector vector =
+        load_once(reinterpret_cast<const Vector*>(part + (i * warp_lanes + lane * vector_words) * 4));
+    KVPOLICY_UNROLL
+    for (int j = 0; j < vector_words; ++j) words[i + j] = vector.word[j];
+  }
+}
+
+/// One lane's codes of 16 rows of keys or values, of a width that is known when the code is compiled: 8, 4 or 2.
 template <int Bits, int HeadDim>
 struct CodeTile {
+  static constexpr int head_dim = HeadDim;
   static constexpr int words = HeadDim * Bits / 64;
-  static constexpr int vector_words = words < 4 ? words : 4;
-  static constexpr int bytes = tile_rows * HeadDim * Bits / 8;
   std::uint32_t word[words];
 
-  KVPOLICY_DEVICE void load(const std::byte* tile) {
-    KVPOLICY_UNROLL
-    for (int i = 0; i < words; i += vector_words) {
-      const std::byte* at = tile + (i * warp_lanes + lane_index() * vector_words) * 4;
-      if constexpr (vector_words == 4) {
-        take(i, load_once(reinterpret_cast<const Words4*>(at)).word);
-      } else {
-        take(i, load_once(reinterpret_cast<const Words2*>(at)).word);
-      }
-    }
+  /// Calls `use` with the width, as a type.
+  template <class Use>
+  KVPOLICY_DEVICE static void with_width(int, Use use) {
+    use(std::integral_constant<int, Bits>{});
+  }
+  template <class Width>
+  KVPOLICY_DEVICE void load(Width, const std::byte* tile, int lane) {
+    load_words<words>(word, tile, lane);
   }
 
   /// Registers 1 and 3 of an operand (rows g + 8) hold codes times 2^row_shift, registers 2 and 3
@@ -192,22 +208,128 @@ struct CodeTile {
     }
   }
 
+  /// The code in the middle of the range, of codes of `bits` bits.
+  KVPOLICY_DEVICE static constexpr float middle(int) { return 1 << (Bits - 1); }
   /// What `operand` gives for codes that are all `middle`, negated. Adding its product subtracts
   /// `middle` from every code without rounding.
-  static constexpr float middle = 1 << (Bits - 1);
-  KVPOLICY_DEVICE static void minus_middle(std::uint32_t (&a)[4]) {
+  KVPOLICY_DEVICE static void minus_middle(std::uint32_t (&a)[4], int) {
     KVPOLICY_UNROLL
     for (int reg = 0; reg < 4; ++reg) {
       const int shift = reg % 2 * row_shift + reg / 2 * inner_shift;
       a[reg] = (0x8000U | 1U << (Bits - 1 + shift)) * 0x00010001U;
     }
   }
+};
+
+/// The same for codes of every width, which is the head's: one piece of code for all the widths that few heads have.
+/// `widen` makes bytes of the codes, which are then read as 8-bit codes are.
+template <int HeadDim>
+struct AnyCodeTile {
+  static constexpr int head_dim = HeadDim;
+  static constexpr int words = HeadDim / 8;
+  std::uint32_t word[words];
+
+  template <class Use>
+  KVPOLICY_DEVICE static void with_width(int bits, Use use) {
+    switch (bits) {
+      case 8: return use(std::integral_constant<int, 8>{});
+      case 6: return use(std::integral_constant<int, 6>{});
+      case 5: return use(std::integral_constant<int, 5>{});
+      case 4: return use(std::integral_constant<int, 4>{});
+      case 3: return use(std::integral_constant<int, 3>{});
+      default: return use(std::integral_constant<int, 2>{});
+    }
+  }
+  template <int Bits>
+  KVPOLICY_DEVICE void load(std::integral_constant<int, Bits>, const std::byte* tile, int lane) {
+    constexpr TilePart lower = tile_part(Bits, 0);
+    constexpr int lower_words = HeadDim * lower.bits / 64;
+    load_words<lower_words>(word, tile, lane);
+    if constexpr (lower.bits < Bits) {
+      constexpr int upper_words = HeadDim * (Bits - lower.bits) / 64;
+      load_words<upper_words>(word + lower_words, tile + tile_rows * HeadDim * lower.bits / 8, lane);
+    }
+  }
+  /// Makes bytes of the codes that `load` loaded, in place. Those of 2 and 3 bits are nibbles on the way, so that
+  /// widths share most of the code.
+  KVPOLICY_DEVICE void widen(int bits) {
+    if (bits == 2) spread_pairs();
+    if (bits == 3) join_pairs();
+    if (bits == 8) return order_bytes();
+    std::uint32_t upper[nibble_words / 2];
+    if (bits > 4) {
+      KVPOLICY_UNROLL
+      for (int i = 0; i < nibble_words / 2; ++i) upper[i] = word[nibble_words + i];
+    }
+    KVPOLICY_UNROLL
+    for (int i = nibble_words - 1; i >= 0; --i) {
+      const std::uint32_t nibbles = word[i];
+      word[2 * i] = nibbles & 0x0f0f0f0fU;
+      word[2 * i + 1] = nibbles >> 4 & 0x0f0f0f0fU;
+    }
+    if (bits == 5) add_upper<5>(upper);
+    if (bits == 6) add_upper<6>(upper);
+  }
+
+  static constexpr int row_shift = 0;
+  static constexpr int inner_shift = 0;
+  KVPOLICY_DEVICE void operand(std::uint32_t (&a)[4], int step, std::uint32_t bias = 0) const {
+    KVPOLICY_UNROLL
+    for (int reg = 0; reg < 4; ++reg) {
+      a[reg] = permute_bytes(word[step * 2 + reg % 2], bias, reg < 2 ? 0x5250 : 0x5351);
+    }
+  }
+  KVPOLICY_DEVICE static float middle(int bits) { return static_cast<float>(1 << (bits - 1)); }
+  KVPOLICY_DEVICE static void minus_middle(std::uint32_t (&a)[4], int bits) {
+    KVPOLICY_UNROLL
+    for (int reg = 0; reg < 4; ++reg) a[reg] = (0x8000U | 1U << (bits - 1)) * 0x00010001U;
+  }
 
  private:
-  template <int Count>
-  KVPOLICY_DEVICE void take(int at, const std::uint32_t (&vector)[Count]) {
+  static constexpr int nibble_words = words / 2;
+
+  /// Nibbles of 2-bit codes; a byte has those of four registers.
+  KVPOLICY_DEVICE void spread_pairs() {
     KVPOLICY_UNROLL
-    for (int i = 0; i < Count; ++i) word[at + i] = vector[i];
+    for (int i = nibble_words - 1; i >= 0; --i) {
+      std::uint32_t four = word[i / 2] >> i % 2 * 8 & 0x00ff00ffU;
+      four = (four | four << 4) & 0x0f0f0f0fU;
+      word[i] = (four | four << 2) & 0x33333333U;
+    }
+  }
+  /// Nibbles of 3-bit codes.
+  KVPOLICY_DEVICE void join_pairs() {
+    std::uint32_t upper[nibble_words / 4];
+    KVPOLICY_UNROLL
+    for (int i = 0; i < nibble_words / 4; ++i) upper[i] = word[nibble_words / 2 + i];
+    KVPOLICY_UNROLL
+    for (int i = nibble_words - 1; i >= 0; --i) {
+      word[i] = (word[i / 2] >> i % 2 * 2 & 0x33333333U) | (moved<3>(upper[i / 4], i) & 0x44444444U);
+    }
+  }
+  /// 8-bit codes in the order of bytes that are made of nibbles.
+  KVPOLICY_DEVICE void order_bytes() {
+    KVPOLICY_UNROLL
+    for (int i = 0; i < words; i += 2) {
+      const std::uint32_t low = word[i], high = word[i + 1];
+      word[i] = permute_bytes(low, high, 0x5140);
+      word[i + 1] = permute_bytes(low, high, 0x7362);
+    }
+  }
+  /// Adds the upper parts of codes to bytes that have the lower ones.
+  template <int Bits>
+  KVPOLICY_DEVICE void add_upper(const std::uint32_t (&upper)[nibble_words / 2]) {
+    constexpr TilePart part = tile_part(Bits, 1);
+    constexpr std::uint32_t mask = ((1U << part.bits) - 1U) * 0x01010101U << part.shift;
+    KVPOLICY_UNROLL
+    for (int i = 0; i < words; ++i) word[i] |= moved<Bits>(upper[i / (part.whole / part.bits)], i) & mask;
+  }
+  /// A word of upper parts, such that those of the i-th word of whole codes are where these have them.
+  template <int Bits>
+  KVPOLICY_DEVICE static std::uint32_t moved(std::uint32_t parts, int i) {
+    constexpr TilePart part = tile_part(Bits, 1);
+    const int shift = i % (part.whole / part.bits) * part.bits - part.shift;
+    return shift < 0 ? parts << -shift : parts >> shift;
   }
 };
 

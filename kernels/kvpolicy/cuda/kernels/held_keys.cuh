@@ -49,8 +49,7 @@ struct HeldKeys {
     const auto* zeros = reinterpret_cast<const std::uint16_t*>(page + layout.key_zeros_offset);
     const auto number = [&](int step, int reg, int high) {
       const TileOffset place{.lane = lane_index(), .step = step, .reg = reg, .high = high};
-      const int bit = bit_of_code(place, bits, HeadDim);
-      const std::uint32_t code = codes[bit / 32] >> bit % 32 & ((1U << bits) - 1U);
+      const std::uint32_t code = code_at(place, bits, HeadDim, [&](int i) { return codes[i]; });
       const RowOffset at = key_at(place, HeadDim);
       const int grid =
           key_param(first + at.row, at.channel, HeadDim, page_rows, head.key_per_channel, head.key_group);

@@ -5,6 +5,8 @@
 // from which a lane reads what it needs. Either way they are requested together with the codes.
 #pragma once
 
+#include <type_traits>
+
 #include <kvpolicy/cuda/kernels/block_slice.cuh>
 #include <kvpolicy/cuda/kernels/fragments.cuh>
 
@@ -17,9 +19,9 @@ enum class Grouping {
   rows,      ///< one for each channel of a group of keys; for values as `channels`
 };
 
-/// The shape of a head's quantised rows, as far as code is compiled for it. `Finest` is the
-/// smallest group that is served: 32 channels or rows; else 8 channels, and every tile of keys has
-/// scales of its own.
+/// The shape of a head's quantised rows, as far as code is compiled for it. Bits are those of a pair that
+/// `has_own_shape` allows, or any_width for both. `Finest` is the smallest group that is served: 32 channels or
+/// rows; else 8 channels, and every tile of keys has scales of its own.
 template <int KeyBits, int ValueBits, int Channels, Grouping Groups, int Finest>
 struct PackedShape {
   static constexpr Sides bits{KeyBits, ValueBits};
@@ -28,8 +30,9 @@ struct PackedShape {
   static constexpr int finest = Finest;
   static constexpr int rows = rows_of_unit(bits);  ///< that a warp reads at a time
   static constexpr int tiles = rows / tile_rows;
-  using KeyTile = CodeTile<KeyBits, head_dim>;
-  using ValueTile = CodeTile<ValueBits, head_dim>;
+  static constexpr bool widens = KeyBits == any_width;
+  using KeyTile = std::conditional_t<widens, AnyCodeTile<head_dim>, CodeTile<KeyBits, head_dim>>;
+  using ValueTile = std::conditional_t<widens, AnyCodeTile<head_dim>, CodeTile<ValueBits, head_dim>>;
 };
 
 /// Where a tile of 16 quantised rows is. Lane i has the value for tile i % tiles of the unit.
@@ -58,15 +61,26 @@ KVPOLICY_DEVICE TileAddress address_of_tile(const AttendParams& p, const BlockSl
           place_in_page(slot, p.page_rows)};
 }
 
-/// Loads the codes of a unit; `offset` is where a page has those of row 0.
+/// Loads this lane's codes of a unit, which have `bits` bits; `offset` is where a page has those of row 0.
 template <class Tile, int Tiles>
-KVPOLICY_DEVICE void load_codes(Tile (&codes)[Tiles], const TileAddress& address, int offset) {
-  const auto* mine = address.at(offset + address.row / tile_rows * Tile::bytes);
+KVPOLICY_DEVICE void load_codes(Tile (&codes)[Tiles], const TileAddress& address, int offset, int bits,
+                                int lane) {
+  Tile::with_width(bits, [&](auto width) KVPOLICY_INLINE_LAMBDA {
+    const auto* mine =
+        address.at(offset + address.row / tile_rows * (tile_rows * Tile::head_dim * width.value / 8));
+    KVPOLICY_UNROLL
+    for (int tile = 0; tile < Tiles; ++tile) {
+      const auto* from =
+          reinterpret_cast<const std::byte*>(shuffle(reinterpret_cast<unsigned long long>(mine), tile));
+      codes[tile].load(width, from, lane);
+    }
+  });
+}
+/// Before the codes of a unit are multiplied.
+template <class Tile, int Tiles>
+KVPOLICY_DEVICE void widen_codes(Tile (&codes)[Tiles], int bits) {
   KVPOLICY_UNROLL
-  for (int tile = 0; tile < Tiles; ++tile) {
-    codes[tile].load(
-        reinterpret_cast<const std::byte*>(shuffle(reinterpret_cast<unsigned long long>(mine), tile)));
-  }
+  for (int tile = 0; tile < Tiles; ++tile) codes[tile].widen(bits);
 }
 
 /// Scales and zeros of a unit whose rows have one of each. They are loaded once, in one contiguous
@@ -103,6 +117,7 @@ KVPOLICY_DEVICE float high_half(std::uint32_t word) {
 struct PackedHead {
   const AttendParams& p;
   const BlockSlice& slice;
+  Sides bits;
   PackedLayout layout;
   CodeQueries queries;
   std::byte* stage;  ///< this warp's shared memory for scales and zeros

@@ -31,10 +31,16 @@ KVPOLICY_DEVICE int page_of(int slot, int page_rows) {
 /// The same slot's place in the page.
 KVPOLICY_DEVICE int place_in_page(int slot, int page_rows) { return slot & (page_rows - 1); }
 
-/// Bits of the codes of one side of a HeadView: 8, 4 or 2, because no view has another width (served_rule.hpp's
-/// `packed_bits`).
+/// Bits of the codes of one side of a HeadView.
 KVPOLICY_HOST_DEVICE constexpr int code_bits(Encoding encoding) {
-  return encoding == Encoding::uint8 ? 8 : encoding == Encoding::uint4 ? 4 : 2;
+  switch (encoding) {
+    case Encoding::uint8: return 8;
+    case Encoding::uint6: return 6;
+    case Encoding::uint5: return 5;
+    case Encoding::uint4: return 4;
+    case Encoding::uint3: return 3;
+    default: return 2;  // no view has another width (served_rule.hpp's `packed_bits`)
+  }
 }
 
 /// A number for a head's keys, and one for its values.
@@ -81,46 +87,92 @@ KVPOLICY_HOST_DEVICE constexpr TileOffset offset_of_value(int row, int channel, 
           .high = row % 2};
 }
 
-/// Bit address of a code inside its tile, from the tile's first byte. Each lane's words of a tile
+/// Some neighbouring bits of every code of a tile. Codes of 2, 4 and 8 bits are one part. Those of 3, 5 and 6 bits are
+/// two, one after the other: their lower 2 or 4 bits, then the upper 1 or 2. A shift and a mask take a word of codes
+/// with `whole` bits of room each from either part, so that the two need only be joined.
+struct TilePart {
+  int bits;   ///< of a code
+  int shift;  ///< where the code has them
+  int whole;  ///< 2, 4 or 8
+};
+
+/// How many parts a tile of codes of `bits` bits has.
+KVPOLICY_HOST_DEVICE constexpr int tile_parts(int bits) {
+  return bits == 3 || bits == 5 || bits == 6 ? 2 : 1;
+}
+/// One of them.
+KVPOLICY_HOST_DEVICE constexpr TilePart tile_part(int bits, int part) {
+  const int whole = bits > 4 ? 8 : bits > 2 ? 4 : 2;
+  const int lower = tile_parts(bits) == 1 ? bits : whole / 2;
+  return part == 0 ? TilePart{lower, 0, whole} : TilePart{bits - lower, lower, whole};
+}
+
+/// Bit address of a part of a code inside its tile, from the tile's first byte. Each lane's words of a part
 /// form vectors of up to four words; the vectors of all lanes are contiguous.
 ///
 /// In a word, the two numbers of a register are 16 bits apart, so that a mask leaves both at the
 /// position of half's mantissa. 8-bit codes are adjacent instead, because a byte permutation widens
-/// them.
-KVPOLICY_HOST_DEVICE constexpr int bit_of_code(const TileOffset& at, int bits, int head_dim) {
-  const int lane_words = head_dim * bits / 64;
+/// them; the bytes that are made of 5 or 6 bits lie so that their lower parts are a tile of 4-bit codes.
+KVPOLICY_HOST_DEVICE constexpr int bit_of_code(const TileOffset& at, const TilePart& part, int head_dim) {
+  const int lane_words = head_dim * part.bits / 64;
   const int vector_words = lane_words < 4 ? lane_words : 4;
-  int word = 0, bit = 0;
-  if (bits == 8) {
+  int word = 0, bit = 0;  // of a word of whole codes
+  if (part.bits == 8) {
     word = at.step * 2 + at.reg / 2;
     bit = at.reg % 2 * 16 + at.high * 8;
-  } else if (bits == 4) {
+  } else if (part.whole == 8) {
+    word = at.step * 2 + at.reg % 2;
+    bit = at.reg / 2 * 8 + at.high * 16;
+  } else if (part.whole == 4) {
     word = at.step;
     bit = at.reg * 4 + at.high * 16;
   } else {
     word = at.step / 2;
     bit = (at.step % 2 * 4 + at.reg) * 2 + at.high * 16;
   }
-  return ((word / vector_words * warp_lanes + at.lane) * vector_words + word % vector_words) * 32 + bit;
+  const int share = part.whole / part.bits;  // words of whole codes that have their bits in one word
+  bit += word % share * part.bits;
+  word /= share;
+  return tile_rows * head_dim * part.shift +
+         ((word / vector_words * warp_lanes + at.lane) * vector_words + word % vector_words) * 32 + bit;
 }
 
 /// The inverse of bit_of_code.
-KVPOLICY_HOST_DEVICE constexpr TileOffset offset_of_bit(int address, int bits, int head_dim) {
-  const int lane_words = head_dim * bits / 64;
+KVPOLICY_HOST_DEVICE constexpr TileOffset offset_of_bit(int address, const TilePart& part, int head_dim) {
+  const int lane_words = head_dim * part.bits / 64;
   const int vector_words = lane_words < 4 ? lane_words : 4;
+  address -= tile_rows * head_dim * part.shift;
   const int vector = address / 32 / vector_words;  // index among all lanes' vectors
-  const int word = vector / warp_lanes * vector_words + address / 32 % vector_words;
+  const int share = part.whole / part.bits;
+  const int word = (vector / warp_lanes * vector_words + address / 32 % vector_words) * share +
+                   address % part.whole / part.bits;
   const int bit = address % 32;
   TileOffset at{.lane = vector % warp_lanes, .step = word, .reg = bit % 16 / 4, .high = bit / 16};
-  if (bits == 8) {
+  if (part.bits == 8) {
     at.step = word / 2;
     at.reg = word % 2 * 2 + bit / 16;
     at.high = bit / 8 % 2;
-  } else if (bits == 2) {
+  } else if (part.whole == 8) {
+    at.step = word / 2;
+    at.reg = bit % 16 / 8 * 2 + word % 2;
+  } else if (part.whole == 2) {
     at.step = word * 2 + bit % 16 / 8;
     at.reg = bit % 8 / 2;
   }
   return at;
+}
+
+/// The code at a place of a tile, of `bits` bits; `word(i)` is the tile's i-th word.
+template <class Word>
+KVPOLICY_HOST_DEVICE constexpr std::uint32_t code_at(const TileOffset& at, int bits, int head_dim,
+                                                     Word word) {
+  std::uint32_t code = 0;
+  for (int i = 0; i < tile_parts(bits); ++i) {
+    const TilePart part = tile_part(bits, i);
+    const int bit = bit_of_code(at, part, head_dim);
+    code |= (word(bit / 32) >> bit % 32 & ((1U << part.bits) - 1U)) << part.shift;
+  }
+  return code;
 }
 
 /// A row and a channel of a tile.

@@ -16,12 +16,20 @@
 
 namespace kvpolicy::cuda {
 
+/// Stands for the widths of codes that the decode kernel learns from the head.
+inline constexpr int any_width = 0;
+/// Whether the decode kernel has code for keys and values of these widths alone. It makes bytes of all other codes.
+KVPOLICY_HOST_DEVICE constexpr bool has_own_shape(Sides bits) {
+  const auto power_of_two = [](int n) { return n == 2 || n == 4 || n == 8; };
+  return power_of_two(bits.keys) && power_of_two(bits.values) && bits.keys >= bits.values;
+}
+
 /// Rows of a work unit, which a warp takes at a time. Exact units begin at the segment's first row.
 /// Packed units begin at slots that are multiples of their size, so each is inside one page; rows
 /// at the edges are masked.
 KVPOLICY_HOST_DEVICE constexpr int rows_of_unit(Sides bits) {
-  const int widest = larger(bits.keys, bits.values);
-  return widest == 16 ? tile_rows : widest == 8 ? 32 : 64;
+  if (bits.keys == 16) return tile_rows;
+  return has_own_shape(bits) && bits.keys < 8 ? 64 : 32;
 }
 /// The cost of a unit, measured by the bytes that it reads: 1 is 4 rows of 8-bit numbers.
 KVPOLICY_HOST_DEVICE constexpr int cost_of_unit(Sides bits) {

@@ -5,6 +5,10 @@
 // than unpacking, so rows are converted once and then treated like exact rows.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
 #include <kvpolicy/core/dtype.hpp>
 #include <kvpolicy/cuda/kernels/packing.cuh>
 #include <kvpolicy/cuda/kernels/prefill_tile.cuh>
@@ -19,19 +23,27 @@ struct alignas(16) RowChunk {
 /// Codes of eight neighbouring channels of a row, from channel 8 * chunk on. Their bit addresses
 /// differ from the first one's by constants, which are the same in every row.
 template <int Bits, int HeadDim, bool Values>
-KVPOLICY_DEVICE void unpack_chunk(const std::byte* tile, int row, int chunk, float (&code)[8]) {
-  constexpr auto bit_of = [](int r, int channel) {
-    return bit_of_code(Values ? offset_of_value(r, channel, HeadDim) : offset_of_key(r, channel, HeadDim),
-                       Bits, HeadDim);
+KVPOLICY_DEVICE void unpack_chunk(const std::byte* tile, int row, int chunk, float (&number)[8]) {
+  std::uint32_t code[8] = {};
+  const auto add = [&](auto index) KVPOLICY_INLINE_LAMBDA {
+    constexpr TilePart part = tile_part(Bits, decltype(index)::value);
+    constexpr auto bit_of = [](int r, int channel) {
+      return bit_of_code(Values ? offset_of_value(r, channel, HeadDim) : offset_of_key(r, channel, HeadDim),
+                         tile_part(Bits, decltype(index)::value), HeadDim);
+    };
+    const int first = bit_of(row, chunk * 8);
+    const auto* words = reinterpret_cast<const std::uint32_t*>(tile) + first / 32;
+    const int shift = first % 32;
+    KVPOLICY_UNROLL
+    for (int i = 0; i < 8; ++i) {
+      const int apart = bit_of(0, i) - bit_of(0, 0);
+      code[i] |= (words[apart / 32] >> shift >> (apart % 32) & ((1U << part.bits) - 1U)) << part.shift;
+    }
   };
-  const int first = bit_of(row, chunk * 8);
-  const auto* words = reinterpret_cast<const std::uint32_t*>(tile) + first / 32;
-  const int shift = first % 32;
+  add(std::integral_constant<int, 0>{});
+  if constexpr (tile_parts(Bits) > 1) add(std::integral_constant<int, 1>{});
   KVPOLICY_UNROLL
-  for (int i = 0; i < 8; ++i) {
-    const int apart = bit_of(0, i);
-    code[i] = static_cast<float>(words[apart / 32] >> shift >> (apart % 32) & ((1U << Bits) - 1));
-  }
+  for (int i = 0; i < 8; ++i) number[i] = static_cast<float>(code[i]);
 }
 
 /// Converts the rows of a packed tile; called by all threads of the block.
@@ -46,7 +58,10 @@ struct PackedLoader {
   KVPOLICY_DEVICE void load(int tile_memory, const LiveSegment& live, int tile) const {
     switch (Values ? head.value_encoding : head.key_encoding) {
       case Encoding::uint8: return widen<8>(tile_memory, live, tile);
+      case Encoding::uint6: return widen<6>(tile_memory, live, tile);
+      case Encoding::uint5: return widen<5>(tile_memory, live, tile);
       case Encoding::uint4: return widen<4>(tile_memory, live, tile);
+      case Encoding::uint3: return widen<3>(tile_memory, live, tile);
       default: return widen<2>(tile_memory, live, tile);
     }
   }

@@ -21,32 +21,46 @@
 namespace kvpolicy::cuda {
 
 // ---- codes in shared memory to a page --------------------------------------------------------
-/// Writes four tiles of one side; each thread gathers whole words.
-template <int HeadDim, int Bits, bool Keys>
-KVPOLICY_DEVICE void write_codes(const QuantizerMemory<HeadDim>& memory, std::uint32_t* out) {
+/// Writes a part of the codes of four tiles of one side; each thread gathers whole words.
+template <int HeadDim, int Bits, int Part, bool Keys>
+KVPOLICY_DEVICE void write_part(const QuantizerMemory<HeadDim>& memory, std::uint32_t* out) {
+  constexpr TilePart part = tile_part(Bits, Part);
   constexpr int tile_words = tile_rows * HeadDim * Bits / 32;
+  constexpr int first = tile_rows * HeadDim * part.shift / 32;
+  constexpr int part_words = tile_rows * HeadDim * part.bits / 32;
   KVPOLICY_NO_UNROLL
-  for (int i = thread_index(); i < quantized_together / tile_rows * tile_words; i += thread_count()) {
+  for (int i = thread_index(); i < quantized_together / tile_rows * part_words; i += thread_count()) {
+    const int in_tile = first + i % part_words;
     std::uint32_t word = 0;
     KVPOLICY_UNROLL
-    for (int bit = 0; bit < 32; bit += Bits) {
-      const TileOffset at = offset_of_bit(i % tile_words * 32 + bit, Bits, HeadDim);
+    for (int bit = 0; bit < 32; bit += part.bits) {
+      const TileOffset at = offset_of_bit(in_tile * 32 + bit, part, HeadDim);
       const RowOffset from = Keys ? key_at(at, HeadDim) : value_at(at, HeadDim);
-      const int row = i / tile_words * tile_rows + from.row;
-      word |= static_cast<std::uint32_t>(memory.numbers[row * memory.pitch + from.channel]) << bit;
+      const int row = i / part_words * tile_rows + from.row;
+      std::uint32_t code = memory.numbers[row * memory.pitch + from.channel];
+      if constexpr (part.bits < Bits) code = code >> part.shift & ((1U << part.bits) - 1U);
+      word |= code << bit;
     }
-    out[i] = word;
+    out[i / part_words * tile_words + in_tile] = word;
   }
+}
+
+/// Writes four tiles of one side.
+template <int HeadDim, int Bits, bool Keys>
+KVPOLICY_DEVICE void write_codes(const QuantizerMemory<HeadDim>& memory, std::uint32_t* out) {
+  write_part<HeadDim, Bits, 0, Keys>(memory, out);
+  if constexpr (tile_parts(Bits) > 1) write_part<HeadDim, Bits, 1, Keys>(memory, out);
 }
 
 template <int HeadDim, bool Keys>
 KVPOLICY_DEVICE void write_codes(const QuantizerMemory<HeadDim>& memory, int bits, std::uint32_t* out) {
-  if (bits == 8) {
-    write_codes<HeadDim, 8, Keys>(memory, out);
-  } else if (bits == 4) {
-    write_codes<HeadDim, 4, Keys>(memory, out);
-  } else {
-    write_codes<HeadDim, 2, Keys>(memory, out);
+  switch (bits) {
+    case 8: return write_codes<HeadDim, 8, Keys>(memory, out);
+    case 6: return write_codes<HeadDim, 6, Keys>(memory, out);
+    case 5: return write_codes<HeadDim, 5, Keys>(memory, out);
+    case 4: return write_codes<HeadDim, 4, Keys>(memory, out);
+    case 3: return write_codes<HeadDim, 3, Keys>(memory, out);
+    default: return write_codes<HeadDim, 2, Keys>(memory, out);
   }
 }
 
@@ -132,9 +146,9 @@ KVPOLICY_DEVICE void load_codes(const QuantizerMemory<HeadDim>& memory, const He
     const int channel = i % HeadDim;
     const TileOffset at = Keys ? offset_of_key(row % tile_rows, channel, HeadDim)
                                : offset_of_value(row % tile_rows, channel, HeadDim);
-    const int bit = row / tile_rows * from.layout.tile_bytes.of(Keys) * 8 + bit_of_code(at, bits, HeadDim);
+    const std::uint32_t* tile = words + row / tile_rows * (from.layout.tile_bytes.of(Keys) / 4);
     memory.numbers[row * memory.pitch + channel] =
-        static_cast<std::uint16_t>(words[bit / 32] >> bit % 32 & ((1U << bits) - 1U));
+        static_cast<std::uint16_t>(code_at(at, bits, HeadDim, [&](int i) { return tile[i]; }));
   }
   const bool per_channel = Keys && head.key_per_channel;
   const int group = Keys ? head.key_group : head.value_group;
