@@ -461,7 +461,7 @@ class Sequence {
         const auto shares =
             oracle::probabilities(q.row_of_doubles(token, q_head), visible, oracle_options(layer, q_head));
         for (std::size_t r = 0; r < shares.size(); ++r) {
-          model.pay(visible[r]->position, shares[r] / static_cast<double>(group));
+          model.pay(visible[r]->position, shares[r], group);
         }
       }
     }

@@ -79,6 +79,9 @@ typename P::Config policy_config(const HeadSpec& spec) {
       config.scorer = {spec.window, spec.average ? kvpolicy::Pooling::average : kvpolicy::Pooling::max,
                        spec.kernel};
     }
+    if constexpr (requires { config.scorer.votes = kvpolicy::Votes::largest; }) {
+      if (spec.largest) config.scorer.votes = kvpolicy::Votes::largest;
+    }
   }
   if constexpr (requires { config.chunk; }) {
     config.chunk = spec.chunk;

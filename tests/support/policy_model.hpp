@@ -36,6 +36,7 @@ struct HeadSpec {
   std::size_t compress_from = 0;  // a text of fewer rows keeps all of them
   bool after_first = false;       // compresses by itself after the first requested compression
   bool average = false;
+  bool largest = false;  // of several votes for a row the largest counts, not their mean
   // for retrieval, together with `budget`
   std::size_t chunk = 8, refresh_every = 0;
   bool min_max = false;
@@ -146,10 +147,11 @@ class HeadModel {
     const auto width = static_cast<std::ptrdiff_t>(spec_.rank == Rank::snapkv ? spec_.kernel / 2 : 0);
     std::vector<double> total(candidates, 0.0);
     for (const auto& head : attention) {
-      std::vector<double> mean(candidates, 0.0);
+      std::vector<double> mean(candidates, 0.0);  // or the largest
       for (const auto& query : head) {
         for (std::size_t i = 0; i < candidates; ++i) {
-          mean[i] += query[i] / static_cast<double>(head.size());
+          mean[i] = spec_.largest ? std::max(mean[i], query[i])
+                                  : mean[i] + query[i] / static_cast<double>(head.size());
         }
       }
       for (std::size_t i = 0; i < candidates; ++i) {
@@ -160,14 +162,18 @@ class HeadModel {
           const double near = mean[static_cast<std::size_t>(at)];
           pooled = spec_.average ? pooled + near / static_cast<double>(spec_.kernel) : std::max(pooled, near);
         }
-        total[i] += pooled / static_cast<double>(attention.size());
+        total[i] = spec_.largest ? std::max(total[i], pooled)
+                                 : total[i] + pooled / static_cast<double>(attention.size());
       }
     }
     return total;
   }
 
-  /// Adds a query's attention to a row.
-  void pay(std::int64_t position, double share) { sums_[position] += share; }
+  /// Adds a query's attention to a row, one of `group` query heads.
+  void pay(std::int64_t position, double share, std::size_t group) {
+    double& sum = sums_[position];
+    sum = spec_.largest ? std::max(sum, share) : sum + share / static_cast<double>(group);
+  }
   /// The score of each candidate by its summed attention.
   [[nodiscard]] std::vector<double> paid() const {
     std::vector<double> scores;
@@ -185,7 +191,9 @@ class HeadModel {
     for (const auto& head : attention) {
       for (const auto& query : head) {
         for (std::size_t i = 0; i < total.size(); ++i) {
-          total[i] += query[i] / static_cast<double>(head.size() * attention.size());
+          total[i] = spec_.largest
+                         ? std::max(total[i], query[i])
+                         : total[i] + query[i] / static_cast<double>(head.size() * attention.size());
         }
       }
     }

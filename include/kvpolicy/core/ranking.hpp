@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <string_view>
 
+#include <kvpolicy/core/host_device.hpp>
+
 namespace kvpolicy {
 
 /// What a scorer looks at to rank the rows of its head.
@@ -31,7 +33,7 @@ enum class Votes : std::uint8_t {
 /// What the votes of a row come to with one vote more: their sum, of which who knows their number makes a mean, or the
 /// largest.
 template <class T>
-[[nodiscard]] constexpr T with_vote(Votes votes, T so_far, T vote) {
+[[nodiscard]] KVPOLICY_HOST_DEVICE constexpr T with_vote(Votes votes, T so_far, T vote) {
   if (votes == Votes::mean) return so_far + vote;
   return vote > so_far ? vote : so_far;
 }

@@ -84,8 +84,9 @@ class CacheForks {
       const HeadStore& own = old.heads[head];
       if (!is_same(head)) {
         check_rows(own, old, l, head);
-        check_accumulated(Cache::name, l, head, accumulates(layer.heads[head].settings()),
-                          accumulates(own.settings()));
+        const HeadRule& rule = layer.heads[head].settings();
+        check_accumulated(Cache::name, l, head, accumulates(rule),
+                          accumulates(own.settings()) && own.settings().votes == rule.votes);
         continue;
       }
       layer.heads[head].give_back_on(stream);

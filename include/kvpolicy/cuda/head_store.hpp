@@ -274,6 +274,7 @@ class HeadStore {
     view_.value_group = number(settings.value_group);
     view_.residual = geometry.packs() ? number(settings.residual) : unlimited;
     view_.kivi_flush = geometry.packs() && settings.kivi_flush;
+    view_.votes = settings.votes;
     view_.inverse_frequencies = frequencies;
     view_.rotation_limit = number(settings.sinks + settings.recent) - 1;
     view_.chunk_rows = number(settings.chunk);

@@ -35,6 +35,7 @@ class RowScoring {
     const bool by_keys = rule.ranking == Ranking::keys;
     how_[head] = {.ranking = rule.ranking,
                   .average = rule.pooling == Pooling::average,
+                  .votes = rule.votes,
                   .kept_rows = static_cast<int>(rule.kept_rows),
                   .budget = static_cast<int>(rule.budget_rule().candidates(survivors)),
                   .kernel = static_cast<int>(rule.pooled_rows)};

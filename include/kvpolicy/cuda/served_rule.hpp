@@ -80,10 +80,6 @@ inline void check_compressing(const HeadRule& rule) {
           "cuda: heads share their budgets over the whole model, which the host alone does; share them in "
           "the layer "
           "(adaptive_in_layer), or run the plan on the host");
-  require(rule.votes == Votes::mean,
-          "cuda: rows are ranked by the largest vote (Votes::largest), which the host alone does; take the "
-          "mean, or "
-          "run the plan on the host");
   require(!rule.weighs_values,
           "cuda: ranks are weighed by the lengths of values (weigh_values), which the host alone does");
   require(

@@ -239,6 +239,7 @@ using kvpolicy::Ranking;
 struct alignas(8) CompressionSettings {
   Ranking ranking = Ranking::none;  ///< none: the head is not compressed
   bool average = false;             ///< pools by the mean instead of the maximum
+  Votes votes = Votes::mean;        ///< What the votes of several queries and query heads come to.
   int scorer = 0;                   ///< Whose function of the key it is (key_scores.cuh).
   int queries = 0;                  ///< Latest queries that vote; at most one more than `kept_rows`.
   int kept_rows = 0;                ///< Latest rows that are always kept.
