@@ -69,6 +69,7 @@ inline std::vector<std::pair<std::string, HeadSpec>> all_heads() {
       {"budget of nothing, average",
        {.kind = Kind::budget, .budget = 0, .window = 5, .kernel = 5, .average = true}},
       {"budget, the largest votes", {.kind = Kind::budget, .budget = 30, .window = 8, .largest = true}},
+      {"budget, weighed by values", {.kind = Kind::budget, .budget = 28, .window = 6, .weighed = true}},
       {"budget, compresses by itself",
        {.kind = Kind::budget, .budget = 24, .window = 3, .kernel = 1, .compress_every = 40}},
       {"budget, by itself after the first",

@@ -619,6 +619,17 @@ class Sequence {
       scores = model.scores(attention);
       votes = model.votes(attention);
     }
+    if (model.spec().weighed) {
+      auto row = before.begin();
+      double longest = 1.0;
+      for (std::size_t i = 0; i < scores.size(); ++i, ++row) {
+        double squares = 0;
+        for (const double x : row->second.value) squares += x * x;
+        longest = std::max(longest, std::sqrt(squares));
+        scores[i] *= std::sqrt(squares);
+      }
+      slack *= longest;
+    }
     votes.resize(scores.size(), 0.0);
     CHECK(model.may_survive(survivors, scores, votes, slack));
     model.compress(survivors);

@@ -68,6 +68,10 @@ HeadSpec largest(HeadSpec spec) {
   spec.largest = true;
   return spec;
 }
+HeadSpec weighed(HeadSpec spec) {
+  spec.weighed = true;
+  return spec;
+}
 HeadSpec after_first(HeadSpec spec) {
   spec.after_first = true;
   return spec;
@@ -110,6 +114,15 @@ TEST_CASE("scorers on the device: the largest vote in place of the mean") {
       {largest(budget(Rank::h2o, 24, 8)), largest(budget(Rank::snapkv, 31, 5)), budget(Rank::h2o, 20, 1),
        largest(budget(Rank::h2o, 9, 2, 4)), largest(budget(Rank::snapkv, 12, 6, 7)),
        largest(quantized(budget(Rank::h2o, 100, 7), 8, 10))},
+      1, 40, 60);
+}
+
+TEST_CASE("scorers on the device: scores are weighed by the lengths of values") {
+  run(7, 3,
+      {weighed(budget(Rank::h2o, 24, 8)), weighed(budget(Rank::snapkv, 31, 5)), budget(Rank::h2o, 20, 1),
+       weighed(largest(budget(Rank::h2o, 9, 2, 4))), weighed(budget(Rank::tova, 12, 0, 7)),
+       weighed(quantized(budget(Rank::h2o, 100, 7), 8, 10)),
+       weighed(rotated(quantized(budget(Rank::tova, 90, 0), 4, 0)))},
       1, 40, 60);
 }
 

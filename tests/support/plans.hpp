@@ -74,6 +74,7 @@ typename P::Config policy_config(const HeadSpec& spec) {
     config.compress_from = spec.compress_from;
     config.compress_every = spec.compress_every;
     config.after_first_compress = spec.after_first;
+    config.weigh_values = spec.weighed;
     if constexpr (requires { config.scorer.recent; }) config.scorer.recent = spec.window;
     if constexpr (requires { config.scorer.kernel; }) {
       config.scorer = {spec.window, spec.average ? kvpolicy::Pooling::average : kvpolicy::Pooling::max,

@@ -37,6 +37,7 @@ struct HeadSpec {
   bool after_first = false;       // compresses by itself after the first requested compression
   bool average = false;
   bool largest = false;  // of several votes for a row the largest counts, not their mean
+  bool weighed = false;  // scores are multiplied by the lengths of the rows' values
   // for retrieval, together with `budget`
   std::size_t chunk = 8, refresh_every = 0;
   bool min_max = false;

@@ -34,6 +34,7 @@
 #include <kvpolicy/cuda/kernels/slow_rows.cuh>
 #include <kvpolicy/cuda/kernels/stage.cuh>
 #include <kvpolicy/cuda/kernels/votes.cuh>
+#include <kvpolicy/cuda/kernels/weigh_values.cuh>
 #include <kvpolicy/cuda/memory.hpp>
 #include <kvpolicy/cuda/own_kernels.hpp>
 #include <kvpolicy/cuda/runtime.hpp>
@@ -369,6 +370,16 @@ class Engine {
   void score_keys(const KeyScoresParams& params, cudaStream_t stream) const {
     own_kernels_.score_keys(params,
                             {shape_.head_dim, observe_blocks(), static_cast<int>(shape_.kv_heads), stream});
+  }
+  /// Multiplies scores by the lengths of values. @throws DeviceError
+  void weigh_values(const WeighValuesParams& params, cudaStream_t stream) const {
+    dispatch_head_dim(shape_.head_dim, [&]<int D>() {
+      launch(weigh_values_kernel<E, D>,
+             {.grid_x = observe_blocks(),
+              .grid_y = static_cast<int>(shape_.kv_heads),
+              .threads = weigh_values_threads},
+             stream, params, "weigh_values_kernel");
+    });
   }
   /// Adds up what `queries` queries pay each row, so many at a time as there is scratch memory for; the
   /// first of them comes `queries` tokens before the end. @throws DeviceError

@@ -45,6 +45,8 @@ class RowScoring {
     }
     if (survivors == rows && !rule.adaptive_in_layer) return;  // no row is compared with another
     how_[head].queries = static_cast<int>(rule.observation_window);
+    how_[head].weighs_values = rule.weighs_values;
+    weighs_ = weighs_ || rule.weighs_values;
     queries_ = std::max(queries_, static_cast<int>(rule.observation_window));
     if (by_keys) key_scorers_.insert(how_[head].scorer);
   }
@@ -83,14 +85,23 @@ class RowScoring {
                            .pitch = pitch()},
                           stream);
     }
-    if (queries_ == 0) return;
-    ObserveParams observed =
-        observe_latest(*engine_, *layer_, views, state, page_rows_, memory.observe, stream);
-    observed.compressions = memory.how;
-    observed.queries = queries_;
-    engine_->score_votes(
-        {.observed = observed, .scores = memory.scores, .unpooled = memory.unpooled, .pitch = pitch()},
-        packs_, stream);
+    if (queries_ > 0) {
+      ObserveParams observed =
+          observe_latest(*engine_, *layer_, views, state, page_rows_, memory.observe, stream);
+      observed.compressions = memory.how;
+      observed.queries = queries_;
+      engine_->score_votes(
+          {.observed = observed, .scores = memory.scores, .unpooled = memory.unpooled, .pitch = pitch()},
+          packs_, stream);
+    }
+    if (!weighs_) return;
+    engine_->weigh_values({.heads = views,
+                           .state = state,
+                           .compressions = memory.how,
+                           .page_rows = page_rows_,
+                           .scores = memory.scores,
+                           .pitch = pitch()},
+                          stream);
   }
 
  private:
@@ -104,6 +115,7 @@ class RowScoring {
   int queries_ = 0;                       // latest queries that a head asks to compare its rows
   std::set<int> key_scorers_;             // whose functions of the key are asked
   bool packs_ = false;
+  bool weighs_ = false;  // whether a head's scores are multiplied by the lengths of values
 };
 
 }  // namespace kvpolicy::cuda

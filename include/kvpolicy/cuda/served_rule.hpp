@@ -80,8 +80,6 @@ inline void check_compressing(const HeadRule& rule) {
           "cuda: heads share their budgets over the whole model, which the host alone does; share them in "
           "the layer "
           "(adaptive_in_layer), or run the plan on the host");
-  require(!rule.weighs_values,
-          "cuda: ranks are weighed by the lengths of values (weigh_values), which the host alone does");
   require(
       rule.ranking != Ranking::none, "cuda: heads whose rows are ranked by ",
       rule.scorer.empty() ? "a scorer without a name" : rule.scorer,

@@ -47,7 +47,7 @@ template <int Threads = select_threads>
 KVPOLICY_KERNEL(Threads, 1)
 shared_ranks_kernel(const KVPOLICY_GRID_CONSTANT SharedBudgetParams p) {
   const SharedHead own = p.shared[block_x()];
-  const RowRanks rank_at{p.scores, p.compressions[own.head].ranking, p.heads[own.head], own.head};
+  const RowRanks rank_at{p.scores, p.compressions[own.head], p.heads[own.head], own.head};
   std::uint64_t* ranks = p.ranks + own.first;
   for (int row = thread_index(); row < own.candidates; row += Threads) ranks[row] = rank_at(row);
   sync_block();
