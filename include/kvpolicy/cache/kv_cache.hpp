@@ -205,11 +205,9 @@ class KvCache {
   /// @throws as above; ConfigError if heads of the layer compete with those of other layers (`adaptive_in_model`)
   void compress(std::size_t layer) {
     Layer& own = own_layer(layer);
-    for (const HeadPtr& head : own.heads) {
-      require(
-          !head->is_adaptive_in_model(), name, "::compress: heads of layer ", layer,
-          " share their budgets with heads of other layers (adaptive_in_model); compress all layers at once");
-    }
+    check_compressed_alone(name, layer, std::ranges::any_of(own.heads, [](const HeadPtr& head) {
+                             return head->is_adaptive_in_model();
+                           }));
     own.tree.refuse("compress");
     own.check_ranked("compress", false);
     calls_.commit({&own, 1});

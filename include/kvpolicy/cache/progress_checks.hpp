@@ -87,6 +87,13 @@ void check_queries(std::string_view cache, std::string_view call, const Queries&
                       "; rows that are only appended bring none");
 }
 
+/// Refuses to compress one layer by itself of which a head shares its budget with those of other layers.
+/// @throws ConfigError
+inline void check_compressed_alone(std::string_view cache, std::size_t layer, bool shares_in_model) {
+  require(!shares_in_model, cache, "::compress: heads of layer ", layer,
+          " share their budgets with heads of other layers (adaptive_in_model); compress all layers at once");
+}
+
 /// Refuses to compress a head of which `unscored` of its `rows` rows have no score that its scorer needs.
 /// @throws ShapeError
 inline void check_scored(std::string_view cache, std::size_t layer, std::size_t head, std::size_t unscored,

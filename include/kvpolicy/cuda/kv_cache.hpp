@@ -234,20 +234,24 @@ class KvCache {
 
   /// Commits, then lets every head with a budget drop the rows that it ranks lowest.
   /// Heads of other policies stay as they are. Asks for memory, for the survivors of all layers
-  /// before any row goes; graphs stay valid. Where heads share a layer's budget, their rows are committed
+  /// before any row goes; graphs stay valid. Where heads share a budget, their rows are committed
   /// before the memory is asked for, and the call waits for the stream, because the host must know how
   /// many rows each of them keeps; so does a step after which such heads compress by themselves.
   /// @throws RollbackError if a tree is pending, CapacityError inside a capture, ShapeError if rows came
   /// without their queries, std::bad_alloc, DeviceError
   void compress(cudaStream_t stream = nullptr) {
     cache_.refuse_tree("compress");
-    for (const Layer& layer : cache_.layers) layer.check_queries("compress");
+    const bool in_model = drops_in_model(cache_);
+    for (const Layer& layer : cache_.layers) layer.check_queries("compress", in_model);
     compress_checked(0, cache_.layers.size(), stream);
   }
   /// The same for one layer: for engines that prefill layer by layer, and where memory is short.
+  /// @throws as above; ConfigError if heads of the layer compete with those of other layers (`adaptive_in_model`)
   void compress(std::size_t layer, cudaStream_t stream = nullptr) {
-    cache_.layers[cache_.checked(layer)].tree.refuse("compress");
-    cache_.layers[layer].check_queries("compress");
+    const Layer& own = cache_.layers[cache_.checked(layer)];
+    check_compressed_alone(name, layer, own.shares_in_model());
+    own.tree.refuse("compress");
+    own.check_queries("compress");
     compress_checked(layer, 1, stream);
   }
 

@@ -76,10 +76,6 @@ inline void check_quantized(const HeadRule& rule, std::size_t head_dim) {
 }
 
 inline void check_compressing(const HeadRule& rule) {
-  require(!rule.adaptive_in_model,
-          "cuda: heads share their budgets over the whole model, which the host alone does; share them in "
-          "the layer "
-          "(adaptive_in_layer), or run the plan on the host");
   require(
       rule.ranking != Ranking::none, "cuda: heads whose rows are ranked by ",
       rule.scorer.empty() ? "a scorer without a name" : rule.scorer,
