@@ -18,7 +18,7 @@ namespace oracle {
 enum class Kind { full, window, budget, retrieval };
 
 /// The scorers that rank the rows of a head with a budget.
-enum class Rank { snapkv, tova, h2o, key_norm };
+enum class Rank { snapkv, tova, h2o, key_norm, key_diff, expected };
 
 /// What codes stand for.
 enum class Codebook { even, normal, fp8, mxfp4, nvfp4 };
@@ -36,8 +36,9 @@ struct HeadSpec {
   std::size_t compress_from = 0;  // a text of fewer rows keeps all of them
   bool after_first = false;       // compresses by itself after the first requested compression
   bool average = false;
-  bool largest = false;  // of several votes for a row the largest counts, not their mean
-  bool weighed = false;  // scores are multiplied by the lengths of the rows' values
+  bool largest = false;               // of several votes for a row the largest counts, not their mean
+  bool weighed = false;               // scores are multiplied by the lengths of the rows' values
+  std::size_t draws = 0, future = 1;  // of Rank::expected: latest queries, positions to come
   // for retrieval, together with `budget`
   std::size_t chunk = 8, refresh_every = 0;
   bool min_max = false;
@@ -62,7 +63,8 @@ struct HeadSpec {
   [[nodiscard]] std::size_t key_rows() const { return !per_channel ? 1 : key_group == 0 ? 32 : key_group; }
   /// Number of latest queries whose attention is needed when rows are dropped.
   [[nodiscard]] std::size_t asked() const {
-    return kind != Kind::budget ? 0 : rank == Rank::snapkv ? window : rank == Rank::tova ? 1 : 0;
+    if (kind != Kind::budget) return 0;
+    return rank == Rank::snapkv ? window : rank == Rank::tova ? 1 : rank == Rank::expected ? draws : 0;
   }
   /// Whether the attention of all calls is summed.
   [[nodiscard]] bool adds_up() const { return kind == Kind::budget && rank == Rank::h2o; }

@@ -86,6 +86,11 @@ inline void check_compressing(const HeadRule& rule) {
     require(rule.observation_window >= 1 && rule.observation_window <= most, "cuda: observation_window is ",
             rule.observation_window, " queries, must be 1 to ", most,
             rule.kept_rows < 63 ? ": at most one more than the rows that are always kept" : "");
+  } else if (rule.ranking == Ranking::expected) {
+    require(rule.expected.has_value(), "cuda: ", rule.scorer,
+            " ranks rows by queries to come, but its `describe` does not say which (HeadRule::expected)");
+    require(rule.observation_window >= 1 && rule.observation_window <= 1024, "cuda: observation_window is ",
+            rule.observation_window, " queries, must be 1 to 1024 where they stand for those to come");
   } else {
     require(rule.observation_window == 0, "cuda: ", rule.scorer, " asks ", rule.observation_window,
             " queries, but states a ranking that asks none");

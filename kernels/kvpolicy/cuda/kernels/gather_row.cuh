@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Reads one side of a row by one thread, number by number in the order of the channels, as the host does. For what is
-// computed of rows one at a time before a compression: the thread's own sum then equals the host's.
+// Reads single rows of a head that is compressed: by one thread, number by number in the order of the channels, as the
+// host does, so that the thread's own sum equals the host's; or by several lanes, eight numbers each, into shared memory.
 #pragma once
 
 #include <kvpolicy/cuda/kernels/append.cuh>
@@ -41,6 +41,37 @@ KVPOLICY_DEVICE void gather_row(const HeadView& head, int page_rows, int row, in
     for (int i = 0; i < 8; ++i) {
       gather.add(to_float<E>(static_cast<std::uint16_t>(words.word[i / 2] >> 16 * (i % 2))));
     }
+  }
+}
+
+/// Writes the keys of `count` rows from `first` on to shared memory, a row at `pitch` numbers. Called by all threads,
+/// whose neighbours read neighbouring numbers. Barriers are the caller's.
+template <Element E, int HeadDim>
+KVPOLICY_DEVICE void load_keys(const HeadView& head, int page_rows, int first, int count, int packed_end,
+                               float* tile, int pitch) {
+  constexpr int vectors = HeadDim / 8;
+  // A warp's lanes stay together, because all of them take part in a rotation.
+  for (int i = thread_index(); i - lane_index() < count * vectors; i += thread_count()) {
+    const int at = smaller(i, count * vectors - 1);
+    const int row = first + at / vectors;
+    const int channel = at % vectors * 8;
+    float x[8] = {};
+    const bool packed = can_quantize<HeadDim> && row < packed_end;
+    if constexpr (can_quantize<HeadDim>) {
+      if (packed) PackedVector<HeadDim>{head, page_rows, row, channel, true}.load(x);
+      if (head.key_hadamard) rotate_vectors<HeadDim>(x);
+    }
+    if (i >= count * vectors) continue;
+    if (!packed) {
+      const Words4 words =
+          *reinterpret_cast<const Words4*>(exact_row<HeadDim>(head, page_rows, row, true) + channel);
+      KVPOLICY_UNROLL
+      for (int j = 0; j < 8; ++j) {
+        x[j] = to_float<E>(static_cast<std::uint16_t>(words.word[j / 2] >> 16 * (j % 2)));
+      }
+    }
+    KVPOLICY_UNROLL
+    for (int j = 0; j < 8; ++j) tile[(row - first) * pitch + channel + j] = x[j];
   }
 }
 

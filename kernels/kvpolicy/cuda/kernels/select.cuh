@@ -240,12 +240,13 @@ struct alignas(8) CompressionSettings {
   Ranking ranking = Ranking::none;  ///< none: the head is not compressed
   bool average = false;             ///< pools by the mean instead of the maximum
   Votes votes = Votes::mean;        ///< What the votes of several queries and query heads come to.
-  int scorer = 0;                   ///< Whose function of the key it is (key_scores.cuh).
-  int queries = 0;                  ///< Latest queries that vote; at most one more than `kept_rows`.
-  int kept_rows = 0;                ///< Latest rows that are always kept.
-  int budget = 0;                   ///< Rows kept besides these.
-  int kernel = 1;                   ///< Width of the pooling, in rows; odd.
-  bool weighs_values = false;       ///< Scores are multiplied by the lengths of values (weigh_values.cuh).
+  int scorer = 0;              ///< Whose function of the key it is (key_scores.cuh), or whose expectation.
+  int queries = 0;             ///< Latest queries that vote; at most one more than `kept_rows`.
+  int kept_rows = 0;           ///< Latest rows that are always kept.
+  int first_rows = 0;          ///< First rows that rank above all others (expected_queries.cuh).
+  int budget = 0;              ///< Rows kept besides these.
+  int kernel = 1;              ///< Width of the pooling, in rows; odd.
+  bool weighs_values = false;  ///< Scores are multiplied by the lengths of values (weigh_values.cuh).
   KeyNumbers key_numbers = {};
 
   KVPOLICY_HOST_DEVICE BudgetRule<int> rule() const { return {budget, kept_rows}; }
@@ -275,7 +276,8 @@ struct RowRanks {
   KVPOLICY_DEVICE std::uint64_t operator()(long long row) const {
     const float score = sums != nullptr ? static_cast<float>(sums[row]) : scores[row];
     // Only queries that vote can decide between equal scores.
-    const float own = ranking == Ranking::attention ? unpooled[row] : 0.0F;
+    const bool asked = ranking == Ranking::attention || ranking == Ranking::expected;
+    const float own = asked ? unpooled[row] : 0.0F;
     return std::uint64_t{rank_of(score)} << 32 | rank_of(own);
   }
 };
