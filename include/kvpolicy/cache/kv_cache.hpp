@@ -231,13 +231,8 @@ class KvCache {
       }
     };
     each([](const Layer& own, const Layer& other, std::size_t i) {
-      const std::size_t rows = own.heads[i]->rows();
-      const std::size_t now = other.heads[i]->rows();
-      const bool grew_only =
-          other.committed >= own.committed && now >= rows && now - rows == other.committed - own.committed;
-      require<ShapeError>(grew_only, name, "::take_scores: KV head ", i, " of layer ", own.number, " holds ",
-                          rows, " rows of ", own.committed, " tokens, in the scored cache ", now, " of ",
-                          other.committed, "; it must be a fork that has only read more since");
+      check_grew_only(name, own.number, i, own.heads[i]->rows(), own.committed, other.heads[i]->rows(),
+                      other.committed);
     });
     each([](Layer& own, const Layer& other, std::size_t i) {
       own.heads[i]->inherit(other.heads[i]->accumulated());

@@ -105,6 +105,18 @@ inline void check_scored(std::string_view cache, std::size_t layer, std::size_t 
       "with AttendOptions::scores_rows, and take_scores of it (policy/kvzip_scorer.hpp)");
 }
 
+/// Refuses scores of a head that holds `rows_there` of `tokens_there` committed tokens for one that holds `rows` of
+/// `tokens`: it is no fork that has only read more since.
+/// @throws ShapeError
+inline void check_grew_only(std::string_view cache, std::size_t layer, std::size_t head, std::size_t rows,
+                            std::size_t tokens, std::size_t rows_there, std::size_t tokens_there) {
+  const bool grew_only =
+      tokens_there >= tokens && rows_there >= rows && rows_there - rows == tokens_there - tokens;
+  require<ShapeError>(grew_only, cache, "::take_scores: KV head ", head, " of layer ", layer, " holds ", rows,
+                      " rows of ", tokens, " tokens, in the scored cache ", rows_there, " of ", tokens_there,
+                      "; it must be a fork that has only read more since");
+}
+
 /// Refuses to observe a layer in a state in which its latest queries do not belong to its latest rows.
 /// Returns how many of the latest `count` queries are known.
 /// @throws RollbackError if a tree is pending, ShapeError if rows came without their queries

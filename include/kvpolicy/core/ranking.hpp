@@ -20,7 +20,7 @@ enum class Ranking : std::uint8_t {
   none,         ///< the head drops no rows, or the host alone can rank them
   attention,    ///< the attention of the latest `observation_window` queries, pooled over neighbouring rows
   expected,     ///< the attention of queries to come that these queries let expect (ExpectedQueries)
-  accumulated,  ///< the attention of all queries since the row came
+  accumulated,  ///< the attention of all queries since the row came, or of those in scoring passes
   keys,         ///< a function of the row's key, which the scorer's name says
   /// the negative cosine of the row's key and the mean direction of all keys of the head (policy/key_diff_scorer.hpp)
   key_directions,

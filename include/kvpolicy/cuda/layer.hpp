@@ -296,17 +296,40 @@ class Layer : public TextProgress<std::size_t> {
     }
     return rows;
   }
-  /// The same of a call for the heads that add up its attention; `text`: tokens, with those of the call.
-  [[nodiscard]] std::size_t accumulated_rows(std::size_t text) const {
+  /// The same of a call for the heads that add up its attention; `text`: tokens, with those of the call. `scores_rows`:
+  /// the call is part of a scoring pass.
+  [[nodiscard]] std::size_t accumulated_rows(std::size_t text, bool scores_rows) const {
     std::size_t rows = 0;
     for (const HeadStore& head : heads) {
-      if (cuda::accumulates(head.settings())) rows += text - head.evicted();
+      if (adds_up(head, scores_rows)) rows += text - head.evicted();
     }
     return rows;
   }
-  /// Whether a head adds up the attention of every call.
+  /// Whether a head adds up the attention of a call.
+  [[nodiscard]] bool adds_up(bool scores_rows) const {
+    return std::ranges::any_of(heads, [&](const HeadStore& h) { return adds_up(h, scores_rows); });
+  }
+  /// Whether a head adds up the attention of calls, so that they cannot be taken back.
   [[nodiscard]] bool accumulates() const {
     return std::ranges::any_of(heads, [](const HeadStore& h) { return cuda::accumulates(h.settings()); });
+  }
+  /// Whether a head waits for scoring passes.
+  [[nodiscard]] bool waits_for_scoring() const {
+    return std::ranges::any_of(heads, [](const HeadStore& h) { return h.settings().waits_for_scoring; });
+  }
+  /// A call of a scoring pass has seen all rows up to here.
+  void note_scored() {
+    for (HeadStore& head : heads) {
+      if (head.settings().waits_for_scoring) head.set_scored(tokens);
+    }
+  }
+  /// Candidates of a head that no scoring pass has seen, though it waits for one.
+  [[nodiscard]] std::size_t unscored_rows(std::size_t head) const {
+    const HeadStore& store = heads[head];
+    if (!store.settings().waits_for_scoring) return 0;
+    const std::size_t rows = tokens - store.evicted();
+    const std::size_t kept = rows - store.settings().budget_rule().candidates(rows);
+    return tokens - std::min(tokens, store.scored() + kept);
   }
   [[nodiscard]] bool compresses_by_itself() const {
     return std::ranges::any_of(heads, [](const HeadStore& h) { return h.settings().compress_every > 0; });
@@ -323,6 +346,16 @@ class Layer : public TextProgress<std::size_t> {
     for (std::size_t head = 0; head < heads.size(); ++head) {
       kvpolicy::check_queries("cuda::KvCache", call, queries, heads[head].settings().observation_window,
                               tokens, ranks(head, in_model));
+    }
+  }
+
+  /// Before a compression: whether what its heads are ranked by is known. `number`: the layer's; `in_model` as above.
+  /// @throws ShapeError
+  void check_ranked(std::string_view call, std::size_t number, bool in_model) const {
+    check_queries(call, in_model);
+    for (std::size_t head = 0; head < heads.size(); ++head) {
+      if (!ranks(head, in_model)) continue;
+      check_scored("cuda::KvCache", number, head, unscored_rows(head), tokens - heads[head].evicted());
     }
   }
 
@@ -440,6 +473,9 @@ class Layer : public TextProgress<std::size_t> {
     for (HeadChoices& own : choices_) own.ring = own.ring.after_rollback(to, own.tokens.data());
   }
 
+  [[nodiscard]] static bool adds_up(const HeadStore& head, bool scores_rows) {
+    return cuda::accumulates(head.settings()) && (scores_rows || !head.settings().waits_for_scoring);
+  }
   // Heads that share over the model do not compress by themselves, and are ranked with those of other layers.
   [[nodiscard]] bool shares_in_layer(std::size_t head) const {
     const HeadRule& rule = heads[head].settings();

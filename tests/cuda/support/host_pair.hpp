@@ -67,6 +67,10 @@ struct HostPair {
     here.compress();
     check();
   }
+  void take_scores(const HostPair& scored) {
+    there.take_scores(scored.there);
+    here.take_scores(scored.here);
+  }
   /// Text positions that the host's head holds.
   [[nodiscard]] std::vector<std::int64_t> on_host(std::size_t l, std::size_t h) const {
     std::vector<std::int64_t> positions;
