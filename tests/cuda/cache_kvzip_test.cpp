@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// KVzip on a device: scoring passes over forks, whose scores go to the cache and then decide what stays, beside the host's
-// cache, which gets the same calls and keeps the same rows.
+// KVzip on a device: scoring passes over forks, whose scores go to the cache and then decide what stays, beside the
+// host's cache, which gets the same calls and keeps the same rows.
 #include <doctest/doctest.h>
 
 #include <algorithm>

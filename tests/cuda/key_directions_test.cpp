@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rows that are scored by how their keys differ from what all keys have in common (KeyDiff): the kernels against cosines
-// in double.
+// Rows that are scored by how their keys differ from what all keys have in common (KeyDiff): the kernels against
+// cosines in double.
 #include <doctest/doctest.h>
 
 #include <algorithm>

@@ -25,9 +25,7 @@
 #include <kvpolicy/cuda/kernels/column_sums.cuh>
 #include <kvpolicy/cuda/kernels/compact.cuh>
 #include <kvpolicy/cuda/kernels/decode.cuh>
-#include <kvpolicy/cuda/kernels/expected_queries.cuh>
 #include <kvpolicy/cuda/kernels/gather.cuh>
-#include <kvpolicy/cuda/kernels/key_directions.cuh>
 #include <kvpolicy/cuda/kernels/observe.cuh>
 #include <kvpolicy/cuda/kernels/prefill.cuh>
 #include <kvpolicy/cuda/kernels/score.cuh>
@@ -36,7 +34,6 @@
 #include <kvpolicy/cuda/kernels/slow_rows.cuh>
 #include <kvpolicy/cuda/kernels/stage.cuh>
 #include <kvpolicy/cuda/kernels/votes.cuh>
-#include <kvpolicy/cuda/kernels/weigh_values.cuh>
 #include <kvpolicy/cuda/memory.hpp>
 #include <kvpolicy/cuda/own_kernels.hpp>
 #include <kvpolicy/cuda/runtime.hpp>
@@ -372,54 +369,6 @@ class Engine {
   void score_keys(const KeyScoresParams& params, cudaStream_t stream) const {
     own_kernels_.score_keys(params,
                             {shape_.head_dim, observe_blocks(), static_cast<int>(shape_.kv_heads), stream});
-  }
-  /// The same by how their keys differ from the mean direction of all keys. @throws DeviceError
-  void score_directions(const KeyDirectionsParams& params, cudaStream_t stream) const {
-    dispatch_head_dim(shape_.head_dim, [&]<int D>() {
-      LaunchShape shape{.grid_x = observe_blocks(),
-                        .grid_y = static_cast<int>(shape_.kv_heads),
-                        .threads = directions_threads,
-                        .shared_bytes = sum_directions_shared_bytes<D>()};
-      launch(sum_directions_kernel<E, D>, shape, stream, params, "sum_directions_kernel");
-      shape.shared_bytes = score_directions_shared_bytes<D>();
-      launch(score_directions_kernel<E, D>, shape, stream, params, "score_directions_kernel");
-    });
-  }
-  /// Scratch memory for that: KeyDirectionsParams::sums.
-  [[nodiscard]] double* directions_memory(ArrayCarver& carver) const {
-    return carver.take<double>(shape_.kv_heads * static_cast<std::size_t>(observe_blocks()) *
-                               shape_.head_dim);
-  }
-  /// The same by the attention that queries to come can be expected to pay, of the heads whose setting `params` names.
-  /// @throws DeviceError
-  void score_expected(const ExpectedQueriesParams& params, cudaStream_t stream) const {
-    const auto kv_heads = static_cast<int>(shape_.kv_heads);
-    dispatch_head_dim(shape_.head_dim, [&]<int D>() {
-      launch(expect_queries_kernel<E, D>,
-             {.grid_x = params.group, .grid_y = kv_heads, .threads = expected_threads}, stream, params,
-             "expect_queries_kernel");
-      launch(expect_logits_kernel<E, D>,
-             {.grid_x = observe_blocks(),
-              .grid_y = kv_heads,
-              .threads = expected_threads,
-              .shared_bytes = expect_logits_shared_bytes<D>()},
-             stream, params, "expect_logits_kernel");
-    });
-    launch(expect_scores_kernel<>,
-           {.grid_x = kv_heads,
-            .threads = expected_scores_threads,
-            .shared_bytes = expect_scores_shared_bytes()},
-           stream, params, "expect_scores_kernel");
-  }
-  /// Multiplies scores by the lengths of values. @throws DeviceError
-  void weigh_values(const WeighValuesParams& params, cudaStream_t stream) const {
-    dispatch_head_dim(shape_.head_dim, [&]<int D>() {
-      launch(weigh_values_kernel<E, D>,
-             {.grid_x = observe_blocks(),
-              .grid_y = static_cast<int>(shape_.kv_heads),
-              .threads = weigh_values_threads},
-             stream, params, "weigh_values_kernel");
-    });
   }
   /// Adds up what `queries` queries pay each row, so many at a time as there is scratch memory for; the
   /// first of them comes `queries` tokens before the end. @throws DeviceError

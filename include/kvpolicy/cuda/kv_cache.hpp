@@ -257,8 +257,8 @@ class KvCache {
     compress_checked(layer, 1, stream);
   }
 
-  /// Takes over what a scoring pass over a fork has found, as kvpolicy::KvCache::take_scores has it: `scored` was forked
-  /// from this cache and has read more since, in calls with `scores_rows`.
+  /// Takes over what a scoring pass over a fork has found, as kvpolicy::KvCache::take_scores has it: `scored` was
+  /// forked from this cache and has read more since, in calls with `scores_rows`.
   /// @throws ConfigError if `scored` has another plan; ShapeError if it holds fewer tokens, or dropped rows since;
   /// RollbackError if a tree is pending, CapacityError inside a capture, DeviceError
   void take_scores(const KvCache& scored, cudaStream_t stream = nullptr) {

@@ -15,6 +15,7 @@
 #include <kvpolicy/cuda/engine.hpp>
 #include <kvpolicy/cuda/layer.hpp>
 #include <kvpolicy/cuda/observation.hpp>
+#include <kvpolicy/cuda/score_launches.hpp>
 #include <kvpolicy/cuda/writes.hpp>
 
 namespace kvpolicy::cuda {
@@ -77,7 +78,7 @@ class RowScoring {
                   .scores = carver.take<float>(how_.size() * rows_),
                   .unpooled = carver.take<float>(how_.size() * rows_)};
     if (queries_ > 0) memory.observe = engine_->observe_memory(carver, queries_);
-    if (by_directions_) memory.directions = engine_->directions_memory(carver);
+    if (by_directions_) memory.directions = directions_memory(*engine_, carver);
     if (!expected_.empty()) {
       const ModelShape& shape = engine_->shape();
       memory.frequencies = carver.take<float>(expected_.size() * shape.head_dim / 2);
@@ -108,14 +109,15 @@ class RowScoring {
                           stream);
     }
     if (by_directions_) {
-      engine_->score_directions({.heads = views,
-                                 .state = state,
-                                 .compressions = memory.how,
-                                 .page_rows = page_rows_,
-                                 .sums = memory.directions,
-                                 .scores = memory.scores,
-                                 .pitch = pitch()},
-                                stream);
+      score_directions(*engine_,
+                       {.heads = views,
+                        .state = state,
+                        .compressions = memory.how,
+                        .page_rows = page_rows_,
+                        .sums = memory.directions,
+                        .scores = memory.scores,
+                        .pitch = pitch()},
+                       stream);
     }
     if (queries_ > 0) {
       ObserveParams observed =
@@ -126,15 +128,16 @@ class RowScoring {
           {.observed = observed, .scores = memory.scores, .unpooled = memory.unpooled, .pitch = pitch()},
           packs_, stream);
     }
-    score_expected(memory, views, state, stream);
+    expect(memory, views, state, stream);
     if (!weighs_) return;
-    engine_->weigh_values({.heads = views,
-                           .state = state,
-                           .compressions = memory.how,
-                           .page_rows = page_rows_,
-                           .scores = memory.scores,
-                           .pitch = pitch()},
-                          stream);
+    weigh_values(*engine_,
+                 {.heads = views,
+                  .state = state,
+                  .compressions = memory.how,
+                  .page_rows = page_rows_,
+                  .scores = memory.scores,
+                  .pitch = pitch()},
+                 stream);
   }
 
  private:
@@ -145,8 +148,8 @@ class RowScoring {
     if (found == expected_.end()) expected_.push_back(expected);
     return number;
   }
-  void score_expected(const Memory& memory, const HeadView* views, const LayerState* state,
-                      cudaStream_t stream) const {
+  void expect(const Memory& memory, const HeadView* views, const LayerState* state,
+              cudaStream_t stream) const {
     const ModelShape& shape = engine_->shape();
     const QueryRing& queries = layer_->queries;
     const double scale = layer_->scale ? static_cast<double>(*layer_->scale)
@@ -163,25 +166,26 @@ class RowScoring {
                      TwoFloats{{frequencies[pair], frequencies[pair + 1]}});
       }
       writes.flush();
-      engine_->score_expected({.heads = views,
-                               .state = state,
-                               .compressions = memory.how,
-                               .setting = static_cast<int>(i),
-                               .group = static_cast<int>(shape.queries_per_kv()),
-                               .page_rows = page_rows_,
-                               .q = queries.view(),
-                               .query_slots = static_cast<int>(queries.slots()),
-                               .first_query = static_cast<int>(queries.end() - queries.size()),
-                               .future = static_cast<int>(expected_[i].future),
-                               .inverse_frequencies = place,
-                               .scale = scale,
-                               .columns = expected_columns(draws_),
-                               .moments = memory.moments,
-                               .logits = memory.logits,
-                               .scores = memory.scores,
-                               .unpooled = memory.unpooled,
-                               .pitch = pitch()},
-                              stream);
+      score_expected(*engine_,
+                     {.heads = views,
+                      .state = state,
+                      .compressions = memory.how,
+                      .setting = static_cast<int>(i),
+                      .group = static_cast<int>(shape.queries_per_kv()),
+                      .page_rows = page_rows_,
+                      .q = queries.view(),
+                      .query_slots = static_cast<int>(queries.slots()),
+                      .first_query = static_cast<int>(queries.end() - queries.size()),
+                      .future = static_cast<int>(expected_[i].future),
+                      .inverse_frequencies = place,
+                      .scale = scale,
+                      .columns = expected_columns(draws_),
+                      .moments = memory.moments,
+                      .logits = memory.logits,
+                      .scores = memory.scores,
+                      .unpooled = memory.unpooled,
+                      .pitch = pitch()},
+                     stream);
     }
   }
   [[nodiscard]] long long pitch() const { return static_cast<long long>(rows_); }

@@ -6,9 +6,9 @@
 // exp(scale * query . key) is exp(scale * k.m + scale^2 / 2 * k'Ck).
 //
 // expect_queries_kernel makes the mean m and the draws less the mean, rotated by the mean of the rotations to come.
-// expect_logits_kernel multiplies each key with all of them, in float and in the order of the channels as the host does,
-// and not on tensor cores, for which they would have to be rounded. expect_scores_kernel makes probabilities of the
-// logits. A compression runs them once, and reads each key once.
+// expect_logits_kernel multiplies each key with all of them, in float and in the order of the channels as the host
+// does, and not on tensor cores, for which they would have to be rounded. expect_scores_kernel makes probabilities of
+// the logits. A compression runs them once, and reads each key once.
 #pragma once
 
 #include <cfloat>

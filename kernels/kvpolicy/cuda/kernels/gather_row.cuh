@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Reads single rows of a head that is compressed: by one thread, number by number in the order of the channels, as the
-// host does, so that the thread's own sum equals the host's; or by several lanes, eight numbers each, into shared memory.
+// host does, so that the thread's own sum equals the host's; or by several lanes, eight numbers each, into shared
+// memory.
 #pragma once
 
 #include <kvpolicy/cuda/kernels/append.cuh>

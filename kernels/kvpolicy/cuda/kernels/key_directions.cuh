@@ -4,9 +4,9 @@
 // (KeyDiff, arXiv:2504.15364): the negative cosine between the key and the mean direction of the keys, as
 // policy/key_diff_scorer.hpp defines it.
 //
-// The keys are read twice. sum_directions_kernel adds up the directions of each block's rows, in double and in the order
-// of the rows; score_directions_kernel joins the blocks' sums, in their order, and scores a row with each thread. So
-// results do not depend on timing, and are the host's but for the last bits of sums in double.
+// The keys are read twice. sum_directions_kernel adds up the directions of each block's rows, in double and in the
+// order of the rows; score_directions_kernel joins the blocks' sums, in their order, and scores a row with each thread.
+// So results do not depend on timing, and are the host's but for the last bits of sums in double.
 #pragma once
 
 #include <kvpolicy/cuda/kernels/gather_row.cuh>

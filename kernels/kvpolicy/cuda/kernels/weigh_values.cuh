@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Multiplies the scores of rows that are ranked by attention by the length of the row's value, in heads that ask for it:
-// a row that adds little to a result may go, however much attention it gets (Expected Attention, arXiv:2510.00636;
+// Multiplies the scores of rows that are ranked by attention by the length of the row's value, in heads that ask for
+// it: a row that adds little to a result may go, however much attention it gets (Expected Attention, arXiv:2510.00636;
 // CriticalKV, arXiv:2502.03805). policy/head_budget_cache.hpp defines the product.
 //
 // A thread gathers one value in the order of the channels, as the host does. Each value is read once.
