@@ -7,7 +7,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <kvpolicy/cuda/host_copy.hpp>
@@ -37,6 +39,24 @@ Expected::Config expecting(std::size_t budget, std::size_t window, std::size_t f
   config.scorer.rotary.theta = theta;
   return config;
 }
+
+// A scorer of one's own that says of queries to come that they are nowhere, or nothing.
+struct Fortune {
+  struct Config {
+    bool tells = false;
+    friend bool operator==(const Config&, const Config&) = default;
+    void fields(FieldVisitor& visit) { visit("tells", tells); }
+    void describe(HeadRule& rule) const {
+      rule.ranking = Ranking::expected;
+      if (tells) rule.expected = ExpectedQueries{.future = 0};
+    }
+  };
+  static constexpr std::string_view name = "fortune";
+  static void validate(const Config&) {}
+  static std::size_t kept_rows(const Config&) { return 0; }
+  static std::size_t observed_queries(const Config&) { return 4; }
+  static void score(const Config&, std::span<const float>, std::size_t, std::size_t, std::span<float>) {}
+};
 
 // Every kind beside each other, in two layers.
 Plan mixed_plan(std::size_t every, std::size_t group) {
@@ -169,6 +189,14 @@ TEST_CASE("scorers without a question: what a device does not serve is refused b
   };
   CHECK(refusal(expecting(20, 1024, 5)).empty());
   CHECK(contains(refusal(expecting(20, 1025, 5)), "observation_window is 1025 queries, must be 1 to 1024"));
+  using Own = HeadBudgetCache<DenseStorage<E>, Fortune>;
+  const auto own_refusal = [&](bool tells) {
+    return thrown<ConfigError>(
+        [&] { const Cache cache{Plan{shape, Own::Config{.scorer = {.tells = tells}}}}; });
+  };
+  CHECK(contains(own_refusal(false),
+                 "fortune ranks rows by queries to come, but its `describe` does not say which"));
+  CHECK(contains(own_refusal(true), "fortune expects queries at 0 positions"));
   Cache cache{Plan{shape, expecting(5, 4, 5)}};
   test::feed_device(cache, 1, {8});
   const test::DeviceChunk<> chunk{shape, 1};

@@ -91,6 +91,11 @@ inline void check_compressing(const HeadRule& rule) {
             " ranks rows by queries to come, but its `describe` does not say which (HeadRule::expected)");
     require(rule.observation_window >= 1 && rule.observation_window <= 1024, "cuda: observation_window is ",
             rule.observation_window, " queries, must be 1 to 1024 where they stand for those to come");
+    constexpr std::size_t most = std::size_t{1} << 20;
+    require(rule.expected->future >= 1 && rule.expected->future <= most && rule.first_rows <= most,
+            "cuda: ", rule.scorer, " expects queries at ", rule.expected->future, " positions and ranks ",
+            rule.first_rows,
+            " first rows above the others, must be 1 to 2^20 positions and at most 2^20 rows");
   } else {
     require(rule.observation_window == 0, "cuda: ", rule.scorer, " asks ", rule.observation_window,
             " queries, but states a ranking that asks none");
