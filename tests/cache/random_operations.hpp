@@ -198,6 +198,12 @@ inline std::vector<std::pair<std::string, HeadSpec>> all_heads() {
         .value_codebook = oracle::Codebook::normal}},
       {"full, keys of 3 bits per channel, rotated, no sinks",
        {.bits = 4, .key_bits = 3, .key_group = 16, .residual = 0, .per_channel = true, .key_hadamard = true}},
+      {"budget, the largest votes", {.kind = Kind::budget, .budget = 30, .window = 8, .largest = true}},
+      {"budget, weighed by values", {.kind = Kind::budget, .budget = 28, .window = 6, .weighed = true}},
+      {"budget, by keys that differ",
+       {.kind = Kind::budget, .rank = Rank::key_diff, .budget = 27, .window = 3}},
+      {"budget, by queries to come",
+       {.kind = Kind::budget, .rank = Rank::expected, .budget = 25, .window = 0, .draws = 9, .future = 20}},
   };
 }
 

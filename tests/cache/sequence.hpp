@@ -21,6 +21,7 @@
 #include "support/oracle.hpp"
 #include "support/plans.hpp"
 #include "support/policy_model.hpp"
+#include "support/question_free_oracle.hpp"
 #include "support/rule_check.hpp"
 #include "support/tensors.hpp"
 
@@ -461,7 +462,7 @@ class Sequence {
         const auto shares =
             oracle::probabilities(q.row_of_doubles(token, q_head), visible, oracle_options(layer, q_head));
         for (std::size_t r = 0; r < shares.size(); ++r) {
-          model.pay(visible[r]->position, shares[r] / static_cast<double>(group));
+          model.pay(visible[r]->position, shares[r], group);
         }
       }
     }
@@ -595,6 +596,25 @@ class Sequence {
     return attention;
   }
 
+  // The attention that queries to come are expected to pay, the mean over the query heads.
+  [[nodiscard]] std::vector<double> expected(const Layer& layer, std::size_t h,
+                                             const std::vector<std::vector<double>>& keys) const {
+    const std::size_t group = layer.shape.queries_per_kv();
+    const std::size_t tokens = layer.queries.size();
+    const HeadSpec& spec = layer.heads[h].model.spec();
+    std::vector<double> scores(keys.size(), 0.0);
+    for (std::size_t q_head = h * group; q_head < (h + 1) * group; ++q_head) {
+      std::vector<std::vector<double>> queries;
+      for (std::size_t t = tokens - std::min(tokens, spec.asked()); t < tokens; ++t) {
+        queries.push_back(layer.queries[t][q_head]);
+      }
+      const auto shares = oracle::expected_shares(queries, keys, static_cast<double>(tokens), spec.future,
+                                                  rotary_theta, oracle_options(layer, q_head).scale);
+      for (std::size_t i = 0; i < shares.size(); ++i) scores[i] += shares[i] / static_cast<double>(group);
+    }
+    return scores;
+  }
+
   void follow_compress(std::size_t l, std::size_t h, const Rows& before) {
     Layer& layer = layers_[l];
     HeadModel& model = layer.heads[h].model;
@@ -614,10 +634,28 @@ class Sequence {
         scores.push_back(-std::sqrt(squares));
       }
       scores.resize(before.size() - model.spec().window);
+    } else if (model.spec().rank == oracle::Rank::key_diff || model.spec().rank == oracle::Rank::expected) {
+      std::vector<std::vector<double>> keys;
+      for (const auto& [p, row] : before) keys.push_back(row.key);
+      scores = model.spec().rank == oracle::Rank::key_diff ? oracle::key_differences(keys)
+                                                           : expected(layer, h, keys);
+      for (const double score : scores) slack = std::max(slack, Backend::score_error * std::abs(score));
+      scores.resize(before.size() - model.spec().window);
     } else {
       const auto attention = attention_of_latest(layer, h, before);
       scores = model.scores(attention);
       votes = model.votes(attention);
+    }
+    if (model.spec().weighed) {
+      auto row = before.begin();
+      double longest = 1.0;
+      for (std::size_t i = 0; i < scores.size(); ++i, ++row) {
+        double squares = 0;
+        for (const double x : row->second.value) squares += x * x;
+        longest = std::max(longest, std::sqrt(squares));
+        scores[i] *= std::sqrt(squares);
+      }
+      slack *= longest;
     }
     votes.resize(scores.size(), 0.0);
     CHECK(model.may_survive(survivors, scores, votes, slack));

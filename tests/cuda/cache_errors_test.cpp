@@ -382,13 +382,10 @@ TEST_CASE("settings that no device cache can serve") {
   CHECK(plan_error(one, Budget::Config{.scorer = {.observation_window = 64}}).empty());
   CHECK(contains(plan_error(one, Budget::Config{.scorer = {.kernel = 67}}), "pooling kernel is 67"));
   CHECK(plan_error(one, Budget::Config{.adaptive_in_layer = true}).empty());
-  CHECK(contains(plan_error(one, Budget::Config{.adaptive_in_model = true}),
-                 "share their budgets over the whole model"));
-  CHECK(contains(plan_error(one, Budget::Config{.weigh_values = true}), "weigh_values"));
-  CHECK(contains(plan_error(one, Budget::Config{.scorer = {.votes = kvpolicy::Votes::largest}}),
-                 "Votes::largest"));
-  CHECK(
-      contains(plan_error(one, HeadBudgetCache<DenseStorage<E>, KvZipScorer>::Config{}), "ranked by kvzip"));
+  CHECK(plan_error(one, Budget::Config{.adaptive_in_model = true}).empty());
+  CHECK(plan_error(one, Budget::Config{.weigh_values = true}).empty());
+  CHECK(plan_error(one, Budget::Config{.scorer = {.votes = kvpolicy::Votes::largest}}).empty());
+  CHECK(plan_error(one, HeadBudgetCache<DenseStorage<E>, KvZipScorer>::Config{}).empty());
   CHECK(plan_error(one, Budget::Config{.compress_every = 1, .after_first_compress = true}).empty());
   using H2o = HeadBudgetCache<DenseStorage<E>, H2oScorer>;
   CHECK(plan_error(one, H2o::Config{}).empty());

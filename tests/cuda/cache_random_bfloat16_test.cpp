@@ -4,5 +4,5 @@
 #include "cuda/support/random_device.hpp"
 
 TEST_CASE("random operations on the device in bfloat16: every policy does what its model says") {
-  test::random_device_sequences<kvpolicy::bfloat16>(test::more_seeds(2), 40);
+  test::random_device_sequences<kvpolicy::bfloat16>(test::more_seeds(27), 40);
 }

@@ -4,6 +4,7 @@
 // one at a time, quantised survivors, graphs; and the host's choice of rows where the arithmetic is the same.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
@@ -63,6 +64,14 @@ HeadSpec rotated(HeadSpec spec) {
   spec.key_hadamard = spec.value_hadamard = true;
   return spec;
 }
+HeadSpec largest(HeadSpec spec) {
+  spec.largest = true;
+  return spec;
+}
+HeadSpec weighed(HeadSpec spec) {
+  spec.weighed = true;
+  return spec;
+}
 HeadSpec after_first(HeadSpec spec) {
   spec.after_first = true;
   return spec;
@@ -98,6 +107,23 @@ TEST_CASE("scorers on the device: random operations, forks, calls in halves") {
        {}},
       2, 40, 60);
   run(3, 7, {budget(Rank::h2o, 70, 3), budget(Rank::tova, 65, 0), budget(Rank::key_norm, 64, 1)}, 1, 1, 60);
+}
+
+TEST_CASE("scorers on the device: the largest vote in place of the mean") {
+  run(6, 3,
+      {largest(budget(Rank::h2o, 24, 8)), largest(budget(Rank::snapkv, 31, 5)), budget(Rank::h2o, 20, 1),
+       largest(budget(Rank::h2o, 9, 2, 4)), largest(budget(Rank::snapkv, 12, 6, 7)),
+       largest(quantized(budget(Rank::h2o, 100, 7), 8, 10))},
+      1, 40, 60);
+}
+
+TEST_CASE("scorers on the device: scores are weighed by the lengths of values") {
+  run(7, 3,
+      {weighed(budget(Rank::h2o, 24, 8)), weighed(budget(Rank::snapkv, 31, 5)), budget(Rank::h2o, 20, 1),
+       weighed(largest(budget(Rank::h2o, 9, 2, 4))), weighed(budget(Rank::tova, 12, 0, 7)),
+       weighed(quantized(budget(Rank::h2o, 100, 7), 8, 10)),
+       weighed(rotated(quantized(budget(Rank::tova, 90, 0), 4, 0)))},
+      1, 40, 60);
 }
 
 TEST_CASE("scorers on the device: survivors that are quantised") {
@@ -140,7 +166,7 @@ TEST_CASE("sums are added up in a graph as without one") {
   const test::Stream stream;
   const ModelShape shape{2, 6, 2, 64};
   const auto plan = test::plan_of<E>(
-      shape, {budget(Rank::h2o, 20, 4), {}, budget(Rank::tova, 9, 0), budget(Rank::h2o, 0, 3)});
+      shape, {budget(Rank::h2o, 20, 4), {}, budget(Rank::tova, 9, 0), largest(budget(Rank::h2o, 0, 3))});
   for (const bool apart : {false, true}) {
     test::CountingDeviceMemory memory;
     const cuda::CacheOptions options{.max_append = 3, .memory = &memory};
@@ -219,4 +245,26 @@ TEST_CASE("key norms rank rows on the device exactly as on the host, equal keys 
     }
     CHECK(there.rows(0, h).positions == on_host);
   }
+}
+
+TEST_CASE("fork_as on a device: sums are taken over by heads that add up the same votes") {
+  const test::SmallDevice device;
+  using H2o = HeadBudgetCache<DenseStorage<E>, H2oScorer>;
+  const ModelShape shape{1, 2, 1, 64};
+  const H2o::Config mean{.budget = 9, .scorer = {.recent = 2}};
+  H2o::Config worst_case = mean;
+  worst_case.scorer.votes = Votes::largest;
+  cuda::KvCache<E> cache{HeadPlan<E>{shape, worst_case}};
+  test::feed_device(cache, 3, {40});
+  CHECK(test::contains(
+      test::thrown<ConfigError>([&] { static_cast<void>(cache.fork_as(HeadPlan<E>{shape, mean})); }),
+      "has not added up the attention that its rows got as the new one does"));
+  worst_case.budget = 20;
+  auto other = cache.fork_as(HeadPlan<E>{shape, worst_case});
+  worst_case.budget = 9;
+  other.compress();
+  cache.compress();
+  const auto few = cache.rows(0, 0).positions, more = other.rows(0, 0).positions;
+  CHECK(more.size() == 22);
+  CHECK(std::includes(more.begin(), more.end(), few.begin(), few.end()));
 }

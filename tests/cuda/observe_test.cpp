@@ -60,7 +60,11 @@ double number(std::uint16_t bits) {
   return static_cast<double>(static_cast<float>(value));
 }
 
-// Each query head's votes: probabilities of all rows, summed over the queries.
+double joined(Votes votes, double so_far, double vote) {
+  return votes == Votes::largest ? std::max(so_far, vote) : so_far + vote;
+}
+
+// Each query head's votes: probabilities of all rows, summed over the queries, or the largest.
 template <Element E>
 std::vector<std::vector<double>> votes_of(const Case& c, const Head& head,
                                           const std::vector<oracle::Row>& rows,
@@ -83,7 +87,8 @@ std::vector<std::vector<double>> votes_of(const Case& c, const Head& head,
       const auto shares =
           oracle::probabilities(queries[static_cast<std::size_t>(position * q_heads + q_head)], visible, own);
       for (std::size_t r = 0; r < shares.size(); ++r) {
-        sums[static_cast<std::size_t>(visible[r] - rows.data())] += shares[r];
+        double& sum = sums[static_cast<std::size_t>(visible[r] - rows.data())];
+        sum = joined(head.how.votes, sum, shares[r]);
       }
     }
   }
@@ -229,14 +234,17 @@ double check(const Case& c) {
           const double vote = of_head[static_cast<std::size_t>(at)];
           pooled = head.how.average ? pooled + vote / head.how.kernel : std::max(pooled, vote);
         }
-        expected[static_cast<std::size_t>(r)] += pooled / (count * c.group);
+        double& score = expected[static_cast<std::size_t>(r)];
+        score = joined(head.how.votes, score,
+                       head.how.votes == Votes::mean ? pooled / (count * c.group) : pooled);
       }
     }
     // The oracle's pooling is the host's.
     std::vector<float> of_host(static_cast<std::size_t>(candidates));
     SnapKvScorer::score({.observation_window = static_cast<std::size_t>(head.how.queries),
                          .pooling = head.how.average ? Pooling::average : Pooling::max,
-                         .kernel = static_cast<std::size_t>(head.how.kernel)},
+                         .kernel = static_cast<std::size_t>(head.how.kernel),
+                         .votes = head.how.votes},
                         sums, static_cast<std::size_t>(c.group), static_cast<std::size_t>(count), of_host);
 
     const double largest = *std::max_element(expected.begin(), expected.end());
@@ -247,7 +255,7 @@ double check(const Case& c) {
       error = std::abs(own[r] - expected[i]) <= error ? error : std::abs(own[r] - expected[i]);
       error_of_host = std::max(error_of_host, std::abs(of_host[i] - expected[i]));
       double together = 0;
-      for (const auto& of_head : votes) together += of_head[i];
+      for (const auto& of_head : votes) together = joined(head.how.votes, together, of_head[i]);
       most_votes = std::max(most_votes, together);
       const double off = std::abs(own_votes[r] - together);
       error_of_votes = off <= error_of_votes ? error_of_votes : off;
@@ -399,6 +407,35 @@ TEST_CASE("a second compression: rows that survived the first, heads of other le
                         .tokens = 700,
                         .group = 2,
                         .blocks = 2});
+}
+
+TEST_CASE("the largest vote in place of the mean") {
+  const auto worst_case = [](CompressionSettings settings) {
+    settings.votes = Votes::largest;
+    return settings;
+  };
+  for (const int blocks : {1, 3}) {
+    check<half, 64>({.heads = {{.rows = 300, .survivors = 0, .how = worst_case(how(8, 7))},
+                               {.rows = 300, .survivors = 0, .how = worst_case(how(33, 5, true))},
+                               {.rows = 300, .survivors = 0, .how = how(8, 7)}},
+                     .group = 3,
+                     .blocks = blocks});
+    // Query heads that are observed one after another.
+    static_assert(observe_heads_at_once<128>(7, 64) < 7);
+    check<bfloat16, 128>({.heads = {{.rows = 200, .survivors = 0, .how = worst_case(how(64, 3))},
+                                    {.rows = 200, .survivors = 0, .how = worst_case(how(64, 7, true))}},
+                          .group = 7,
+                          .blocks = blocks});
+  }
+  check<half, 64>(
+      {.heads = {{.rows = 100, .survivors = 0, .how = worst_case(how(16, 7))}}, .group = 2, .known = 3});
+  check<bfloat16, 64, true>({.heads = {{.rows = 300,
+                                        .survivors = 260,
+                                        .how = worst_case(how(8, 7)),
+                                        .codes = Encoding::uint8,
+                                        .key_group = 64}},
+                             .tokens = 500,
+                             .group = 2});
 }
 
 TEST_CASE("fewer queries are known than would vote") {

@@ -64,14 +64,15 @@ struct Hall {
     graph.emplace(stream, [&] { put_step(); });
   }
 
-  void put_step() {
+  void put_step(bool scores_rows = false) {
     for (std::size_t l = 0; l < shape.layers; ++l) {
       const DeviceChunk<>& in = inputs[l];
       batch.step(l, in.rows<const E>(in.q.data(), shape.q_heads, 0, in.tokens),
                  in.rows<const E>(in.k.data(), shape.kv_heads, 0, in.tokens),
                  in.rows<const E>(in.v.data(), shape.kv_heads, 0, in.tokens),
                  in.rows<E>(in.out.data(), shape.q_heads, 0, in.tokens),
-                 {.log_sum_exp = {in.log_sum_exp.data(), in.log_sum_exp.size()}}, stream);
+                 {.log_sum_exp = {in.log_sum_exp.data(), in.log_sum_exp.size()}, .scores_rows = scores_rows},
+                 stream);
     }
   }
   void join(std::size_t seat) {
@@ -217,6 +218,14 @@ TEST_CASE("what cannot have a seat is refused, and what has one keeps it") {
   heads[3] = {.kind = test::Kind::budget, .rank = test::Rank::h2o, .budget = 17, .window = 9};
   plan = test::plan_of<E>(shape, heads);
   refused(CapacityError{""}, plan, {}, "add up attention");
+  // Heads that wait for scoring passes add up nothing in a seat.
+  DeviceCache zip{test::DevicePlan{shape, HeadBudgetCache<DenseStorage<E>, KvZipScorer>::Config{}},
+                  {},
+                  hall.stream,
+                  hall.engine};
+  seat(2, zip);
+  hall.batch.vacate(2, hall.stream);
+  CHECK(contains(thrown<ConfigError>([&] { hall.put_step(/*scores_rows=*/true); }), "score no rows"));
   cuda::PinnedMemory pinned;
   refused(CapacityError{""}, plain, {.slow_memory = &pinned}, "slow memory");
   DeviceCache stranger{plain, {}, hall.stream};

@@ -17,6 +17,7 @@
 #include <kvpolicy/cuda/kernels/shared_budget.cuh>
 
 #include "cuda/support/device_cache.hpp"
+#include "cuda/support/host_pair.hpp"
 #include "cuda/support/launch.hpp"
 
 using namespace kvpolicy;
@@ -30,6 +31,7 @@ using E = kvpolicy::half;  // CUDA has a half as well
 using Rows = std::vector<int>;
 using Plan = HeadPlan<E>;
 using Cache = cuda::KvCache<E>;
+using Pair = test::HostPair;
 
 constexpr float inf = std::numeric_limits<float>::infinity();
 constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
@@ -135,65 +137,6 @@ void check_kernels(const std::vector<Competitor>& heads) {
   }
   CHECK(begins.back() == budget);
 }
-
-// Two caches, one on the device and one on the host, that get the same calls.
-struct Pair {
-  ModelShape shape;
-  Cache there;
-  KvCache<E> here;
-  test::Random random{3};
-
-  Pair(const Plan& plan, std::size_t max_append, test::CountingDeviceMemory& memory)
-      : shape{plan.shape()},
-        there{plan, {.max_append = max_append, .memory = &memory}},
-        here{plan, {.max_append = max_append}} {}
-  Pair(Pair&&) = default;
-  Pair& operator=(Pair&&) = default;
-  ~Pair() = default;
-  Pair& operator=(const Pair&) = delete;
-  Pair(const Pair& other) : shape{other.shape}, there{other.there.fork()}, here{other.here.fork()} {}
-
-  void step(std::size_t tokens, bool apart) {
-    for (std::size_t l = 0; l < shape.layers; ++l) {
-      const DeviceChunk<> chunk{random, shape, tokens};
-      const auto q = chunk.q.download(), k = chunk.k.download(), v = chunk.v.download();
-      std::vector<float> out(q.size());
-      const TensorView<const E> q_rows{q.data(), tokens, shape.q_heads, 64};
-      const TensorView<const E> k_rows{k.data(), tokens, shape.kv_heads, 64},
-          v_rows{v.data(), tokens, shape.kv_heads, 64};
-      const TensorView<float> out_rows{out.data(), tokens, shape.q_heads, 64};
-      if (apart) {
-        chunk.append(there, l);
-        chunk.attend(there, l);
-        here.append(l, k_rows, v_rows);
-        here.attend(l, q_rows, out_rows);
-      } else {
-        chunk.step(there, l);
-        here.step(l, q_rows, k_rows, v_rows, out_rows);
-      }
-      test::succeed(cudaStreamSynchronize(nullptr));
-    }
-    check();
-  }
-  void compress() {
-    there.compress();
-    here.compress();
-    check();
-  }
-  void check() const {
-    for (std::size_t l = 0; l < shape.layers; ++l) {
-      for (std::size_t h = 0; h < shape.kv_heads; ++h) {
-        CAPTURE(l);
-        CAPTURE(h);
-        std::vector<std::int64_t> on_host;
-        for (const Segment& segment : here.segments(l, h)) {
-          for (std::size_t i = 0; i < segment.rows; ++i) on_host.push_back(segment.position_of(i));
-        }
-        REQUIRE(there.rows(l, h).positions == on_host);
-      }
-    }
-  }
-};
 
 template <class Scorer>
 typename HeadBudgetCache<DenseStorage<E>, Scorer>::Config sharing(std::size_t budget, double safe,
@@ -306,7 +249,7 @@ TEST_CASE("heads that share keep the host's rows exactly, where both rank them b
           alone.adaptive_in_layer = false;
           plan.set(l, 6, alone);
         }
-        Pair pair{plan, 9, memory};
+        Pair pair{plan, {.max_append = 9, .memory = &memory}};
         pair.step(40, false);
         pair.compress();
         for (const std::size_t tokens : {1, 1, 2, 5, 1, 12, 1, 1, 20}) {
@@ -348,7 +291,7 @@ TEST_CASE("heads that share, on device and host: random calls, forks, compressio
         plan.set(0, h, own);
       }
       std::vector<Pair> pairs;
-      pairs.emplace_back(plan, 9, memory);
+      pairs.emplace_back(plan, cuda::CacheOptions{.max_append = 9, .memory = &memory});
       for (int i = 0; i < 70; ++i) {
         CAPTURE(i);
         Pair& pair = pairs[test::below(random, pairs.size())];

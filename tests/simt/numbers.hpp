@@ -57,6 +57,7 @@ inline float rounded_product(float a, float b) {
 }
 inline float inverse_square_root(float x) { return 1.0F / std::sqrt(x); }
 inline double square_root(double x) { return std::sqrt(x); }
+inline double exponential(double x) { return std::exp(x); }
 inline void sine_cosine(double angle, float& sine, float& cosine) {
   sine = static_cast<float>(std::sin(angle));
   cosine = static_cast<float>(std::cos(angle));

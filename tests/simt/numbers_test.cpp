@@ -28,6 +28,13 @@ TEST_CASE("exp2_approximate at the ends of its range") {
   CHECK(std::isnan(exp2_approximate(std::nanf(""))));
 }
 
+TEST_CASE("exponential at the ends of its range") {
+  CHECK(exponential(-HUGE_VAL) == 0.0);
+  CHECK(exponential(0.0) == 1.0);
+  CHECK(std::abs(exponential(1.0) - 2.718281828459045) < 1e-15);
+  CHECK(std::isnan(exponential(std::nan(""))));
+}
+
 TEST_CASE_TEMPLATE("16-bit numbers go to float and back", E, half, bfloat16) {
   for (std::uint32_t bits = 0; bits < 0x10000U; ++bits) {
     const auto number = static_cast<std::uint16_t>(bits);

@@ -74,10 +74,20 @@ typename P::Config policy_config(const HeadSpec& spec) {
     config.compress_from = spec.compress_from;
     config.compress_every = spec.compress_every;
     config.after_first_compress = spec.after_first;
+    config.weigh_values = spec.weighed;
     if constexpr (requires { config.scorer.recent; }) config.scorer.recent = spec.window;
+    if constexpr (requires { config.scorer.future; }) {
+      config.scorer.observation_window = spec.draws;
+      config.scorer.future = spec.future;
+      config.scorer.sinks = 0;
+      config.scorer.rotary = {.theta = rotary_theta};
+    }
     if constexpr (requires { config.scorer.kernel; }) {
       config.scorer = {spec.window, spec.average ? kvpolicy::Pooling::average : kvpolicy::Pooling::max,
                        spec.kernel};
+    }
+    if constexpr (requires { config.scorer.votes = kvpolicy::Votes::largest; }) {
+      if (spec.largest) config.scorer.votes = kvpolicy::Votes::largest;
     }
   }
   if constexpr (requires { config.chunk; }) {
@@ -93,6 +103,8 @@ typename P::Config policy_config(const HeadSpec& spec) {
     case oracle::Rank::tova: return "tova";
     case oracle::Rank::h2o: return "h2o";
     case oracle::Rank::key_norm: return "key_norm";
+    case oracle::Rank::key_diff: return "key_diff";
+    case oracle::Rank::expected: return "expected_attention";
     case oracle::Rank::snapkv: break;
   }
   return "snapkv";

@@ -18,7 +18,7 @@ namespace oracle {
 enum class Kind { full, window, budget, retrieval };
 
 /// The scorers that rank the rows of a head with a budget.
-enum class Rank { snapkv, tova, h2o, key_norm };
+enum class Rank { snapkv, tova, h2o, key_norm, key_diff, expected };
 
 /// What codes stand for.
 enum class Codebook { even, normal, fp8, mxfp4, nvfp4 };
@@ -36,6 +36,9 @@ struct HeadSpec {
   std::size_t compress_from = 0;  // a text of fewer rows keeps all of them
   bool after_first = false;       // compresses by itself after the first requested compression
   bool average = false;
+  bool largest = false;               // of several votes for a row the largest counts, not their mean
+  bool weighed = false;               // scores are multiplied by the lengths of the rows' values
+  std::size_t draws = 0, future = 1;  // of Rank::expected: latest queries, positions to come
   // for retrieval, together with `budget`
   std::size_t chunk = 8, refresh_every = 0;
   bool min_max = false;
@@ -60,7 +63,8 @@ struct HeadSpec {
   [[nodiscard]] std::size_t key_rows() const { return !per_channel ? 1 : key_group == 0 ? 32 : key_group; }
   /// Number of latest queries whose attention is needed when rows are dropped.
   [[nodiscard]] std::size_t asked() const {
-    return kind != Kind::budget ? 0 : rank == Rank::snapkv ? window : rank == Rank::tova ? 1 : 0;
+    if (kind != Kind::budget) return 0;
+    return rank == Rank::snapkv ? window : rank == Rank::tova ? 1 : rank == Rank::expected ? draws : 0;
   }
   /// Whether the attention of all calls is summed.
   [[nodiscard]] bool adds_up() const { return kind == Kind::budget && rank == Rank::h2o; }
@@ -146,10 +150,11 @@ class HeadModel {
     const auto width = static_cast<std::ptrdiff_t>(spec_.rank == Rank::snapkv ? spec_.kernel / 2 : 0);
     std::vector<double> total(candidates, 0.0);
     for (const auto& head : attention) {
-      std::vector<double> mean(candidates, 0.0);
+      std::vector<double> mean(candidates, 0.0);  // or the largest
       for (const auto& query : head) {
         for (std::size_t i = 0; i < candidates; ++i) {
-          mean[i] += query[i] / static_cast<double>(head.size());
+          mean[i] = spec_.largest ? std::max(mean[i], query[i])
+                                  : mean[i] + query[i] / static_cast<double>(head.size());
         }
       }
       for (std::size_t i = 0; i < candidates; ++i) {
@@ -160,14 +165,18 @@ class HeadModel {
           const double near = mean[static_cast<std::size_t>(at)];
           pooled = spec_.average ? pooled + near / static_cast<double>(spec_.kernel) : std::max(pooled, near);
         }
-        total[i] += pooled / static_cast<double>(attention.size());
+        total[i] = spec_.largest ? std::max(total[i], pooled)
+                                 : total[i] + pooled / static_cast<double>(attention.size());
       }
     }
     return total;
   }
 
-  /// Adds a query's attention to a row.
-  void pay(std::int64_t position, double share) { sums_[position] += share; }
+  /// Adds a query's attention to a row, one of `group` query heads.
+  void pay(std::int64_t position, double share, std::size_t group) {
+    double& sum = sums_[position];
+    sum = spec_.largest ? std::max(sum, share) : sum + share / static_cast<double>(group);
+  }
   /// The score of each candidate by its summed attention.
   [[nodiscard]] std::vector<double> paid() const {
     std::vector<double> scores;
@@ -185,7 +194,9 @@ class HeadModel {
     for (const auto& head : attention) {
       for (const auto& query : head) {
         for (std::size_t i = 0; i < total.size(); ++i) {
-          total[i] += query[i] / static_cast<double>(head.size() * attention.size());
+          total[i] = spec_.largest
+                         ? std::max(total[i], query[i])
+                         : total[i] + query[i] / static_cast<double>(head.size() * attention.size());
         }
       }
     }

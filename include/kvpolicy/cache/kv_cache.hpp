@@ -205,11 +205,9 @@ class KvCache {
   /// @throws as above; ConfigError if heads of the layer compete with those of other layers (`adaptive_in_model`)
   void compress(std::size_t layer) {
     Layer& own = own_layer(layer);
-    for (const HeadPtr& head : own.heads) {
-      require(
-          !head->is_adaptive_in_model(), name, "::compress: heads of layer ", layer,
-          " share their budgets with heads of other layers (adaptive_in_model); compress all layers at once");
-    }
+    check_compressed_alone(name, layer, std::ranges::any_of(own.heads, [](const HeadPtr& head) {
+                             return head->is_adaptive_in_model();
+                           }));
     own.tree.refuse("compress");
     own.check_ranked("compress", false);
     calls_.commit({&own, 1});
@@ -233,13 +231,8 @@ class KvCache {
       }
     };
     each([](const Layer& own, const Layer& other, std::size_t i) {
-      const std::size_t rows = own.heads[i]->rows();
-      const std::size_t now = other.heads[i]->rows();
-      const bool grew_only =
-          other.committed >= own.committed && now >= rows && now - rows == other.committed - own.committed;
-      require<ShapeError>(grew_only, name, "::take_scores: KV head ", i, " of layer ", own.number, " holds ",
-                          rows, " rows of ", own.committed, " tokens, in the scored cache ", now, " of ",
-                          other.committed, "; it must be a fork that has only read more since");
+      check_grew_only(name, own.number, i, own.heads[i]->rows(), own.committed, other.heads[i]->rows(),
+                      other.committed);
     });
     each([](Layer& own, const Layer& other, std::size_t i) {
       own.heads[i]->inherit(other.heads[i]->accumulated());

@@ -87,6 +87,13 @@ void check_queries(std::string_view cache, std::string_view call, const Queries&
                       "; rows that are only appended bring none");
 }
 
+/// Refuses to compress one layer by itself of which a head shares its budget with those of other layers.
+/// @throws ConfigError
+inline void check_compressed_alone(std::string_view cache, std::size_t layer, bool shares_in_model) {
+  require(!shares_in_model, cache, "::compress: heads of layer ", layer,
+          " share their budgets with heads of other layers (adaptive_in_model); compress all layers at once");
+}
+
 /// Refuses to compress a head of which `unscored` of its `rows` rows have no score that its scorer needs.
 /// @throws ShapeError
 inline void check_scored(std::string_view cache, std::size_t layer, std::size_t head, std::size_t unscored,
@@ -96,6 +103,18 @@ inline void check_scored(std::string_view cache, std::size_t layer, std::size_t 
       layer,
       " were in no scoring pass, which its scorer needs; fork the cache, feed the fork the text once more "
       "with AttendOptions::scores_rows, and take_scores of it (policy/kvzip_scorer.hpp)");
+}
+
+/// Refuses scores of a head that holds `rows_there` of `tokens_there` committed tokens for one that holds `rows` of
+/// `tokens`: it is no fork that has only read more since.
+/// @throws ShapeError
+inline void check_grew_only(std::string_view cache, std::size_t layer, std::size_t head, std::size_t rows,
+                            std::size_t tokens, std::size_t rows_there, std::size_t tokens_there) {
+  const bool grew_only =
+      tokens_there >= tokens && rows_there >= rows && rows_there - rows == tokens_there - tokens;
+  require<ShapeError>(grew_only, cache, "::take_scores: KV head ", head, " of layer ", layer, " holds ", rows,
+                      " rows of ", tokens, " tokens, in the scored cache ", rows_there, " of ", tokens_there,
+                      "; it must be a fork that has only read more since");
 }
 
 /// Refuses to observe a layer in a state in which its latest queries do not belong to its latest rows.

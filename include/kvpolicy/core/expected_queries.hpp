@@ -13,19 +13,12 @@
 #include <utility>
 #include <vector>
 
+#include <kvpolicy/core/ranking.hpp>
 #include <kvpolicy/core/rotary.hpp>
 #include <kvpolicy/core/row.hpp>
 #include <kvpolicy/core/segment.hpp>
 
 namespace kvpolicy {
-
-/// Where the queries to come may be.
-struct ExpectedQueries {
-  RotaryConfig rotary = {};
-  std::size_t future = 512;  ///< positions from the text's end on
-
-  friend bool operator==(const ExpectedQueries&, const ExpectedQueries&) = default;
-};
 
 /// The mean of the rotations to the positions to come, which also shortens each pair of channels.
 class MeanRotation {

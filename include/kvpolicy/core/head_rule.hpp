@@ -63,8 +63,11 @@ struct HeadRule {
   Ranking ranking = Ranking::none;     ///< what the scorer looks at
   KeyNumbers key_numbers = {};         ///< the scorer's settings, where it looks at the key
   Votes votes = Votes::mean;           ///< what the attention of several queries comes to
+  bool waits_for_scoring = false;      ///< attention is added up in scoring passes alone
   bool weighs_values = false;          ///< ranks are multiplied by the lengths of values
   std::size_t observation_window = 0;  ///< latest queries whose attention ranks the rows
+  std::optional<ExpectedQueries> expected = {};  ///< set if those to come rank them, for which these stand
+  std::size_t first_rows = 0;                    ///< of the text that rank above all others then
   Pooling pooling = Pooling::max;
   std::size_t pooled_rows = 1;
 

@@ -6,8 +6,12 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <string_view>
+
+#include <kvpolicy/core/host_device.hpp>
+#include <kvpolicy/core/rotary.hpp>
 
 namespace kvpolicy {
 
@@ -15,8 +19,19 @@ namespace kvpolicy {
 enum class Ranking : std::uint8_t {
   none,         ///< the head drops no rows, or the host alone can rank them
   attention,    ///< the attention of the latest `observation_window` queries, pooled over neighbouring rows
-  accumulated,  ///< the attention of all queries since the row came
+  expected,     ///< the attention of queries to come that these queries let expect (ExpectedQueries)
+  accumulated,  ///< the attention of all queries since the row came, or of those in scoring passes
   keys,         ///< a function of the row's key, which the scorer's name says
+  /// the negative cosine of the row's key and the mean direction of all keys of the head (policy/key_diff_scorer.hpp)
+  key_directions,
+};
+
+/// Where the queries to come may be whose attention is expected (core/expected_queries.hpp).
+struct ExpectedQueries {
+  RotaryConfig rotary = {};
+  std::size_t future = 512;  ///< positions from the text's end on
+
+  friend bool operator==(const ExpectedQueries&, const ExpectedQueries&) = default;
 };
 
 /// What the attention that several queries and query heads pay a row comes to.
@@ -31,7 +46,7 @@ enum class Votes : std::uint8_t {
 /// What the votes of a row come to with one vote more: their sum, of which who knows their number makes a mean, or the
 /// largest.
 template <class T>
-[[nodiscard]] constexpr T with_vote(Votes votes, T so_far, T vote) {
+[[nodiscard]] KVPOLICY_HOST_DEVICE constexpr T with_vote(Votes votes, T so_far, T vote) {
   if (votes == Votes::mean) return so_far + vote;
   return vote > so_far ? vote : so_far;
 }

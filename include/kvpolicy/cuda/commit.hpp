@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -53,22 +54,51 @@ void commit_layer(CachedLayers<E>& cache, std::size_t l, cudaStream_t stream) {
   layer.advance(0, 0, 0);
 }
 
-/// Commits `count` layers from `first` on and lets their heads drop rows, all of them or those that are due.
-/// @throws std::bad_alloc, DeviceError
+/// Whether heads that share their budget over the model drop rows.
+template <Element E>
+[[nodiscard]] bool drops_in_model(const CachedLayers<E>& cache) {
+  return std::ranges::any_of(cache.layers, &Layer::drops_in_model);
+}
+
+/// Lets the heads compete that share their budget over the model, after their layers' rows are committed. `places` are
+/// those of the layers in the competition. Waits for the stream. @throws std::bad_alloc, CapacityError, DeviceError
+template <Element E>
+[[nodiscard]] SharedBudget<E> share_in_model(CachedLayers<E>& cache, std::vector<std::size_t>& places,
+                                             cudaStream_t stream) {
+  std::vector<CompetingLayer> competing;
+  for (std::size_t l = 0; l < cache.layers.size(); ++l) {
+    places[l] = competing.size();
+    if (!cache.layers[l].shares_in_model()) continue;
+    commit_layer(cache, l, stream);
+    competing.push_back({&cache.layers[l], cache.device.heads(l), cache.device.counters(l)});
+  }
+  return {*cache.engine,        competing, SharedBudget<E>::Among::model, cache.options.page_rows,
+          cache.options.memory, stream};
+}
+
+/// Commits `count` layers from `first` on and lets their heads drop rows, all of them or those that are due. Heads that
+/// share their budget over the model drop rows where these are all layers.
+/// @throws std::bad_alloc, CapacityError, DeviceError
 template <Element E>
 void compress_layers(CachedLayers<E>& cache, std::size_t first, std::size_t count, bool only_due,
                      cudaStream_t stream) {
   const DeviceState& device = cache.device;
+  std::vector<std::size_t> in_competition(cache.layers.size(), 0);
+  std::optional<SharedBudget<E>> shared;
+  if (!only_due && count == cache.layers.size() && drops_in_model(cache)) {
+    shared.emplace(share_in_model(cache, in_competition, stream));
+  }
   std::vector<LayerCompression<E>> compressions;
   std::vector<std::size_t> places;
   std::size_t scratch_bytes = 0;
   std::size_t observed_rows = 0;
   for (std::size_t l = first; l < first + count; ++l) {
     Layer& layer = cache.layers[l];
-    std::vector<bool> wanted = layer.heads_to_compress(only_due);
+    std::vector<bool> wanted = layer.heads_to_compress(only_due, shared.has_value());
     if (std::ranges::count(wanted, true) == 0) continue;
-    observed_rows += layer.observed_rows(wanted);
-    compressions.emplace_back(*cache.engine, layer, std::move(wanted), cache.options);
+    observed_rows += layer.observed_rows(wanted, shared.has_value());
+    compressions.emplace_back(*cache.engine, layer, std::move(wanted), cache.options,
+                              shared ? &*shared : nullptr, in_competition[l]);
     if (compressions.back().shares()) {
       commit_layer(cache, l, stream);
       compressions.back().share(device.heads(l), device.counters(l), stream);

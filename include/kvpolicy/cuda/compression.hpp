@@ -2,12 +2,13 @@
 //
 // Lets heads of one layer drop the rows that they rank lowest: score the rows, choose, move the survivors
 // to pages of their own, give the old ones back. How many survive is known without asking the device, so
-// nothing waits; but for heads that share a layer's budget.
+// nothing waits; but for heads that share a budget, of their layer or of the model.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -41,21 +42,28 @@ struct CompressionMemory {
 };
 
 /// Compresses the `wanted` heads of one layer: all memory first, so that several layers can be
-/// prepared before any of them changes, then the work.
+/// prepared before any of them changes, then the work. `in_model`: the competition of heads that share over the model,
+/// among whose layers this one is number `place`; null if none of them drops rows.
 template <Element E>
 class LayerCompression {
  public:
   LayerCompression(const Engine<E>& engine, Layer& layer, std::vector<bool> wanted,
-                   const CacheOptions& options)
+                   const CacheOptions& options, const SharedBudget<E>* in_model, std::size_t place)
       : engine_{&engine},
         layer_{&layer},
         options_{&options},
+        in_model_{in_model},
+        place_{place},
         wanted_{std::move(wanted)},
         survivors_(layer.heads.size(), 0),
         to_(layer.heads.size()),
         scoring_{engine, layer, options.page_rows} {
     for (std::size_t head = 0; head < wanted_.size(); ++head) {
-      if (!wanted_[head] || competes(head)) continue;
+      if (!wanted_[head]) continue;
+      if (competes(head)) {
+        if (is_in_model(head)) survivors_[head] = list(head).count;
+        continue;
+      }
       survivors_[head] = layer.survivors_of(head);
       scoring_.add(head, survivors_[head]);
     }
@@ -64,16 +72,18 @@ class LayerCompression {
   /// Whether heads compete for the layer's budget, so that `share` must come before `prepare`.
   [[nodiscard]] bool shares() const {
     for (std::size_t head = 0; head < wanted_.size(); ++head) {
-      if (wanted_[head] && competes(head)) return true;
+      if (wanted_[head] && competes(head) && !is_in_model(head)) return true;
     }
     return false;
   }
   /// Lets them compete, once all rows of the layer are committed. Waits for the stream.
   /// @throws std::bad_alloc, CapacityError, DeviceError
   void share(const HeadView* views, const LayerState* state, cudaStream_t stream) {
-    shared_.emplace(*engine_, *layer_, views, state, options_->page_rows, options_->memory, stream);
+    const CompetingLayer alone{layer_, views, state};
+    shared_.emplace(*engine_, std::span{&alone, 1}, SharedBudget<E>::Among::layer, options_->page_rows,
+                    options_->memory, stream);
     for (std::size_t head = 0; head < wanted_.size(); ++head) {
-      if (wanted_[head] && competes(head)) survivors_[head] = shared_->list(head).count;
+      if (wanted_[head] && competes(head) && !is_in_model(head)) survivors_[head] = list(head).count;
     }
   }
 
@@ -139,7 +149,14 @@ class LayerCompression {
  private:
   // Whether the head's rows compete with those of others.
   [[nodiscard]] bool competes(std::size_t head) const {
-    return layer_->heads[head].settings().adaptive_in_layer && layer_->sharing_drops();
+    return layer_->heads[head].settings().adaptive_in_layer && layer_->ranks(head, in_model_ != nullptr);
+  }
+  [[nodiscard]] bool is_in_model(std::size_t head) const {
+    return layer_->heads[head].settings().adaptive_in_model;
+  }
+  // What survives of a head that competes.
+  [[nodiscard]] const typename SharedBudget<E>::List& list(std::size_t head) const {
+    return is_in_model(head) ? in_model_->list(place_, head) : shared_->list(0, head);
   }
   [[nodiscard]] std::size_t longest() const { return *std::ranges::max_element(survivors_); }
   [[nodiscard]] CompressionMemory memory_in(ArrayCarver& carver) const {
@@ -158,7 +175,7 @@ class LayerCompression {
     for (std::size_t head = 0; head < to_.size(); ++head) {
       const HeadStore& from = layer_->heads[head];
       const int* kept = memory.rows + head * longest();
-      if (shared_ && competes(head)) kept = shared_->list(head).rows;
+      if (wanted_[head] && competes(head)) kept = list(head).rows;
       writes.write(memory.to + head, wanted_[head] ? to_[head]->view() : HeadView{});
       writes.write(memory.kept + head, wanted_[head] ? kept : nullptr);
       writes.write(memory.old_positions + head, reinterpret_cast<const long long*>(from.positions().get()));
@@ -177,11 +194,13 @@ class LayerCompression {
   const Engine<E>* engine_;
   Layer* layer_;
   const CacheOptions* options_;
+  const SharedBudget<E>* in_model_;
+  std::size_t place_;
   std::vector<bool> wanted_;
   std::vector<std::size_t> survivors_;  // of each head
   std::vector<std::optional<HeadStore>> to_;
   RowScoring<E> scoring_;                  // of heads that do not compete
-  std::optional<SharedBudget<E>> shared_;  // of heads that do
+  std::optional<SharedBudget<E>> shared_;  // of heads that do within the layer
 };
 
 }  // namespace kvpolicy::cuda

@@ -421,11 +421,14 @@ class Engine {
             .shared_bytes = select_shared_bytes()},
            stream, params, "keep_select_kernel");
   }
-  /// The rows that survive in heads that share a layer's budget. @throws DeviceError
-  void share(const SharedBudgetParams& params, cudaStream_t stream) const {
+  /// Ranks the rows of a layer's heads that share their budget. @throws DeviceError
+  void rank_shared(const SharedBudgetParams& params, cudaStream_t stream) const {
     launch(shared_ranks_kernel<>,
            {.grid_x = params.count, .threads = select_threads, .shared_bytes = select_shared_bytes()}, stream,
            params, "shared_ranks_kernel");
+  }
+  /// The rows that survive in all heads that share it. @throws DeviceError
+  void choose_shared(const SharedBudgetParams& params, cudaStream_t stream) const {
     launch(shared_select_kernel<>, {.threads = select_threads, .shared_bytes = select_shared_bytes()}, stream,
            params, "shared_select_kernel");
   }

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include <kvpolicy/cache/other_plan_checks.hpp>
+#include <kvpolicy/cache/progress_checks.hpp>
 #include <kvpolicy/cuda/cached_layers.hpp>
 #include <kvpolicy/cuda/commit.hpp>
 #include <kvpolicy/plan/head_plan.hpp>
@@ -59,7 +60,39 @@ class CacheForks {
     return to;
   }
 
+  /// Refuses a cache whose scores are not of a fork of `own` that has only read more since. @throws ShapeError
+  static void check_grew(const Cache& own, const Cache& scored) {
+    for_each_waiting(own, [&](std::size_t l, std::size_t head) {
+      const Layer& here = own.layers[l];
+      const Layer& there = scored.layers[l];
+      check_grew_only(Cache::name, l, head, here.committed - here.heads[head].evicted(), here.committed,
+                      there.committed - there.heads[head].evicted(), there.committed);
+    });
+  }
+  /// What carries out KvCache::take_scores, after that check.
+  static void take_scores(Cache& own, const Cache& scored, cudaStream_t stream) {
+    scored.enter(stream);
+    own.enter(stream);
+    for_each_waiting(own, [&](std::size_t l, std::size_t head) {
+      HeadStore& here = own.layers[l].heads[head];
+      const HeadStore& there = scored.layers[l].heads[head];
+      here.sums().take(there.sums(), own.layers[l].committed - here.evicted(), stream);
+      here.set_scored(std::min(there.scored(), own.layers[l].committed));
+    });
+    scored.order.release(stream);
+    if (scored.engine != own.engine) scored.engine->leave(stream);
+  }
+
  private:
+  template <class Visit>
+  static void for_each_waiting(const Cache& cache, Visit visit) {
+    for (std::size_t l = 0; l < held(cache.layers).size(); ++l) {
+      for (std::size_t head = 0; head < cache.layers[l].heads.size(); ++head) {
+        if (cache.layers[l].heads[head].settings().waits_for_scoring) visit(l, head);
+      }
+    }
+  }
+
   static void begin(const Cache& from, const char* call, cudaStream_t stream) {
     refuse_capture(stream, call);
     static_cast<void>(held(from.layers));
@@ -84,8 +117,10 @@ class CacheForks {
       const HeadStore& own = old.heads[head];
       if (!is_same(head)) {
         check_rows(own, old, l, head);
-        check_accumulated(Cache::name, l, head, accumulates(layer.heads[head].settings()),
-                          accumulates(own.settings()));
+        const HeadRule& rule = layer.heads[head].settings();
+        // A scoring pass may come later.
+        check_accumulated(Cache::name, l, head, accumulates(rule) && !rule.waits_for_scoring,
+                          adds_up_alike(own.settings(), rule));
         continue;
       }
       layer.heads[head].give_back_on(stream);
@@ -97,10 +132,10 @@ class CacheForks {
     for (std::size_t head = 0; head < layer.heads.size(); ++head) {
       if (is_same(head)) continue;
       give_rows(to, old, l, head, stream);
-      if (accumulates(layer.heads[head].settings())) {
-        check(cudaMemcpyAsync(layer.heads[head].sums().data(), old.heads[head].sums().data(),
-                              old.tokens * sizeof(double), cudaMemcpyDeviceToDevice, stream),
-              "cudaMemcpyAsync");
+      HeadStore& own = layer.heads[head];
+      if (adds_up_alike(old.heads[head].settings(), own.settings())) {
+        own.sums().take(old.heads[head].sums(), old.tokens, stream);
+        own.set_scored(old.heads[head].scored());
       }
     }
     layer.take_text(old, is_same, stream);
@@ -109,6 +144,12 @@ class CacheForks {
     if (!layer.wants_compress()) return;
     commit_layer(to, l, stream);
     compress_layers(to, l, 1, /*only_due=*/true, stream);
+  }
+
+  // Whether what one head has added up is what the other would have.
+  static bool adds_up_alike(const HeadRule& one, const HeadRule& other) {
+    return accumulates(one) && accumulates(other) && one.votes == other.votes &&
+           one.waits_for_scoring == other.waits_for_scoring;
   }
 
   static void check_rows(const HeadStore& own, const Layer& layer, std::size_t l, std::size_t head) {

@@ -54,6 +54,8 @@ class HeadDownload {
     if (accumulates(store_->settings())) {
       all.accumulated = sums_;
       all.accumulated.resize(stored);
+      // On the device that is any negative number.
+      for (double& sum : all.accumulated) sum = sum < 0.0 ? HeadContents::unscored : sum;
     }
     const std::size_t sinks = std::min<std::size_t>(store_->settings().sinks, stored);
     const std::size_t first = std::min(store_->settings().window_rule().first_kept(stored), stored);

@@ -92,6 +92,10 @@ class HeadStore {
   [[nodiscard]] std::size_t survivors() const { return survivors_; }
   /// The attention that was added up for each row; empty where the head does not rank by it.
   [[nodiscard]] const RowSums& sums() const { return sums_; }
+  /// Rows of tokens up to here were in a scoring pass, of a head that waits for one. A pass sees all rows that the head
+  /// holds, so those that none has seen are the latest.
+  [[nodiscard]] std::size_t scored() const { return scored_; }
+  void set_scored(std::size_t tokens) { scored_ = tokens; }
 
   [[nodiscard]] std::size_t bytes() const {
     return exact_.bytes() + packed_.bytes() + summaries_.bytes() + (slow_ ? slow_->bytes() : 0);
@@ -213,6 +217,7 @@ class HeadStore {
             "cudaMemcpyAsync");
     }
     other.sums_ = sums_.fork(context_.memory, writes.stream());
+    other.scored_ = scored_;
     if (scored_chunks_ > 0) {
       other.scores_ = allocate(context_.memory, scored_chunks_ * sizeof(float), writes.stream());
       other.scored_chunks_ = scored_chunks_;
@@ -236,6 +241,7 @@ class HeadStore {
     HeadStore other{settings_, context_, view_.inverse_frequencies, false, tokens - survivors, writes};
     other.survivors_ = survivors;
     other.compressed_once_ = compressed_once_;
+    other.scored_ = scored_;
     if (survivors > 0) {
       other.positions_ = allocate(context_.memory, survivors * sizeof(long long), writes.stream());
     }
@@ -253,7 +259,8 @@ class HeadStore {
         evicted_unshared_{evicted},
         exact_{pages_of(PageKind::exact)},
         packed_{pages_of(PageKind::packed)},
-        summaries_{pages_of(PageKind::summary)} {
+        summaries_{pages_of(PageKind::summary)},
+        sums_{settings.waits_for_scoring} {
     const HeadGeometry geometry{settings, context, quantization_deferred};
     const auto number = [](std::size_t n) { return static_cast<int>(std::min<std::size_t>(n, INT_MAX)); };
     view_.sinks = number(settings.sinks);
@@ -274,6 +281,8 @@ class HeadStore {
     view_.value_group = number(settings.value_group);
     view_.residual = geometry.packs() ? number(settings.residual) : unlimited;
     view_.kivi_flush = geometry.packs() && settings.kivi_flush;
+    view_.votes = settings.votes;
+    view_.waits_for_scoring = settings.waits_for_scoring;
     view_.inverse_frequencies = frequencies;
     view_.rotation_limit = number(settings.sinks + settings.recent) - 1;
     view_.chunk_rows = number(settings.chunk);
@@ -355,6 +364,7 @@ class HeadStore {
   DeviceBuffer scores_;
   std::size_t scored_chunks_ = 0;
   RowSums sums_;
+  std::size_t scored_ = 0;
   DeviceBuffer positions_;
   std::size_t survivors_ = 0;
   HeadView view_;

@@ -57,6 +57,11 @@ class HeadUpload {
     if (store.settings().compresses) {
       store.set_evicted_unshared(contents_->committed - contents_->unshared_rows);
     }
+    if (store.settings().waits_for_scoring) {
+      const auto& sums = contents_->accumulated;
+      const auto unscored = sums.end() - std::ranges::find(sums, HeadContents::unscored);
+      store.set_scored(contents_->committed - static_cast<std::size_t>(unscored));
+    }
     // Rows of the block that is not full may have codes, and more of their keys with KIVI's flush.
     const auto committed = static_cast<int>(contents_->committed);
     const auto packed_end = static_cast<std::size_t>(store.view().packed_end(committed));

@@ -183,7 +183,7 @@ class KvCache {
     for (Layer& layer : cache_.layers) {
       for (std::size_t i = 0; i < times; ++i) {
         layer.queries.push(layer.tokens, tokens);
-        if (layer.accumulates()) cache_.observed_rows += layer.accumulated_rows(layer.tokens + tokens);
+        cache_.observed_rows += layer.accumulated_rows(layer.tokens + tokens, /*scores_rows=*/false);
         if (refreshes) {
           layer.note_refresh(0, layer.heads.size(), layer.tokens + tokens, options().max_rollback);
         }
@@ -234,21 +234,40 @@ class KvCache {
 
   /// Commits, then lets every head with a budget drop the rows that it ranks lowest.
   /// Heads of other policies stay as they are. Asks for memory, for the survivors of all layers
-  /// before any row goes; graphs stay valid. Where heads share a layer's budget, their rows are committed
+  /// before any row goes; graphs stay valid. Where heads share a budget, their rows are committed
   /// before the memory is asked for, and the call waits for the stream, because the host must know how
   /// many rows each of them keeps; so does a step after which such heads compress by themselves.
   /// @throws RollbackError if a tree is pending, CapacityError inside a capture, ShapeError if rows came
-  /// without their queries, std::bad_alloc, DeviceError
+  /// without their queries, or were in no scoring pass that their scorer needs; std::bad_alloc, DeviceError
   void compress(cudaStream_t stream = nullptr) {
     cache_.refuse_tree("compress");
-    for (const Layer& layer : cache_.layers) layer.check_queries("compress");
+    const bool in_model = drops_in_model(cache_);
+    for (std::size_t l = 0; l < cache_.layers.size(); ++l) {
+      cache_.layers[l].check_ranked("compress", l, in_model);
+    }
     compress_checked(0, cache_.layers.size(), stream);
   }
   /// The same for one layer: for engines that prefill layer by layer, and where memory is short.
+  /// @throws as above; ConfigError if heads of the layer compete with those of other layers (`adaptive_in_model`)
   void compress(std::size_t layer, cudaStream_t stream = nullptr) {
-    cache_.layers[cache_.checked(layer)].tree.refuse("compress");
-    cache_.layers[layer].check_queries("compress");
+    const Layer& own = cache_.layers[cache_.checked(layer)];
+    check_compressed_alone(name, layer, own.shares_in_model());
+    own.tree.refuse("compress");
+    own.check_ranked("compress", layer, false);
     compress_checked(layer, 1, stream);
+  }
+
+  /// Takes over what a scoring pass over a fork has found, as kvpolicy::KvCache::take_scores has it: `scored` was
+  /// forked from this cache and has read more since, in calls with `scores_rows`.
+  /// @throws ConfigError if `scored` has another plan; ShapeError if it holds fewer tokens, or dropped rows since;
+  /// RollbackError if a tree is pending, CapacityError inside a capture, DeviceError
+  void take_scores(const KvCache& scored, cudaStream_t stream = nullptr) {
+    cache_.refuse_tree("take_scores");
+    scored.cache_.refuse_tree("take_scores");
+    require(scored.plan() == plan(), name, "::take_scores: the scores are of a cache under another plan");
+    refuse_capture(stream, "take_scores");
+    CacheForks<E>::check_grew(cache_, scored.cache_);
+    CacheForks<E>::take_scores(cache_, scored.cache_, stream);
   }
 
   /// Tokens that every layer has seen, nodes of a pending tree included; `tokens(layer)` differs only

@@ -252,22 +252,34 @@ class Layer : public TextProgress<std::size_t> {
   }
   /// The heads that a compression changes, of all or of those whose settings ask for it now: they have
   /// rows to drop, or exact rows that only waited. If one of the heads that share their budgets loses rows,
-  /// any of them may.
-  [[nodiscard]] std::vector<bool> heads_to_compress(bool only_due) const {
+  /// any of them may. `in_model`: one of those does that share over the model.
+  [[nodiscard]] std::vector<bool> heads_to_compress(bool only_due, bool in_model) const {
     const bool sharing_due = any_sharing([&](std::size_t head) { return !only_due || is_due(head); });
     std::vector<bool> wanted(heads.size());
     for (std::size_t head = 0; head < heads.size(); ++head) {
-      const HeadRule& rule = heads[head].settings();
-      const bool shares = rule.adaptive_in_layer;
-      const bool drops = shares ? sharing_drops() : has_rows_to_drop(head);
-      wanted[head] = rule.compresses && (drops || heads[head].is_quantization_deferred()) &&
-                     (shares ? sharing_due : !only_due || is_due(head));
+      wanted[head] = heads[head].settings().compresses &&
+                     (ranks(head, in_model) || heads[head].is_quantization_deferred()) &&
+                     (shares_in_layer(head) ? sharing_due : !only_due || is_due(head));
     }
     return wanted;
   }
-  /// Whether a head that shares its budget has rows to drop.
-  [[nodiscard]] bool sharing_drops() const {
-    return any_sharing([&](std::size_t head) { return has_rows_to_drop(head); });
+  /// Whether a compression compares the rows of a head, because it loses some, or another one of those that share a
+  /// budget with it: of its layer or, as `in_model` says, of the model.
+  [[nodiscard]] bool ranks(std::size_t head, bool in_model) const {
+    if (heads[head].settings().adaptive_in_model) return in_model;
+    if (!shares_in_layer(head)) return has_rows_to_drop(head);
+    return any_sharing([&](std::size_t other) { return has_rows_to_drop(other); });
+  }
+  /// Whether a head that shares the model's budget has rows to drop.
+  [[nodiscard]] bool drops_in_model() const {
+    for (std::size_t head = 0; head < heads.size(); ++head) {
+      if (heads[head].settings().adaptive_in_model && has_rows_to_drop(head)) return true;
+    }
+    return false;
+  }
+  /// Whether a head shares the model's budget.
+  [[nodiscard]] bool shares_in_model() const {
+    return std::ranges::any_of(heads, [](const HeadStore& h) { return h.settings().adaptive_in_model; });
   }
   [[nodiscard]] bool is_due(std::size_t head) const {
     const HeadRule& settings = heads[head].settings();
@@ -276,26 +288,48 @@ class Layer : public TextProgress<std::size_t> {
                                          heads[head].compressed_once());
   }
   /// Rows whose keys a compression of the `wanted` heads reads for the attention of their latest queries.
-  [[nodiscard]] std::size_t observed_rows(const std::vector<bool>& wanted) const {
+  [[nodiscard]] std::size_t observed_rows(const std::vector<bool>& wanted, bool in_model) const {
     std::size_t rows = 0;
     for (std::size_t head = 0; head < heads.size(); ++head) {
-      const HeadRule& rule = heads[head].settings();
-      const bool drops = rule.adaptive_in_layer ? sharing_drops() : has_rows_to_drop(head);
-      if (wanted[head] && rule.observation_window > 0 && drops) rows += tokens - heads[head].evicted();
+      if (!wanted[head] || heads[head].settings().observation_window == 0 || !ranks(head, in_model)) continue;
+      rows += tokens - heads[head].evicted();
     }
     return rows;
   }
-  /// The same of a call for the heads that add up its attention; `text`: tokens, with those of the call.
-  [[nodiscard]] std::size_t accumulated_rows(std::size_t text) const {
+  /// The same of a call for the heads that add up its attention; `text`: tokens, with those of the call. `scores_rows`:
+  /// the call is part of a scoring pass.
+  [[nodiscard]] std::size_t accumulated_rows(std::size_t text, bool scores_rows) const {
     std::size_t rows = 0;
     for (const HeadStore& head : heads) {
-      if (cuda::accumulates(head.settings())) rows += text - head.evicted();
+      if (adds_up(head, scores_rows)) rows += text - head.evicted();
     }
     return rows;
   }
-  /// Whether a head adds up the attention of every call.
+  /// Whether a head adds up the attention of a call.
+  [[nodiscard]] bool adds_up(bool scores_rows) const {
+    return std::ranges::any_of(heads, [&](const HeadStore& h) { return adds_up(h, scores_rows); });
+  }
+  /// Whether a head adds up the attention of calls, so that they cannot be taken back.
   [[nodiscard]] bool accumulates() const {
     return std::ranges::any_of(heads, [](const HeadStore& h) { return cuda::accumulates(h.settings()); });
+  }
+  /// Whether a head waits for scoring passes.
+  [[nodiscard]] bool waits_for_scoring() const {
+    return std::ranges::any_of(heads, [](const HeadStore& h) { return h.settings().waits_for_scoring; });
+  }
+  /// A call of a scoring pass has seen all rows up to here.
+  void note_scored() {
+    for (HeadStore& head : heads) {
+      if (head.settings().waits_for_scoring) head.set_scored(tokens);
+    }
+  }
+  /// Candidates of a head that no scoring pass has seen, though it waits for one.
+  [[nodiscard]] std::size_t unscored_rows(std::size_t head) const {
+    const HeadStore& store = heads[head];
+    if (!store.settings().waits_for_scoring) return 0;
+    const std::size_t rows = tokens - store.evicted();
+    const std::size_t kept = rows - store.settings().budget_rule().candidates(rows);
+    return tokens - std::min(tokens, store.scored() + kept);
   }
   [[nodiscard]] bool compresses_by_itself() const {
     return std::ranges::any_of(heads, [](const HeadStore& h) { return h.settings().compress_every > 0; });
@@ -306,11 +340,22 @@ class Layer : public TextProgress<std::size_t> {
     }
     return false;
   }
-  /// @throws ShapeError if a head that would drop rows lacks queries to choose by.
-  void check_queries(std::string_view call) const {
+  /// `in_model`: heads that share over the model drop rows. @throws ShapeError if a head that would drop rows lacks
+  /// queries to choose by.
+  void check_queries(std::string_view call, bool in_model = false) const {
     for (std::size_t head = 0; head < heads.size(); ++head) {
       kvpolicy::check_queries("cuda::KvCache", call, queries, heads[head].settings().observation_window,
-                              tokens, has_rows_to_drop(head));
+                              tokens, ranks(head, in_model));
+    }
+  }
+
+  /// Before a compression: whether what its heads are ranked by is known. `number`: the layer's; `in_model` as above.
+  /// @throws ShapeError
+  void check_ranked(std::string_view call, std::size_t number, bool in_model) const {
+    check_queries(call, in_model);
+    for (std::size_t head = 0; head < heads.size(); ++head) {
+      if (!ranks(head, in_model)) continue;
+      check_scored("cuda::KvCache", number, head, unscored_rows(head), tokens - heads[head].evicted());
     }
   }
 
@@ -428,10 +473,18 @@ class Layer : public TextProgress<std::size_t> {
     for (HeadChoices& own : choices_) own.ring = own.ring.after_rollback(to, own.tokens.data());
   }
 
+  [[nodiscard]] static bool adds_up(const HeadStore& head, bool scores_rows) {
+    return cuda::accumulates(head.settings()) && (scores_rows || !head.settings().waits_for_scoring);
+  }
+  // Heads that share over the model do not compress by themselves, and are ranked with those of other layers.
+  [[nodiscard]] bool shares_in_layer(std::size_t head) const {
+    const HeadRule& rule = heads[head].settings();
+    return rule.adaptive_in_layer && !rule.adaptive_in_model;
+  }
   template <class Predicate>
   [[nodiscard]] bool any_sharing(Predicate predicate) const {
     for (std::size_t head = 0; head < heads.size(); ++head) {
-      if (heads[head].settings().adaptive_in_layer && predicate(head)) return true;
+      if (shares_in_layer(head) && predicate(head)) return true;
     }
     return false;
   }

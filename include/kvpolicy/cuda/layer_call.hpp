@@ -100,10 +100,11 @@ class LayerCall {
   /// What heads keep of a call besides its rows; `keeps_queries`: the launch that keeps the rows does not keep the
   /// queries. @throws DeviceError
   void note_attention(const Rows* k, bool keeps_queries = true) {
-    if (layer_->accumulates()) {
+    if (layer_->adds_up(options_->scores_rows)) {
       accumulate(k);
       if (!capturing_) {
-        cache_->observed_rows += layer_->accumulated_rows(layer_->tokens + (own_rows_ ? q_.tokens : 0));
+        cache_->observed_rows +=
+            layer_->accumulated_rows(layer_->tokens + (own_rows_ ? q_.tokens : 0), options_->scores_rows);
       }
     }
     if (keeps_queries) {
@@ -117,6 +118,7 @@ class LayerCall {
       layer_->queries.push(layer_->tokens, q_.tokens);
       layer_->advance(q_.tokens, q_.tokens, cache_->options.max_rollback);
       if (options_->tree != nullptr) layer_->tree.keep(*options_->tree);
+      if (options_->scores_rows) layer_->note_scored();
     }
     finish(q_);
   }
@@ -167,6 +169,7 @@ class LayerCall {
       write_commit(*cache_, l_, stream_);
       if (!capturing_) layer_->advance(0, 0, 0);
     }
+    if (options_->scores_rows) layer_->note_scored();
     finish(q);
   }
 
@@ -186,6 +189,11 @@ class LayerCall {
     note_stream();
     require<CapacityError>(!capturing_ || !layer_->compresses_by_itself(), "cuda::KvCache: layer ", l_,
                            " compresses by itself, for which it asks for memory: not in a graph");
+    // The host knows which rows were scored, and not how often a graph is launched.
+    require<CapacityError>(
+        !capturing_ || !options_->scores_rows || !layer_->waits_for_scoring(), "cuda::KvCache: layer ", l_,
+        " has heads that wait for scoring passes, whose calls (scores_rows) cannot be part of "
+        "a graph");
   }
 
   // How a call's logits come about, and what it brings.
@@ -224,6 +232,7 @@ class LayerCall {
     cache_->engine->add_columns({.observed = {.heads = call.heads,
                                               .state = call.states,
                                               .accumulates = true,
+                                              .scores_rows = options_->scores_rows,
                                               .kv_heads = call.kv_heads,
                                               .group = call.group,
                                               .page_rows = call.page_rows,

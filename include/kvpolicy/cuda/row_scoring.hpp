@@ -5,14 +5,17 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <set>
 #include <vector>
 
+#include <kvpolicy/core/rotary.hpp>
 #include <kvpolicy/cuda/array_carver.hpp>
 #include <kvpolicy/cuda/engine.hpp>
 #include <kvpolicy/cuda/layer.hpp>
 #include <kvpolicy/cuda/observation.hpp>
+#include <kvpolicy/cuda/score_launches.hpp>
 #include <kvpolicy/cuda/writes.hpp>
 
 namespace kvpolicy::cuda {
@@ -35,6 +38,7 @@ class RowScoring {
     const bool by_keys = rule.ranking == Ranking::keys;
     how_[head] = {.ranking = rule.ranking,
                   .average = rule.pooling == Pooling::average,
+                  .votes = rule.votes,
                   .kept_rows = static_cast<int>(rule.kept_rows),
                   .budget = static_cast<int>(rule.budget_rule().candidates(survivors)),
                   .kernel = static_cast<int>(rule.pooled_rows)};
@@ -44,8 +48,17 @@ class RowScoring {
     }
     if (survivors == rows && !rule.adaptive_in_layer) return;  // no row is compared with another
     how_[head].queries = static_cast<int>(rule.observation_window);
-    queries_ = std::max(queries_, static_cast<int>(rule.observation_window));
+    how_[head].weighs_values = rule.weighs_values;
+    weighs_ = weighs_ || rule.weighs_values;
+    if (rule.ranking == Ranking::expected) {
+      how_[head].scorer = number_of(*rule.expected);
+      how_[head].first_rows = static_cast<int>(rule.first_rows);
+      draws_ = std::max(draws_, how_[head].queries);
+    } else {
+      queries_ = std::max(queries_, how_[head].queries);
+    }
     if (by_keys) key_scorers_.insert(how_[head].scorer);
+    by_directions_ = by_directions_ || rule.ranking == Ranking::key_directions;
   }
 
   /// Scratch memory of one layer's scoring, on the device.
@@ -53,6 +66,11 @@ class RowScoring {
     CompressionSettings* how = nullptr;  ///< [kv_heads]
     float* scores = nullptr;             ///< [kv_heads, pitch]
     float* unpooled = nullptr;           ///< the same
+    double* directions = nullptr;
+    // Of queries to come (kernels/expected_queries.cuh).
+    float* frequencies = nullptr;  ///< [settings, head_dim / 2]
+    float* moments = nullptr;
+    double* logits = nullptr;
     typename Engine<E>::ObserveMemory observe = {};
   };
   [[nodiscard]] Memory take(ArrayCarver& carver) const {
@@ -60,6 +78,14 @@ class RowScoring {
                   .scores = carver.take<float>(how_.size() * rows_),
                   .unpooled = carver.take<float>(how_.size() * rows_)};
     if (queries_ > 0) memory.observe = engine_->observe_memory(carver, queries_);
+    if (by_directions_) memory.directions = directions_memory(*engine_, carver);
+    if (!expected_.empty()) {
+      const ModelShape& shape = engine_->shape();
+      memory.frequencies = carver.take<float>(expected_.size() * shape.head_dim / 2);
+      memory.moments = carver.take<float>(shape.q_heads * shape.head_dim *
+                                          static_cast<std::size_t>(expected_columns(draws_)));
+      memory.logits = carver.take<double>(shape.q_heads * rows_);
+    }
     return memory;
   }
   [[nodiscard]] RowScores scores(const Memory& memory) const {
@@ -82,27 +108,100 @@ class RowScoring {
                            .pitch = pitch()},
                           stream);
     }
-    if (queries_ == 0) return;
-    ObserveParams observed =
-        observe_latest(*engine_, *layer_, views, state, page_rows_, memory.observe, stream);
-    observed.compressions = memory.how;
-    observed.queries = queries_;
-    engine_->score_votes(
-        {.observed = observed, .scores = memory.scores, .unpooled = memory.unpooled, .pitch = pitch()},
-        packs_, stream);
+    if (by_directions_) {
+      score_directions(*engine_,
+                       {.heads = views,
+                        .state = state,
+                        .compressions = memory.how,
+                        .page_rows = page_rows_,
+                        .sums = memory.directions,
+                        .scores = memory.scores,
+                        .pitch = pitch()},
+                       stream);
+    }
+    if (queries_ > 0) {
+      ObserveParams observed =
+          observe_latest(*engine_, *layer_, views, state, page_rows_, memory.observe, stream);
+      observed.compressions = memory.how;
+      observed.queries = queries_;
+      engine_->score_votes(
+          {.observed = observed, .scores = memory.scores, .unpooled = memory.unpooled, .pitch = pitch()},
+          packs_, stream);
+    }
+    expect(memory, views, state, stream);
+    if (!weighs_) return;
+    weigh_values(*engine_,
+                 {.heads = views,
+                  .state = state,
+                  .compressions = memory.how,
+                  .page_rows = page_rows_,
+                  .scores = memory.scores,
+                  .pitch = pitch()},
+                 stream);
   }
 
  private:
+  // The number of what a head expects, among what heads of the layer do.
+  [[nodiscard]] int number_of(const ExpectedQueries& expected) {
+    const auto found = std::ranges::find(expected_, expected);
+    const auto number = static_cast<int>(found - expected_.begin());
+    if (found == expected_.end()) expected_.push_back(expected);
+    return number;
+  }
+  void expect(const Memory& memory, const HeadView* views, const LayerState* state,
+              cudaStream_t stream) const {
+    const ModelShape& shape = engine_->shape();
+    const QueryRing& queries = layer_->queries;
+    const double scale = layer_->scale ? static_cast<double>(*layer_->scale)
+                                       : 1.0 / std::sqrt(static_cast<double>(shape.head_dim));
+    for (std::size_t i = 0; i < expected_.size(); ++i) {
+      float* place = memory.frequencies + i * shape.head_dim / 2;
+      const std::vector<float> frequencies = inverse_frequencies(expected_[i].rotary, shape.head_dim);
+      struct TwoFloats {
+        float number[2];
+      };
+      DeviceWrites writes{stream};
+      for (std::size_t pair = 0; pair < frequencies.size(); pair += 2) {
+        writes.write(reinterpret_cast<TwoFloats*>(place + pair),
+                     TwoFloats{{frequencies[pair], frequencies[pair + 1]}});
+      }
+      writes.flush();
+      score_expected(*engine_,
+                     {.heads = views,
+                      .state = state,
+                      .compressions = memory.how,
+                      .setting = static_cast<int>(i),
+                      .group = static_cast<int>(shape.queries_per_kv()),
+                      .page_rows = page_rows_,
+                      .q = queries.view(),
+                      .query_slots = static_cast<int>(queries.slots()),
+                      .first_query = static_cast<int>(queries.end() - queries.size()),
+                      .future = static_cast<int>(expected_[i].future),
+                      .inverse_frequencies = place,
+                      .scale = scale,
+                      .columns = expected_columns(draws_),
+                      .moments = memory.moments,
+                      .logits = memory.logits,
+                      .scores = memory.scores,
+                      .unpooled = memory.unpooled,
+                      .pitch = pitch()},
+                     stream);
+    }
+  }
   [[nodiscard]] long long pitch() const { return static_cast<long long>(rows_); }
 
   const Engine<E>* engine_;
   const Layer* layer_;
   int page_rows_;
-  std::vector<CompressionSettings> how_;  // of each head
-  std::size_t rows_ = 0;                  // rows of a head
-  int queries_ = 0;                       // latest queries that a head asks to compare its rows
-  std::set<int> key_scorers_;             // whose functions of the key are asked
+  std::vector<CompressionSettings> how_;   // of each head
+  std::size_t rows_ = 0;                   // rows of a head
+  int queries_ = 0;                        // latest queries that a head asks to compare its rows
+  std::set<int> key_scorers_;              // whose functions of the key are asked
+  std::vector<ExpectedQueries> expected_;  // what heads expect, each once
+  int draws_ = 0;                          // latest queries that stand for those to come, of a head
+  bool by_directions_ = false;             // whether a head is ranked by what its keys have in common
   bool packs_ = false;
+  bool weighs_ = false;  // whether a head's scores are multiplied by the lengths of values
 };
 
 }  // namespace kvpolicy::cuda

@@ -13,9 +13,12 @@
 
 namespace kvpolicy::cuda {
 
-/// Rows that no query has seen yet have the sum 0.
+/// Rows that no query has seen yet have the sum 0, or a negative one if the head waits for scoring passes
+/// (`waits_for_scoring`), which tells them from rows to which no query paid anything.
 class RowSums {
  public:
+  explicit RowSums(bool waits_for_scoring = false) : waits_for_scoring_{waits_for_scoring} {}
+
   [[nodiscard]] double* data() const { return reinterpret_cast<double*>(sums_.get()); }
   [[nodiscard]] std::size_t rows() const { return rows_; }
   [[nodiscard]] std::size_t bytes() const { return rows_ * sizeof(double); }
@@ -36,19 +39,27 @@ class RowSums {
   void grow(Growth& growth, cudaStream_t stream) {
     if (growth.rows == 0) return;
     if (rows_ > 0) copy(growth.sums.get(), stream);
-    check(cudaMemsetAsync(growth.sums.get() + bytes(), 0, growth.rows * sizeof(double) - bytes(), stream),
+    check(cudaMemsetAsync(growth.sums.get() + bytes(), waits_for_scoring_ ? unscored_byte : 0,
+                          growth.rows * sizeof(double) - bytes(), stream),
           "cudaMemsetAsync");
     std::swap(sums_, growth.sums);
     std::swap(rows_, growth.rows);
   }
   /// @throws std::bad_alloc, DeviceError
   [[nodiscard]] RowSums fork(MemoryResource* memory, cudaStream_t stream) const {
-    RowSums other;
+    RowSums other{waits_for_scoring_};
     if (rows_ == 0) return other;
     other.sums_ = allocate(memory, bytes(), stream);
     other.rows_ = rows_;
     copy(other.sums_.get(), stream);
     return other;
+  }
+  /// Takes over what another head has of its first `count` rows. @throws DeviceError
+  void take(const RowSums& other, std::size_t count, cudaStream_t stream) const {
+    if (count == 0) return;
+    check(cudaMemcpyAsync(sums_.get(), other.sums_.get(), count * sizeof(double), cudaMemcpyDeviceToDevice,
+                          stream),
+          "cudaMemcpyAsync");
   }
   /// Where the memory goes back.
   void give_back_on(const LastUse& use) noexcept { sums_.give_back_on(use); }
@@ -58,8 +69,11 @@ class RowSums {
     check(cudaMemcpyAsync(to, sums_.get(), bytes(), cudaMemcpyDeviceToDevice, stream), "cudaMemcpyAsync");
   }
 
+  static constexpr int unscored_byte = 0xbf;  // a double of such bytes is negative
+
   DeviceBuffer sums_;
   std::size_t rows_ = 0;
+  bool waits_for_scoring_;
 };
 
 }  // namespace kvpolicy::cuda

@@ -184,7 +184,7 @@ class SeatedBatch {
     require<CapacityError>(!cache.options().has_slow_memory(), name,
                            ": the cache may have rows in slow memory, which other launches bring");
     for (const Layer& layer : held(cache.cache_.layers)) {
-      require<CapacityError>(!layer.accumulates(), name,
+      require<CapacityError>(!layer.adds_up(/*scores_rows=*/false), name,
                              ": the cache has heads that add up attention, by a launch of their own");
       require<CapacityError>(!layer.compresses_by_itself(), name,
                              ": the cache compresses by itself, for which it asks for memory");
@@ -204,8 +204,9 @@ class SeatedBatch {
     check_rows("out", Rows{out}, rows, shape.q_heads, shape.head_dim);
     check_written_once(MutableTensor{out});
     check_spans(options, rows, shape.q_heads);
-    require(options.tree == nullptr && !options.refresh_selection && !options.selection_query, name,
-            "::step: seats have no trees and choose no chunks; a cache's own calls do");
+    require(options.tree == nullptr && !options.refresh_selection && !options.selection_query &&
+                !options.scores_rows,
+            name, "::step: seats have no trees, choose no chunks and score no rows; a cache's own calls do");
   }
 
   std::shared_ptr<Engine<E>> engine_;

@@ -73,16 +73,6 @@ inline void check_quantized(const HeadRule& rule, std::size_t head_dim) {
 }
 
 inline void check_compressing(const HeadRule& rule) {
-  require(!rule.adaptive_in_model,
-          "cuda: heads share their budgets over the whole model, which the host alone does; share them in "
-          "the layer "
-          "(adaptive_in_layer), or run the plan on the host");
-  require(rule.votes == Votes::mean,
-          "cuda: rows are ranked by the largest vote (Votes::largest), which the host alone does; take the "
-          "mean, or "
-          "run the plan on the host");
-  require(!rule.weighs_values,
-          "cuda: ranks are weighed by the lengths of values (weigh_values), which the host alone does");
   require(
       rule.ranking != Ranking::none, "cuda: heads whose rows are ranked by ",
       rule.scorer.empty() ? "a scorer without a name" : rule.scorer,
@@ -93,6 +83,16 @@ inline void check_compressing(const HeadRule& rule) {
     require(rule.observation_window >= 1 && rule.observation_window <= most, "cuda: observation_window is ",
             rule.observation_window, " queries, must be 1 to ", most,
             rule.kept_rows < 63 ? ": at most one more than the rows that are always kept" : "");
+  } else if (rule.ranking == Ranking::expected) {
+    require(rule.expected.has_value(), "cuda: ", rule.scorer,
+            " ranks rows by queries to come, but its `describe` does not say which (HeadRule::expected)");
+    require(rule.observation_window >= 1 && rule.observation_window <= 1024, "cuda: observation_window is ",
+            rule.observation_window, " queries, must be 1 to 1024 where they stand for those to come");
+    constexpr std::size_t most = std::size_t{1} << 20;
+    require(rule.expected->future >= 1 && rule.expected->future <= most && rule.first_rows <= most,
+            "cuda: ", rule.scorer, " expects queries at ", rule.expected->future, " positions and ranks ",
+            rule.first_rows,
+            " first rows above the others, must be 1 to 2^20 positions and at most 2^20 rows");
   } else {
     require(rule.observation_window == 0, "cuda: ", rule.scorer, " asks ", rule.observation_window,
             " queries, but states a ranking that asks none");

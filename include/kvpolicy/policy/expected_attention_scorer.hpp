@@ -45,6 +45,12 @@ struct ExpectedAttentionScorer {
       visit("recent", recent);
       visit("rotary", rotary);
     }
+    /// Adds how rows are ranked to a head's rule.
+    void describe(HeadRule& rule) const {
+      rule.ranking = Ranking::expected;
+      rule.expected = ExpectedQueries{rotary, future};
+      rule.first_rows = sinks;
+    }
   };
   static constexpr std::string_view name = "expected_attention";
 

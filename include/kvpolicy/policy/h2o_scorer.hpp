@@ -32,7 +32,7 @@ struct H2oScorer {
     /// Latest rows that are always kept, besides the budget; the paper keeps as many as it ranks.
     std::size_t recent = 64;
     /// What the attention of all queries comes to: the mean over the query heads of what they add up to, as published,
-    /// or the largest that one query pays (DefensiveKV's worst case, arXiv:2510.13334), on the host alone.
+    /// or the largest that one query pays (DefensiveKV's worst case, arXiv:2510.13334).
     Votes votes = Votes::mean;
     friend bool operator==(const Config&, const Config&) = default;
     void fields(FieldVisitor& visit) {

@@ -150,6 +150,7 @@ class HeadBudgetCache {
     if constexpr (requires { Scorer::name; }) rule.scorer = Scorer::name;
     if constexpr (requires { config.scorer.describe(rule); }) config.scorer.describe(rule);
     rule.weighs_values = config.weigh_values;
+    rule.waits_for_scoring = waits;
     config.storage.describe(rule, head_dim);
     return rule;
   }
@@ -371,7 +372,7 @@ class HeadBudgetCache {
  private:
   static constexpr bool accumulates = AccumulatingScorer<Scorer>;
   static constexpr bool waits = kvpolicy::waits_for_scoring<Scorer>();
-  static constexpr double unscored = -1.0;
+  static constexpr double unscored = HeadContents::unscored;
 
   struct Survivors {
     Storage storage;

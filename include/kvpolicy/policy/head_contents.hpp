@@ -22,12 +22,15 @@ struct ChosenChunks {
 /// The committed rows of one head and what the head knows of them. Planes point into memory of whoever
 /// filled this in, and stay valid until that changes.
 struct HeadContents {
-  std::size_t committed = 0;             ///< rows that the head was given, kept or not
-  SegmentList rows = {};                 ///< rows that it keeps, in the order of the text, as they are stored
-  bool quantization_deferred = false;    ///< rows stay exact until the first compression
-  bool compressed_once = false;          ///< the head was compressed, also if no row was dropped
-  std::size_t unshared_rows = 0;         ///< that it would keep if it shared no budget with other heads
-  std::vector<double> accumulated = {};  ///< attention that each row got so far, where the head adds it up
+  std::size_t committed = 0;           ///< rows that the head was given, kept or not
+  SegmentList rows = {};               ///< rows that it keeps, in the order of the text, as they are stored
+  bool quantization_deferred = false;  ///< rows stay exact until the first compression
+  bool compressed_once = false;        ///< the head was compressed, also if no row was dropped
+  std::size_t unshared_rows = 0;       ///< that it would keep if it shared no budget with other heads
+  /// The attention that each row got so far, where the head adds it up; `unscored` of a row that no scoring pass has
+  /// seen, where it waits for one.
+  std::vector<double> accumulated = {};
+  static constexpr double unscored = -1.0;
   /// The summaries of the full chunks: one plane for each vector of a summary. The last chunk, if it is not full, is
   /// summarised again from its keys.
   std::vector<Plane> summaries = {};

@@ -30,6 +30,8 @@ struct KeyDiffScorer {
     std::size_t recent = 0;  ///< Latest rows that are always kept, besides the budget.
     friend bool operator==(const Config&, const Config&) = default;
     void fields(FieldVisitor& visit) { visit("recent", recent); }
+    /// Adds how rows are ranked to a head's rule.
+    void describe(HeadRule& rule) const { rule.ranking = Ranking::key_directions; }
   };
   static constexpr std::string_view name = "key_diff";
 

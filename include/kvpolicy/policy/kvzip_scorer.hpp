@@ -36,6 +36,11 @@ struct KvZipScorer {
     std::size_t recent = 0;  ///< Latest rows that are always kept, besides the budget.
     friend bool operator==(const Config&, const Config&) = default;
     void fields(FieldVisitor& visit) { visit("recent", recent); }
+    /// Adds how rows are ranked to a head's rule.
+    void describe(HeadRule& rule) const {
+      rule.ranking = Ranking::accumulated;
+      rule.votes = votes;
+    }
   };
   static constexpr std::string_view name = "kvzip";
   static constexpr bool waits_for_scoring = true;

@@ -32,7 +32,7 @@ struct SnapKvScorer {
     Pooling pooling = Pooling::max;
     std::size_t kernel = 7;  ///< Rows pooled together; odd.
     /// What the votes of the queries and of the query heads come to. `largest` is DefensiveKV's worst case
-    /// (arXiv:2510.13334), on the host alone; without its second step, which lifts low scores to a share of the mean.
+    /// (arXiv:2510.13334), without its second step, which lifts low scores to a share of the mean.
     Votes votes = Votes::mean;
     friend bool operator==(const Config&, const Config&) = default;
     void fields(FieldVisitor& visit) {

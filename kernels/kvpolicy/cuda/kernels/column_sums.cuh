@@ -2,7 +2,8 @@
 //
 // Adds up how much attention each row gets: for `observe`, the sum over some queries for each query head;
 // for heads that rank their rows by all attention so far (H2O, arXiv:2306.14048, as
-// policy/h2o_scorer.hpp defines it), what the queries of a call pay, which is added to HeadView::sums.
+// policy/h2o_scorer.hpp defines it), what the queries of a call pay, which is added to HeadView::sums. Heads
+// with Votes::largest keep the most that one query paid instead.
 //
 // This is the second pass over the keys, after observe_lse_kernel. A row belongs to one warp, so nothing
 // is added by two threads and results do not depend on timing.
@@ -18,7 +19,7 @@ inline constexpr int most_observing = 64;
 struct ColumnSumsParams {
   ObserveParams observed;
   /// [kv_heads, group, pitch], in the order in which the rows are shown; sums are added to what is
-  /// there. Null: adds means over the group to HeadView::sums.
+  /// there. Null: adds means over the group to HeadView::sums, as HeadView::votes says.
   float* sums = nullptr;
   long long pitch = 0;
 };
@@ -28,14 +29,14 @@ template <int Parts>
 struct LaneSums {
   float part[Parts][2] = {};
 
-  /// Sums over the lanes that have columns of the same row.
-  KVPOLICY_DEVICE void join() {
+  /// Sums over the lanes that have columns of the same row, or takes the largest.
+  KVPOLICY_DEVICE void join(Votes votes) {
     KVPOLICY_UNROLL
     for (int p = 0; p < Parts; ++p) {
       KVPOLICY_UNROLL
       for (int side = 0; side < 2; ++side) {
-        part[p][side] += shuffle_xor(part[p][side], 1);
-        part[p][side] += shuffle_xor(part[p][side], 2);
+        part[p][side] = with_vote(votes, part[p][side], shuffle_xor(part[p][side], 1));
+        part[p][side] = with_vote(votes, part[p][side], shuffle_xor(part[p][side], 2));
       }
     }
   }
@@ -56,6 +57,7 @@ column_sums_kernel(const KVPOLICY_GRID_CONSTANT ColumnSumsParams params) {
   const DeviceSegmentList& list = list_observed(p, head);
   const int at_once = observe_heads_at_once<HeadDim>(p.group, p.queries);
   const int columns = seen.tiles * tile_columns;
+  const Votes votes = params.sums != nullptr ? Votes::mean : head.votes;
   // Rows of the call follow those that are stored.
   const int stored = p.state->tokens - head.evicted;
 
@@ -107,17 +109,18 @@ column_sums_kernel(const KVPOLICY_GRID_CONSTANT ColumnSumsParams params) {
                       const int at = row + part * tile_rows + i / 2 * 8 + lane_index() / 4;
                       if (edge && !rows.sees(query, at)) continue;
                       const float logit = capped(logits[part][i] * p.scale_log2, p.softcap);
-                      sums.part[part][i / 2] += exp2_approximate(logit - whole);
+                      sums.part[part][i / 2] =
+                          with_vote(votes, sums.part[part][i / 2], exp2_approximate(logit - whole));
                     }
                   }
                 }
-                sums.join();
+                sums.join(votes);
                 KVPOLICY_UNROLL
                 for (int part = 0; part < parts; ++part) {
                   KVPOLICY_UNROLL
                   for (int side = 0; side < 2; ++side) {
                     const float sum = sums.part[part][side];
-                    total[part][side] += static_cast<double>(sum);
+                    total[part][side] = with_vote(votes, total[part][side], static_cast<double>(sum));
                     const int at = row + part * tile_rows + side * 8 + lane_index() / 4;
                     if (params.sums == nullptr || lane_index() % 4 != 0) continue;
                     if (at < rows.first || at > rows.last) continue;
@@ -127,13 +130,15 @@ column_sums_kernel(const KVPOLICY_GRID_CONSTANT ColumnSumsParams params) {
                 }
               }
               if (params.sums != nullptr) return;
+              const double counted = votes == Votes::mean ? static_cast<double>(p.group) : 1.0;
               KVPOLICY_UNROLL
               for (int part = 0; part < parts; ++part) {
                 KVPOLICY_UNROLL
                 for (int side = 0; side < 2; ++side) {
                   const int at = row + part * tile_rows + side * 8 + lane_index() / 4;
                   if (lane_index() % 4 != 0 || at < rows.first || at > rows.last) continue;
-                  head.sums[(own ? stored : 0) + at] += total[part][side] / static_cast<double>(p.group);
+                  double& place = head.sums[(own ? stored : 0) + at];
+                  place = with_vote(votes, place, total[part][side] / counted);
                 }
               }
             });

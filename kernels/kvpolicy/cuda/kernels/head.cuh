@@ -21,6 +21,7 @@
 #include <kvpolicy/core/choices.hpp>
 #include <kvpolicy/core/dtype.hpp>
 #include <kvpolicy/core/progress.hpp>
+#include <kvpolicy/core/ranking.hpp>
 #include <kvpolicy/core/rule_ranges.hpp>
 #include <kvpolicy/cuda/kernels/packing.cuh>
 #include <kvpolicy/cuda/kernels/simt.cuh>
@@ -30,6 +31,8 @@ namespace kvpolicy::cuda {
 
 inline constexpr int unlimited = INT_MAX;
 
+using kvpolicy::Votes;
+using kvpolicy::with_vote;
 using kvpolicy::detail::larger;
 using kvpolicy::detail::smaller;
 
@@ -94,14 +97,19 @@ struct HeadView {
   // Retrieval chunks.
   int chunk_rows = 0;  ///< 0: the head reads all its rows.
   int budget_chunks = 0;
-  bool min_max = false;  ///< summaries are min and max keys, not means
+  bool min_max = false;       ///< summaries are min and max keys, not means
+  Votes votes = Votes::mean;  ///< What `sums` are.
+  bool waits_for_scoring =
+      false;  ///< Only the calls of scoring passes count in them (policy/kvzip_scorer.hpp).
   /// The tag of a summary of the caller's own, which has kernels of its own (own_summary.cuh); else 0.
   std::uint64_t own_summary = 0;
   std::byte* const* summary_pages = nullptr;  ///< page_rows summaries each, [vectors, rows, dim]
   Selections* selections = nullptr;
   float* scores = nullptr;   ///< scores of full chunks, from score.cuh to select.cuh
   SlowRows* slow = nullptr;  ///< set if the head's rows are in slow memory
-  /// Each row's attention so far, a mean over the query heads; set if the head ranks its rows by it.
+  /// Each row's attention so far, a mean over the query heads or, with Votes::largest, the most that one query
+  /// paid it; set if the head ranks its rows by it. Negative for a row that no scoring pass has seen, where the head
+  /// waits for one.
   double* sums = nullptr;
 
   KVPOLICY_HOST_DEVICE bool is_packed() const { return key_encoding >= Encoding::uint8; }

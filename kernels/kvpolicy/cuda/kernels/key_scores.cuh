@@ -8,7 +8,7 @@
 #pragma once
 
 #include <kvpolicy/core/ranking.hpp>
-#include <kvpolicy/cuda/kernels/compact.cuh>
+#include <kvpolicy/cuda/kernels/gather_row.cuh>
 #include <kvpolicy/cuda/kernels/head.cuh>
 #include <kvpolicy/cuda/kernels/select.cuh>
 #include <kvpolicy/cuda/kernels/simt.cuh>
@@ -40,32 +40,7 @@ key_scores_kernel(const KVPOLICY_GRID_CONSTANT KeyScoresParams p) {
   for (int row = block_x() * thread_count() + thread_index(); row < candidates;
        row += grid_x() * thread_count()) {
     Gather gather{how.key_numbers};
-    if (can_quantize<HeadDim> && row < packed_end) {
-      if constexpr (can_quantize<HeadDim>) {
-        if (head.key_hadamard) {
-          float key[HeadDim];  // in memory; few keys are scored once they are quantised
-          for (int channel = 0; channel < HeadDim; channel += 8) {
-            PackedVector<HeadDim>{head, p.page_rows, row, channel, true}.load(key + channel);
-          }
-          rotate_row<HeadDim>(key);
-          for (const float number : key) gather.add(number);
-        } else {
-          for (int channel = 0; channel < HeadDim; channel += 8) {
-            const PackedVector<HeadDim> key{head, p.page_rows, row, channel, true};
-            for (int i = 0; i < 8; ++i) gather.add(key.number(i));
-          }
-        }
-      }
-    } else {
-      const std::uint16_t* key = exact_row<HeadDim>(head, p.page_rows, row, true);
-      for (int channel = 0; channel < HeadDim; channel += 8) {
-        const Words4 words = *reinterpret_cast<const Words4*>(key + channel);
-        KVPOLICY_UNROLL
-        for (int i = 0; i < 8; ++i) {
-          gather.add(to_float<E>(static_cast<std::uint16_t>(words.word[i / 2] >> 16 * (i % 2))));
-        }
-      }
-    }
+    gather_row<E, HeadDim>(head, p.page_rows, row, packed_end, true, gather);
     p.scores[block_y() * p.pitch + row] = gather.score();
   }
 }

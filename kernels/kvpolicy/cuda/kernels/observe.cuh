@@ -28,6 +28,7 @@ struct ObserveParams {
   /// every head by `queries` queries, the first of which comes `ahead` tokens before the end.
   const CompressionSettings* compressions = nullptr;
   bool accumulates = false;  ///< only heads with HeadView::sums are observed
+  bool scores_rows = false;  ///< and of these those that wait for scoring passes, of which the call is part
   int kv_heads = 0;
   int group = 1;
   int page_rows = 64;
@@ -135,7 +136,9 @@ KVPOLICY_DEVICE Observation observation_of(const ObserveParams& p, int kv_head) 
     const int queries = how.ranking == Ranking::attention ? smaller(how.queries, tokens - p.first_query) : 0;
     return {queries, tokens - queries, observe_tiles(queries)};
   }
-  const int queries = p.accumulates && p.heads[kv_head].sums == nullptr ? 0 : p.queries;
+  const HeadView& head = p.heads[kv_head];
+  const bool adds_up = head.sums != nullptr && (p.scores_rows || !head.waits_for_scoring);
+  const int queries = p.accumulates && !adds_up ? 0 : p.queries;
   const int end = tokens + (p.k.data != nullptr ? p.request.queries : 0);
   return {queries, end - p.ahead, observe_tiles(queries)};
 }

@@ -239,11 +239,14 @@ using kvpolicy::Ranking;
 struct alignas(8) CompressionSettings {
   Ranking ranking = Ranking::none;  ///< none: the head is not compressed
   bool average = false;             ///< pools by the mean instead of the maximum
-  int scorer = 0;                   ///< Whose function of the key it is (key_scores.cuh).
-  int queries = 0;                  ///< Latest queries that vote; at most one more than `kept_rows`.
-  int kept_rows = 0;                ///< Latest rows that are always kept.
-  int budget = 0;                   ///< Rows kept besides these.
-  int kernel = 1;                   ///< Width of the pooling, in rows; odd.
+  Votes votes = Votes::mean;        ///< What the votes of several queries and query heads come to.
+  int scorer = 0;              ///< Whose function of the key it is (key_scores.cuh), or whose expectation.
+  int queries = 0;             ///< Latest queries that vote; at most one more than `kept_rows`.
+  int kept_rows = 0;           ///< Latest rows that are always kept.
+  int first_rows = 0;          ///< First rows that rank above all others (expected_queries.cuh).
+  int budget = 0;              ///< Rows kept besides these.
+  int kernel = 1;              ///< Width of the pooling, in rows; odd.
+  bool weighs_values = false;  ///< Scores are multiplied by the lengths of values (weigh_values.cuh).
   KeyNumbers key_numbers = {};
 
   KVPOLICY_HOST_DEVICE BudgetRule<int> rule() const { return {budget, kept_rows}; }
@@ -261,18 +264,20 @@ struct RowRanks {
   Ranking ranking;
   const float* scores;
   const float* unpooled;
-  const double* sums;
+  const double* sums;  ///< null: `scores` have what ranks the rows
 
-  KVPOLICY_DEVICE RowRanks(const RowScores& all, Ranking by, const HeadView& head, int kv_head)
-      : ranking{by},
+  KVPOLICY_DEVICE RowRanks(const RowScores& all, const CompressionSettings& how, const HeadView& head,
+                           int kv_head)
+      : ranking{how.ranking},
         scores{all.scores + kv_head * all.pitch},
         unpooled{all.unpooled + kv_head * all.pitch},
-        sums{head.sums} {}
+        sums{how.ranking == Ranking::accumulated && !how.weighs_values ? head.sums : nullptr} {}
 
   KVPOLICY_DEVICE std::uint64_t operator()(long long row) const {
-    const float score = ranking == Ranking::accumulated ? static_cast<float>(sums[row]) : scores[row];
+    const float score = sums != nullptr ? static_cast<float>(sums[row]) : scores[row];
     // Only queries that vote can decide between equal scores.
-    const float own = ranking == Ranking::attention ? unpooled[row] : 0.0F;
+    const bool asked = ranking == Ranking::attention || ranking == Ranking::expected;
+    const float own = asked ? unpooled[row] : 0.0F;
     return std::uint64_t{rank_of(score)} << 32 | rank_of(own);
   }
 };
@@ -298,7 +303,7 @@ keep_select_kernel(const KVPOLICY_GRID_CONSTANT KeepParams p) {
   const int candidates = how.rule().candidates(rows);
   const int chosen = how.rule().chosen(rows);
   int* kept = p.kept[block_x()];
-  select_top<Threads>(RowRanks{p.scores, how.ranking, head, block_x()}, candidates, chosen,
+  select_top<Threads>(RowRanks{p.scores, how, head, block_x()}, candidates, chosen,
                       [&](int i, int row) { kept[i] = row; });
   for (int row = candidates + thread_index(); row < rows; row += Threads) {
     kept[chosen + row - candidates] = row;

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Chooses the surviving rows of heads that share a layer's budget (Ada-KV, arXiv:2407.11550, as
-// policy/shared_rows.hpp defines it): each head's best rows are safe, and the rows of all heads compete for
-// what is left. Among equal ranks the lower head wins, then the lower row.
+// policy/shared_rows.hpp defines it), or the model's (KVzip, arXiv:2505.23416): each head's best rows are safe,
+// and the rows of all heads compete for what is left. Among equal ranks the lower layer wins, then the lower head,
+// then the lower row.
 //
-// The candidates of all heads are numbered one head after the other. shared_ranks_kernel writes their
-// ranks, where a safe row's rank is above all others. shared_select_kernel then finds the highest ranks of
+// The candidates of all heads are numbered one head after the other. shared_ranks_kernel writes the ranks of one
+// layer's, where a safe row's rank is above all others. shared_select_kernel then finds the highest ranks of
 // all. How many rows each head keeps depends on the ranks, so the host must ask for it.
 #pragma once
 
@@ -15,7 +16,7 @@
 
 namespace kvpolicy::cuda {
 
-/// One of the heads that share, in the order of the layer.
+/// One of the heads that share, in the order of the layers and of their heads.
 struct alignas(8) SharedHead {
   int head = 0;         ///< KV head
   int candidates = 0;   ///< rows that are ranked
@@ -26,10 +27,11 @@ struct alignas(8) SharedHead {
 };
 
 struct SharedBudgetParams {
+  // For shared_ranks_kernel: of the layer whose heads are ranked.
   const HeadView* heads = nullptr;                    ///< [kv_heads]
   const CompressionSettings* compressions = nullptr;  ///< [kv_heads]
   RowScores scores = {};
-  const SharedHead* shared = nullptr;  ///< [count]
+  const SharedHead* shared = nullptr;  ///< [count]: of the layer, and for shared_select_kernel of all layers
   int count = 0;
   int candidates = 0;              ///< of all heads
   int budget = 0;                  ///< of them survive
@@ -42,12 +44,12 @@ struct SharedBudgetParams {
   int* rows = nullptr;
 };
 
-/// One block for each head that shares.
+/// One block for each head of a layer that shares.
 template <int Threads = select_threads>
 KVPOLICY_KERNEL(Threads, 1)
 shared_ranks_kernel(const KVPOLICY_GRID_CONSTANT SharedBudgetParams p) {
   const SharedHead own = p.shared[block_x()];
-  const RowRanks rank_at{p.scores, p.compressions[own.head].ranking, p.heads[own.head], own.head};
+  const RowRanks rank_at{p.scores, p.compressions[own.head], p.heads[own.head], own.head};
   std::uint64_t* ranks = p.ranks + own.first;
   for (int row = thread_index(); row < own.candidates; row += Threads) ranks[row] = rank_at(row);
   sync_block();
@@ -55,7 +57,7 @@ shared_ranks_kernel(const KVPOLICY_GRID_CONSTANT SharedBudgetParams p) {
   select_top<Threads>(rank_at, own.candidates, own.safe, [&](int, int row) { ranks[row] = above_all; });
 }
 
-/// After shared_ranks_kernel. One block.
+/// After shared_ranks_kernel for each layer. One block.
 template <int Threads = select_threads>
 KVPOLICY_KERNEL(Threads, 1)
 shared_select_kernel(const KVPOLICY_GRID_CONSTANT SharedBudgetParams p) {

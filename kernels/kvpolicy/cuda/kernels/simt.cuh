@@ -248,6 +248,8 @@ KVPOLICY_DEVICE float rounded_product(float a, float b) { return __fmul_rn(a, b)
 KVPOLICY_DEVICE float inverse_square_root(float x) { return rsqrtf(x); }
 /// Rounded to nearest.
 KVPOLICY_DEVICE double square_root(double x) { return sqrt(x); }
+/// e^x to about 1 unit in the last place; exactly 0 for -infinity.
+KVPOLICY_DEVICE double exponential(double x) { return exp(x); }
 /// Sine and cosine of an angle in double, because positions may be millions.
 KVPOLICY_DEVICE void sine_cosine(double angle, float& sine, float& cosine) {
   // Whole turns are subtracted in double. The rest is small and needs no range reduction with a

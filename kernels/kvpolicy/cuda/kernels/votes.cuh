@@ -4,8 +4,9 @@
 // SnapKV's scores (arXiv:2404.14469, arXiv:2410.19258; one score for a KV head, as
 // policy/snapkv_scorer.hpp defines it) and TOVA's (policy/tova_scorer.hpp), which are SnapKV's for one
 // query and no pooling. The second pass over the keys computes each row's probabilities, sums them over
-// the queries, pools them along the rows and sums over the group. It also writes unpooled sums, which
-// decide between rows of equal scores.
+// the queries, pools them along the rows and sums over the group; for the worst case (DefensiveKV,
+// arXiv:2510.13334) it takes the largest instead of both sums. It also writes unpooled sums, which decide
+// between rows of equal scores.
 #pragma once
 
 #include <kvpolicy/cuda/kernels/observe.cuh>
@@ -25,7 +26,7 @@ struct VotesParams {
 };
 
 /// For each of the rows [first, first + count), sums the pooled votes of `heads` query heads and
-/// also the row's own votes; `votes` begin at row `votes_first`.
+/// also the row's own votes, or takes the largest; `votes` begin at row `votes_first`.
 KVPOLICY_DEVICE void pool_votes(const CompressionSettings& how, const float* votes, int votes_first,
                                 int heads, int first, int count, int candidates, float weight, bool add,
                                 float* scores, float* unpooled) {
@@ -36,14 +37,14 @@ KVPOLICY_DEVICE void pool_votes(const CompressionSettings& how, const float* vot
     float own = add ? unpooled[row] : 0.0F;
     for (int head = 0; head < heads; ++head) {
       const float* near = votes + head * votes_rows;
-      own += near[row - votes_first];
+      own = with_vote(how.votes, own, near[row - votes_first]);
       float pooled = near[from];
       for (int i = from + 1; i < to; ++i) {
         pooled = how.average ? pooled + near[i] : near[i] > pooled ? near[i] : pooled;
       }
-      score += pooled;
+      score = with_vote(how.votes, score, pooled);
     }
-    scores[row] = (add ? scores[row] : 0.0F) + score * weight;
+    scores[row] = with_vote(how.votes, add ? scores[row] : 0.0F, score * weight);
     unpooled[row] = own;
   }
 }
@@ -69,7 +70,8 @@ votes_kernel(const KVPOLICY_GRID_CONSTANT VotesParams params) {
   const int half_width = how.kernel / 2;
   const int halo = quotient_up(half_width, 32) * 32;  // whole HeldKeys
   const int tile_candidates = votes_rows - 2 * halo;
-  const float weight = 1.0F / static_cast<float>(seen.queries * p.group * (how.average ? how.kernel : 1));
+  const int counted = how.votes == Votes::mean ? seen.queries * p.group : 1;
+  const float weight = 1.0F / static_cast<float>(counted * (how.average ? how.kernel : 1));
   float* scores = params.scores + kv_head * params.pitch;
   float* unpooled = params.unpooled + kv_head * params.pitch;
 
@@ -116,7 +118,8 @@ votes_kernel(const KVPOLICY_GRID_CONSTANT VotesParams params) {
                     KVPOLICY_UNROLL
                     for (int part = 0; part < Keys::parts; ++part) {
                       const float logit = capped(logits[part][i] * p.scale_log2, p.softcap);
-                      sums[part][i / 2] += exp2_approximate(logit - total);
+                      sums[part][i / 2] =
+                          with_vote(how.votes, sums[part][i / 2], exp2_approximate(logit - total));
                     }
                   }
                 }
@@ -125,8 +128,8 @@ votes_kernel(const KVPOLICY_GRID_CONSTANT VotesParams params) {
                   KVPOLICY_UNROLL
                   for (int side = 0; side < 2; ++side) {
                     float sum = sums[part][side];
-                    sum += shuffle_xor(sum, 1);
-                    sum += shuffle_xor(sum, 2);
+                    sum = with_vote(how.votes, sum, shuffle_xor(sum, 1));
+                    sum = with_vote(how.votes, sum, shuffle_xor(sum, 2));
                     const int at = row - first + halo + part * tile_rows + side * 8 + lane_index() / 4;
                     if (lane_index() % 4 == 0) votes[member * votes_rows + at] = sum;
                   }
