@@ -257,10 +257,8 @@ struct AnyCodeTile {
     if (bits == 3) join_pairs();
     if (bits == 8) return order_bytes();
     std::uint32_t upper[nibble_words / 2];
-    if (bits > 4) {
-      KVPOLICY_UNROLL
-      for (int i = 0; i < nibble_words / 2; ++i) upper[i] = word[nibble_words + i];
-    }
+    KVPOLICY_UNROLL
+    for (int i = 0; i < nibble_words / 2; ++i) upper[i] = word[nibble_words + i];  // unused unless bits > 4
     KVPOLICY_UNROLL
     for (int i = nibble_words - 1; i >= 0; --i) {
       const std::uint32_t nibbles = word[i];
