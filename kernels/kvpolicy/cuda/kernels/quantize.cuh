@@ -148,7 +148,7 @@ KVPOLICY_DEVICE void load_codes(const QuantizerMemory<HeadDim>& memory, const He
                                : offset_of_value(row % tile_rows, channel, HeadDim);
     const std::uint32_t* tile = words + row / tile_rows * (from.layout.tile_bytes.of(Keys) / 4);
     memory.numbers[row * memory.pitch + channel] =
-        static_cast<std::uint16_t>(code_at(at, bits, HeadDim, [&](int i) { return tile[i]; }));
+        static_cast<std::uint16_t>(code_at(at, bits, HeadDim, [&](int word) { return tile[word]; }));
   }
   const bool per_channel = Keys && head.key_per_channel;
   const int group = Keys ? head.key_group : head.value_group;
