@@ -13,6 +13,7 @@ namespace kvpolicy::cpu {
 namespace HWY_NAMESPACE {
 KVPOLICY_CPU_BEGIN_TARGET
 
+#if HWY_TARGET != HWY_SCALAR
 /// Rotates a block of N vectors. Every step adds and subtracts the two numbers of each pair of neighbours, and puts
 /// sums before differences: what are neighbours in the next step were twice as far apart at first (Pease 1968). After
 /// the last step all numbers are in their places again.
@@ -40,16 +41,17 @@ HWY_INLINE void rotate_block(float* block) {
     hn::StoreU(hn::Mul(numbers[i], unit), floats, block + i * lanes);
   }
 }
+#endif
 
 /// Rotates rows of `channels` numbers that begin `stride` floats after one another.
 inline void rotate_rows(float* rows, std::size_t count, std::size_t stride, std::size_t channels) {
   if (channels == 0) return;
+#if HWY_TARGET != HWY_SCALAR
   const auto each_block = [&]<std::size_t N>() KVPOLICY_CPU_LAMBDA {
     for (std::size_t row = 0; row < count; ++row) {
       for (std::size_t at = 0; at < channels; at += N * lanes) rotate_block<N>(rows + row * stride + at);
     }
   };
-#if HWY_TARGET != HWY_SCALAR
   switch (hadamard_block(channels) / lanes) {
     case 2: return each_block.template operator()<2>();
     case 4: return each_block.template operator()<4>();
