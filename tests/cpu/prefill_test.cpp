@@ -435,6 +435,37 @@ void compare_special(std::size_t tokens, std::int64_t window, Change change) {
   }
 }
 
+TEST_CASE("logits far beyond what weights can bear choose the row with the largest one") {
+  for_each_unit([&]<class Tuning>() {
+    CAPTURE(cpu::name_of(Tuning::matrix_unit()));
+    for (const float number : {300.0F, 24576.0F, 40960.0F, 65280.0F, 1e9F, -40960.0F}) {
+      CAPTURE(number);
+      Random random{67};
+      test::RandomCall<float> call{random, 1, 4, 64, 30};
+      call.attention_sink_bias.clear();
+      call.options = {};
+      call.first_position = 100;
+      call.heads.clear();
+      auto& head = call.heads.emplace_back(64);
+      head.add(random, bfloat16_rows, bfloat16_rows, 100, 0, 0,
+               {.runs = false, .positions = false, .window = false, .rotation = false});
+      head.keys(0).overwrite(57, 64, number);
+      call.queries.fill([&](auto...) { return number; });
+      call.bind();
+      const Result result = attend<Tuning, float>(call, 64);
+      const auto rows = head.seen_from(129);
+      const double logit = 8.0 * static_cast<double>(number) * static_cast<double>(number);
+      for (std::size_t query = 0; query < 30 * 4; ++query) {
+        for (std::size_t i = 0; i < 64; ++i) {
+          REQUIRE(static_cast<double>(result.out[query * 64 + i]) ==
+                  doctest::Approx(rows[57].value[i]).epsilon(0.01));
+        }
+        REQUIRE(static_cast<double>(result.log_sum_exp[query]) == doctest::Approx(logit).epsilon(0.01));
+      }
+    }
+  });
+}
+
 TEST_CASE("NaN and infinity in bfloat16 rows affect the queries that see them, and no others") {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const float infinity = std::numeric_limits<float>::infinity();

@@ -112,10 +112,11 @@ class Engine {
   [[nodiscard]] static std::size_t tile_queries(std::span<const Segment> segments,
                                                 const ProductPlan& products, std::size_t group) {
     if (products.unit != MatrixUnit::tiles) return Tuning::tile_queries;
-    std::int64_t window = Tuning::paired_queries;  // more would not matter
+    constexpr std::size_t most = std::max(Tuning::tile_queries, Tuning::paired_queries);
+    std::int64_t window = 8 * most;  // a longer one asks for no smaller tile
     for (const Segment& segment : segments) window = std::min(window, segment.window);
     return std::clamp(static_cast<std::size_t>(std::max<std::int64_t>(window, 0)) / 8 * group,
-                      Tuning::tile_queries, Tuning::paired_queries);
+                      Tuning::tile_queries, most);
   }
 
   // Adds the tasks of one call; returns the largest number of query rows of a task.

@@ -212,8 +212,11 @@ class PairProducts {
     return (rows + block - 1) / block;
   }
 
-  // Whether two terms of bfloat16 are as exact as the rows are: all but rows in float.
-  [[nodiscard]] static bool fits_terms(Encoding encoding) { return encoding != Encoding::float32; }
+  // Whether decoded rows are as exact in two terms of bfloat16. Rows in float are not, and those in bfloat16 were not
+  // finite.
+  [[nodiscard]] static bool fits_terms(Encoding encoding) {
+    return is_quantized(encoding) || encoding == Encoding::float16;
+  }
 
   // The even and the odd ones of 2 * lanes channels of query m, with zeros after the last channel and query.
   void load_query(const float* queries, std::size_t rows, std::size_t m, std::size_t channel,

@@ -4,8 +4,8 @@
 // all queries of a tile: keys in pairs of channels, values in pairs of rows. Rows stored in bfloat16 are used as
 // they are. Of quantised rows with one scale each, the codes are used, which bfloat16 represents exactly: scales and
 // zeros are for the caller to apply. Other quantised rows are decoded to float first: keys are then split into two
-// terms, and values into as many as the softmax's weights. Numbers that are not finite are left to the products in
-// float, because here they would meet padding of zeros.
+// terms, and values into as many as the softmax's weights. Rows in half are two exact terms. Numbers that are not
+// finite are left to the products in float, because here they would meet padding of zeros.
 #pragma once
 
 #include <algorithm>

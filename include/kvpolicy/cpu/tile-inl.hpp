@@ -111,16 +111,8 @@ class TilePass {
   /// exp(logit - log_sum_exp[query]): [block.rows, width()]; 0 for a logit of -infinity.
   const float* compute_probabilities(const RowTile& row_tile, const RowTile& next, const float* log_sum_exp) {
     compute_logits(row_tile, next, [&](const LogitStrip& strip) {
-      const auto scale = hn::Set(floats, strip.scale);
-      for (std::size_t m = 0; m < strip.width; m += lanes) {
-        const auto total = hn::LoadU(floats, log_sum_exp + strip.first + m);
-        for (std::size_t row = 0; row < row_tile.rows; ++row) {
-          float* logits = strip.at(row, m);
-          const auto x = hn::LoadU(floats, logits);
-          const auto nothing = hn::Eq(x, hn::Set(floats, -std::numeric_limits<float>::infinity()));
-          const auto above = hn::MulSub(x, scale, total);
-          hn::StoreU(hn::IfThenZeroElse(nothing, exp_nonpositive(above)), floats, logits);
-        }
+      for (std::size_t row = 0; row < row_tile.rows; ++row) {
+        make_probabilities(strip, strip.at(row, 0), log_sum_exp + strip.first);
       }
     });
     return logits_;
@@ -208,7 +200,10 @@ class TilePass {
       pairs_.compute_logits(row_tile.rows, strip, ahead);
     }
     if (tile_.softcap > 0.0F || !(strip.scale > 0.0F)) {
-      for (std::size_t row = 0; row < row_tile.rows; ++row) scale_row(strip.at(row, 0), strip);
+      for (std::size_t row = 0; row < row_tile.rows; ++row) {
+        scale_row(strip.at(row, 0), strip.width, strip.scale);
+        if (tile_.softcap > 0.0F) cap_logits(tile_.softcap, strip.at(row, 0), strip.width);
+      }
       strip.scale = 1.0F;
     }
     if (!row_tile.cut) return;
@@ -224,16 +219,27 @@ class TilePass {
       });
     }
   }
-  void scale_row(float* logits, const LogitStrip& strip) const {
-    const auto scale = hn::Set(floats, strip.scale);
+  // exp(logit - log_sum_exp) for the strip's queries of one row; 0 for a logit of -infinity.
+  static void make_probabilities(const LogitStrip& strip, float* logits, const float* log_sum_exp) {
+    scale_row(logits, strip.width, strip.scale);
     for (std::size_t m = 0; m < strip.width; m += lanes) {
+      const auto x = hn::LoadU(floats, logits + m);
+      const auto nothing = hn::Eq(x, hn::Set(floats, -std::numeric_limits<float>::infinity()));
+      const auto above = hn::Sub(x, hn::LoadU(floats, log_sum_exp + m));
+      hn::StoreU(hn::IfThenZeroElse(nothing, exp_nonpositive(above)), floats, logits + m);
+    }
+  }
+  static void scale_row(float* logits, std::size_t width, float factor) {
+    const auto scale = hn::Set(floats, factor);
+    for (std::size_t m = 0; m < width; m += lanes) {
       hn::StoreU(hn::Mul(hn::LoadU(floats, logits + m), scale), floats, logits + m);
     }
-    if (tile_.softcap > 0.0F) cap_logits(tile_.softcap, logits, strip.width);
   }
+  // A logit times the scale, less the largest one, is one rounding: of the large logits below it would leave more than
+  // the weights can bear, so these are multiplied first.
+  static constexpr float most_scaled_late = 65536.0F;
 
   void update_softmax(std::size_t rows, const LogitStrip& strip) {
-    const auto scale = hn::Set(floats, strip.scale);
     for (std::size_t m = 0; m < strip.width; m += lanes) {
       const std::size_t query = strip.first + m;
       const auto old = hn::LoadU(floats, partial_.max + query);
@@ -242,8 +248,13 @@ class TilePass {
         const auto x = hn::LoadU(floats, strip.at(row, m));
         largest = hn::IfThenElse(hn::Gt(x, largest), x, largest);  // ignores NaN
       }
+      auto scale = hn::Set(floats, strip.scale);
       const auto own = hn::Mul(largest, scale);
       const auto max = hn::IfThenElse(hn::Gt(own, old), own, old);
+      if (!hn::AllTrue(floats, hn::Lt(hn::Abs(max), hn::Set(floats, most_scaled_late)))) {
+        for (std::size_t row = 0; row < rows; ++row) scale_row(strip.at(row, m), lanes, strip.scale);
+        scale = hn::Set(floats, 1.0F);
+      }
       hn::StoreU(max, floats, partial_.max + query);
       auto sums = zero_vector();
       if (all_finite_vector(max)) {
@@ -267,7 +278,7 @@ class TilePass {
     return hn::AllTrue(floats, hn::Eq(hn::Sub(x, x), zero_vector()));
   }
 
-  // For queries that have seen no row yet, or an infinite logit.
+  // For queries that have seen no row yet, or an infinite logit; logits are scaled.
   HWY_NOINLINE FloatVector special_weights(std::size_t rows, const LogitStrip& strip, std::size_t m,
                                            FloatVector old, FloatVector max) {
     HWY_ALIGN float old_lanes[lanes];
@@ -278,7 +289,7 @@ class TilePass {
     for (std::size_t row = 0; row < rows; ++row) {
       float* logits = strip.at(row, m);
       for (std::size_t i = 0; i < lanes; ++i) {
-        logits[i] = special_weight(strip.scale * logits[i], max_lanes[i]);
+        logits[i] = special_weight(logits[i], max_lanes[i]);
         sums[i] += logits[i];
       }
     }

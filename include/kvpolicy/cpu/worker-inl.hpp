@@ -34,7 +34,7 @@ struct DefaultTuning {
   static constexpr std::size_t stream_queries = 12;  ///< with more queries, a call works in tiles
   static constexpr std::size_t tile_queries = 128;
   static constexpr std::size_t paired_queries =
-      512;  ///< the same in tile registers, where rows are prepared for each tile
+      512;  ///< the most of a tile in tile registers; a window asks for less
   static constexpr std::size_t tasks_per_thread = 4;                 ///< evens out other load of the machine
   static constexpr std::size_t task_weight = std::size_t{64} << 10;  ///< least cost of a part of a tile
 
