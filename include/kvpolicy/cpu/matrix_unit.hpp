@@ -37,13 +37,13 @@ enum class MatrixUnit : std::uint8_t {
   return x86::BFloat16Vectors::pay() ? MatrixUnit::bfloat16_vectors : MatrixUnit::float_vectors;
 }
 
-/// When a call of many queries may multiply in bfloat16. Rows in float are never multiplied so. Rows stored in bfloat16,
-/// and codes of quantised rows with one scale each, are exact; so are rows in half, in two terms (only with tiles). Of
-/// other quantised rows, keys are split into two terms (error 2^-16 of each number; only with tiles), and values into as
-/// many as weights; where weights are rounded, they are as well, which the bound of an output below includes. Of two
-/// terms on both sides the product of the second ones is left out (2^-16 of each product), but for keys in half. Sums are
-/// in float, and subnormal numbers count as zeros. A factor that must be more exact is split into two bfloat16
-/// terms, which costs a second product.
+/// When a call of many queries may multiply in bfloat16. Rows in float are never multiplied so. Rows stored in
+/// bfloat16, and codes of quantised rows with one scale each, are exact; so are rows in half, in two terms (only
+/// with tiles). Of other quantised rows, keys are split into two terms (error 2^-16 of each number; only with
+/// tiles), and values into as many as weights; where weights are rounded, they are as well, which the bound of an
+/// output below includes. Of two terms on both sides the product of the second ones is left out (2^-16 of each
+/// product), but for keys in half. Sums are in float, and subnormal numbers count as zeros. A factor that must be
+/// more exact is split into two bfloat16 terms, which costs a second product.
 enum class Bfloat16Products : std::uint8_t {
   never,
   /// As far as the types of queries and outputs allow no more precision. Queries in bfloat16 are exact;
