@@ -33,6 +33,11 @@ using H2o = HeadBudgetCache<DenseStorage<E>, H2oScorer>;
 using Zip = HeadBudgetCache<DenseStorage<E>, KvZipScorer>;
 using Plan = HeadPlan<E>;
 
+// Adds up the mean of votes, but in scoring passes alone.
+struct AddedInPasses : H2oScorer {
+  static constexpr bool waits_for_scoring = true;
+};
+
 // Brings the attention of scoring passes over a fork to the cache; `scores` [heads][rows] gets the largest.
 void score(test::Random& random, Cache& cache, const SlowText& text, const std::vector<std::size_t>& calls,
            std::vector<std::vector<double>>& scores, const AttendOptions& options) {
@@ -300,4 +305,7 @@ TEST_CASE("adaptive_in_model: what a plan and a call cannot have is refused by n
   CHECK(test::contains(
       test::thrown<ConfigError>([&] { Plan{shape, Zip::Config{.budget = 9, .compress_every = 3}}; }),
       "must be 0 under a scorer that needs a scoring pass"));
+  using Added = HeadBudgetCache<DenseStorage<E>, AddedInPasses>;
+  CHECK(test::contains(test::thrown<ConfigError>([&] { Added::validate({.budget = 9}, {}); }),
+                       "votes is 'mean', must be 'largest'"));
 }

@@ -123,6 +123,10 @@ class HeadBudgetCache {
     require(config.compress_every == 0 || !waits, "HeadBudgetCache: compress_every is ",
             config.compress_every,
             ", must be 0 under a scorer that needs a scoring pass before each compression");
+    require(
+        !waits || votes_of(config.scorer) == Votes::largest,
+        "HeadBudgetCache: votes is 'mean', must be 'largest' under a scorer that waits for scoring passes: "
+        "rows that none has seen have no sum to add to");
     require(!config.weigh_values || ObservingScorer<Scorer> || AccumulatingScorer<Scorer>,
             "HeadBudgetCache: weigh_values is true, but the scorer goes by keys, not by attention");
     Scorer::validate(config.scorer);

@@ -54,7 +54,7 @@ concept ExpectingScorer = ObservingScorer<S> && requires(const typename S::Confi
 /// Looks at the attention of all queries since a row came: the cache has every call observed, which
 /// reads all keys a second time. `sums` [candidates] are means over a KV head's query heads, or the largest of all if
 /// the settings have `votes` and it says so. A scorer with `waits_for_scoring` has only the calls of scoring passes
-/// observed (`AttendOptions::scores_rows`), and cannot rank rows that none has seen.
+/// observed (`AttendOptions::scores_rows`), takes the largest vote, and cannot rank rows that none has seen.
 template <class S>
 concept AccumulatingScorer =
     AnyScorer<S> && requires(const typename S::Config& config, std::span<const double> sums,
