@@ -290,25 +290,7 @@ TEST_CASE("heads that share, on device and host: random calls, forks, compressio
         own.compress_from = 50;
         plan.set(0, h, own);
       }
-      std::vector<Pair> pairs;
-      pairs.emplace_back(plan, cuda::CacheOptions{.max_append = 9, .memory = &memory});
-      for (int i = 0; i < 70; ++i) {
-        CAPTURE(i);
-        Pair& pair = pairs[test::below(random, pairs.size())];
-        const std::size_t what = test::below(random, 12);
-        if (what == 0 && pairs.size() == 1) {
-          pairs.emplace_back(Pair{pairs[0]});
-        } else if (what == 1) {
-          if (pairs.size() == 2)
-            pairs.erase(pairs.begin() + static_cast<std::ptrdiff_t>(test::below(random, 2)));
-        } else if (what < 4) {
-          pair.compress();
-        } else {
-          const std::size_t tokens =
-              test::one_of(random, std::vector<std::size_t>{1, 1, 2, 3, 9, 17, 64, 65});
-          pair.step(tokens, tokens < 10 && what < 7);
-        }
-      }
+      test::check_random_calls(plan, {.max_append = 9, .memory = &memory}, random, 70);
     }
     CHECK(memory.live_bytes() == 0);
   }

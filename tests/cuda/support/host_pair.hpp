@@ -99,4 +99,26 @@ struct HostPair {
   }
 };
 
+/// Random calls of a pair and of a fork that comes and goes, from any state that they are in.
+inline void check_random_calls(const kvpolicy::HeadPlan<HostPair::E>& plan,
+                               const kvpolicy::cuda::CacheOptions& options, Random& random, int calls) {
+  std::vector<HostPair> pairs;
+  pairs.emplace_back(plan, options);
+  for (int i = 0; i < calls; ++i) {
+    CAPTURE(i);
+    HostPair& pair = pairs[below(random, pairs.size())];
+    const std::size_t what = below(random, 12);
+    if (what == 0 && pairs.size() == 1) {
+      pairs.emplace_back(HostPair{pairs[0]});
+    } else if (what == 1) {
+      if (pairs.size() == 2) pairs.erase(pairs.begin() + static_cast<std::ptrdiff_t>(below(random, 2)));
+    } else if (what < 5) {
+      pair.compress();
+    } else {
+      const std::size_t tokens = one_of(random, std::vector<std::size_t>{1, 1, 2, 3, 9, 17, 64, 65});
+      pair.step(tokens, tokens < 10 && what < 8);
+    }
+  }
+}
+
 }  // namespace test
