@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
+#include <numeric>
 #include <span>
 #include <vector>
 
@@ -385,6 +386,28 @@ struct RandomCall {
   [[nodiscard]] double scale() const {
     const auto head_dim = static_cast<double>(queries.view().head_dim);
     return options.scale ? static_cast<double>(*options.scale) : 1.0 / std::sqrt(head_dim);
+  }
+
+  /// How far a head's logits of two engines may be apart. Norms bound the sum of a logit's products. Each engine
+  /// adds head_dim products in float, whose errors grow with the square root of their number; quantised keys and
+  /// queries that a segment rotates may be off by `of_two_terms` of a number besides, where they are split into two.
+  [[nodiscard]] double error_of_logits(std::size_t head, double of_two_terms) const {
+    const RandomHead& own = heads[head];
+    const auto norm = [](const std::vector<double>& row) {
+      return std::sqrt(std::inner_product(row.begin(), row.end(), row.begin(), 0.0));
+    };
+    double query_norm = 0, key_norm = 0;
+    for (std::size_t token = 0; token < queries.view().tokens; ++token) {
+      for (std::size_t q = head * group; q < (head + 1) * group; ++q) {
+        query_norm = std::max(query_norm, norm(queries.row_of_doubles(token, q)));
+      }
+      for (const auto& row : own.seen_from(first_position + static_cast<std::int64_t>(token))) {
+        key_norm = std::max(key_norm, norm(row.key));
+      }
+    }
+    const double split = (own.is_quantized() ? 1.0 : 0.0) + (own.is_rotated() ? 1.0 : 0.0);
+    const double sums = 2 * 0x1p-24 * std::sqrt(static_cast<double>(queries.view().head_dim));
+    return (split * of_two_terms + sums) * std::abs(scale()) * query_norm * key_norm;
   }
 
   /// The tolerance `dense`, with an addition if some rows are quantised.
