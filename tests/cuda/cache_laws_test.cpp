@@ -106,7 +106,9 @@ TEST_CASE("one launch for all heads says what separate launches say") {
   std::uint64_t seed = 1;
   for (const std::size_t tokens : std::initializer_list<std::size_t>{90, 1, 9, 1, 30, 2, 1}) {
     const AttendOptions how{.softcap = seed % 2 == 0 ? 0.0F : 20.0F,
-                            .read = seed % 3 == 0 ? Read::selected : Read::all,
+                            .read = seed % 3 == 0   ? Read::selected
+                                    : seed % 3 == 1 ? Read::upper_half
+                                                    : Read::all,
                             .refresh_selection = seed % 3 == 0};
     const auto one = test::next_step(joint, seed, tokens, how);
     const auto many = test::next_step(separate, seed, tokens, how);
@@ -124,7 +126,7 @@ TEST_CASE("rollback: bit for bit a cache of the same commit point that never saw
   const test::SmallDevice device;
   const ModelShape shape{1, 16, 8, 64};
   for (const std::size_t dropped : std::initializer_list<std::size_t>{1, 5, 16}) {
-    for (const Read read : {Read::all, Read::selected}) {
+    for (const Read read : {Read::all, Read::selected, Read::upper_half}) {
       CAPTURE(dropped);
       DeviceCache run{test::mixed_device_plan(shape), {.max_rollback = 16}};
       DeviceCache control{test::mixed_device_plan(shape), {.max_rollback = 16 - dropped}};

@@ -83,6 +83,30 @@ TEST_CASE_TEMPLATE("decode: rotated rows between exact ones, beside heads that a
   });
 }
 
+TEST_CASE_TEMPLATE("decode: upper halves of codes, beside heads without them", E, bfloat16, half) {
+  unsigned seed = 1400;
+  for_each_head_dim([&]<int D>(std::integral_constant<int, D>) {
+    for (const Codes& codes : test::codes_in_halves) {
+      for (const Grids& grid : {Grids{D, D}, Grids{32, 32}, Grids{8, 16}, Grids{32, D, true}, Grids{16, 32, true}}) {
+        CAPTURE(name_of(codes));
+        CAPTURE(grid.key_group);
+        CAPTURE(grid.per_channel);
+        const int tokens = 64 + static_cast<int>(seed % 5) * 67;
+        HeadCase rotated = quantised(tokens, codes, grid, 9);
+        rotated.view.key_hadamard = rotated.view.value_hadamard = true;
+        rotated.view.sinks = 3;
+        const bool two_tiles = seed % 2 == 0;
+        const test::DecodeLayer<E> layer(
+            D, two_tiles ? 5 : 3, 3, 64,
+            {quantised(tokens, codes, grid, 40), rotated, quantised(tokens, Codes{kvpolicy::Encoding::uint4}, grid, 0)},
+            {.queries = two_tiles ? 3 : 1, .upper_half = true}, seed);
+        check<D>(layer, static_cast<int>(seed % 5) + 1, grouped_lse);
+        ++seed;
+      }
+    }
+  });
+}
+
 TEST_CASE("decode: chosen chunks that begin anywhere in a group of keys") {
   unsigned seed = 1200;
   for (const Codes& codes : all_codes) {

@@ -241,6 +241,25 @@ TEST_CASE("prefill: quantised windows and chunks") {
   }
 }
 
+TEST_CASE_TEMPLATE("prefill: upper halves of codes, beside heads without them", E, bfloat16, half) {
+  int histories = 70;
+  for (const Codes& codes : test::codes_in_halves) {
+    CAPTURE(name_of(codes));
+    for (const bool upper_half : {true, false}) {
+      for (const bool per_channel : {false, true}) {
+        Head rotated = packed(codes, 20, 32, 32, per_channel);
+        rotated.view.key_hadamard = rotated.view.value_hadamard = true;
+        histories += 37;
+        check<E, 64>({.heads = {packed(codes, 10, 32, 16, per_channel), rotated,
+                                packed(Codes{kvpolicy::Encoding::uint8}, 10, 32, 64)},
+                      .queries = 19,
+                      .histories = {histories},
+                      .upper_half = upper_half});
+      }
+    }
+  }
+}
+
 TEST_CASE("prefill: several blocks for a tile of queries") {
   for (const int splits : {1, 2, 5, 9}) {
     const Case c{.heads = {full(), window(4, 30, 64), full()},

@@ -34,12 +34,12 @@ void check_rows(const char* name, const TensorView<const E>& rows, std::size_t t
                       " tokens, a call takes at most 2^24");
 }
 
-/// @throws ConfigError for a read with a bound: the kernels keep no keys in halves
+/// @throws ConfigError for a read with a bound, for which there are no kernels
 inline void refuse_bound(Read read) {
   require(
       read != Read::bounded,
-      "cuda::KvCache: Read::bounded is not served by the kernels, which keep no keys in halves; read all or "
-      "selected");
+      "cuda::KvCache: Read::bounded is not served by the kernels, which choose no rows by bounds; read all, "
+      "selected or upper_half");
 }
 
 inline void check_spans(const AttendOptions& options, std::size_t tokens, std::size_t q_heads) {

@@ -79,7 +79,7 @@ class HeadGeometry {
   }
   [[nodiscard]] std::size_t packed_page_bytes() const {
     if (!settings_.is_quantized()) return 0;
-    const PackedLayout layout{packed_bits(settings_),
+    const PackedLayout layout{packed_widths(settings_),
                               static_cast<int>(context_.head_dim),
                               static_cast<int>(context_.page_rows),
                               settings_.key_per_channel,

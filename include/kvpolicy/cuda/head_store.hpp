@@ -271,7 +271,7 @@ class HeadStore {
     view_.exact_ring = number(geometry.exact_ring());
     view_.set_contiguous_rows(static_cast<int>(context.head_dim), static_cast<int>(context.page_rows));
     view_.packed_ring = number(geometry.packed_ring());
-    if (settings.is_quantized()) static_cast<void>(packed_bits(settings));  // kernels refuse nothing
+    if (settings.is_quantized()) static_cast<void>(packed_widths(settings));  // kernels refuse nothing
     view_.key_encoding = settings.key_encoding;
     view_.value_encoding = settings.value_encoding;
     view_.key_per_channel = settings.key_per_channel;

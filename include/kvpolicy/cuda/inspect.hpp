@@ -29,10 +29,10 @@ struct CachedRows {
   std::size_t nodes = 0;        ///< how many of the rows, the last ones, are nodes of a tree
 };
 
-/// One row of a page of quantised rows as numbers: the host's way through the fragment order.
+/// One row of a page of quantised rows as numbers, as the view reads them: the host's way through the fragment order.
 inline void load_packed_row(const std::byte* page, const HeadView& head, int head_dim, int page_rows, int row,
                             bool key, float* out) {
-  const int bits = head.bits().of(key);
+  const int width = head.widths().of(key);
   const PackedLayout layout = head.packed_layout(head_dim, page_rows);
   const std::byte* tile =
       page + (key ? 0 : layout.values_offset) + row / tile_rows * layout.tile_bytes.of(key);
@@ -44,7 +44,7 @@ inline void load_packed_row(const std::byte* page, const HeadView& head, int hea
   for (int channel = 0; channel < head_dim; ++channel) {
     const TileOffset at = key ? offset_of_key(row % tile_rows, channel, head_dim)
                               : offset_of_value(row % tile_rows, channel, head_dim);
-    const std::uint32_t code = code_at(at, bits, head_dim, [&](int i) {
+    const std::uint32_t code = code_at(at, width, head_dim, [&](int i) {
       std::uint32_t word;
       std::memcpy(&word, tile + 4 * i, sizeof word);
       return word;
@@ -145,7 +145,9 @@ template <Element E>
         const auto index = static_cast<std::size_t>(slot / rows_of_page);
         const std::byte* start = coded ? page(store.packed(), index) : page(store.exact(), index);
         if (coded) {
-          load_packed_row(start, view, dim, rows_of_page, slot % rows_of_page, key, row.data());
+          HeadView read = view;
+          read.upper_half = request.upper_half && packed;
+          load_packed_row(start, read, dim, rows_of_page, slot % rows_of_page, key, row.data());
         } else {
           const auto* numbers16 =
               reinterpret_cast<const E*>(start) + ((key ? 0 : rows_of_page) + slot % rows_of_page) * dim;

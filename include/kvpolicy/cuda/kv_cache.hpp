@@ -339,7 +339,8 @@ class KvCache {
     const Layer& own = cache_.layers[cache_.checked(layer)];
     const Request request{.queries = static_cast<int>(std::max<std::size_t>(appended, 1)),
                           .own_rows = appended == 0,
-                          .selected = read == Read::selected};
+                          .selected = read == Read::selected,
+                          .upper_half = read == Read::upper_half};
     cache_.enter(stream);
     return download_rows<element_type>(own.heads[head], own.state(), request, own.tree.nodes(),
                                        shape.head_dim, options().page_rows, stream);

@@ -72,6 +72,7 @@ class LayerCall {
     request_ = {.queries = static_cast<int>(q_.tokens),
                 .own_rows = own_rows_,
                 .selected = reads_selected(),
+                .upper_half = options_->read == Read::upper_half,
                 .tree = write_tree(next_, q_.tokens)};
     if (request_.selected) {
       // A recorded refresh_selection is one of all heads, for that is what `replayed` takes it for.
@@ -95,7 +96,8 @@ class LayerCall {
             .first = static_cast<int>(first),
             .tokens = request_.queries,
             .max_rollback = static_cast<int>(cache_->options.max_rollback),
-            .selected = request_.selected ? 1 : 0};
+            .selected = request_.selected,
+            .upper_half = request_.upper_half};
   }
   /// What heads keep of a call besides its rows; `keeps_queries`: the launch that keeps the rows does not keep the
   /// queries. @throws DeviceError

@@ -21,7 +21,7 @@ namespace kvpolicy::cuda {
 class PackedPages {
  public:
   PackedPages(const HeadRule& rule, std::size_t head_dim, std::size_t page_rows)
-      : bits_{packed_bits(rule)},
+      : widths_{packed_widths(rule)},
         head_dim_{static_cast<int>(head_dim)},
         page_rows_{static_cast<int>(page_rows)},
         per_channel_{rule.key_per_channel},
@@ -31,15 +31,15 @@ class PackedPages {
                     rule.key_per_channel ? Granularity::per_channel : Granularity::per_token, rule.key_group,
                     rule.key_hadamard},
         value_format_{rule.value_encoding, Granularity::per_token, rule.value_group, rule.value_hadamard},
-        layout_{bits_, head_dim_, page_rows_, per_channel_, key_group_, value_group_} {
+        layout_{widths_, head_dim_, page_rows_, per_channel_, key_group_, value_group_} {
     for (const bool key : {true, false}) {
-      for (int part = 0; part < tile_parts(bits_.of(key)); ++part) {
+      for (int part = 0; part < tile_parts(widths_.of(key)); ++part) {
         auto& bit = bits_in_tile_[key ? 0 : 1][part];
         for (int row = 0; row < tile_rows; ++row) {
           for (int channel = 0; channel < head_dim_; ++channel) {
             const TileOffset at =
                 key ? offset_of_key(row, channel, head_dim_) : offset_of_value(row, channel, head_dim_);
-            bit.push_back(bit_of_code(at, tile_part(bits_.of(key), part), head_dim_));
+            bit.push_back(bit_of_code(at, tile_part(widths_.of(key), part), head_dim_));
           }
         }
       }
@@ -54,7 +54,9 @@ class PackedPages {
   /// One side of a device page becomes a page of the host.
   void to_host(const std::byte* device, bool key, std::byte* host) const {
     const PageLayout to = host_layout(key);
-    std::fill_n(host, to.scales_offset, std::byte{0});
+    for (const std::size_t codes_of : to.row_arrays()) {
+      std::fill_n(host + codes_of, static_cast<std::size_t>(page_rows_) * to.row_bytes, std::byte{0});
+    }
     const std::byte* codes = device + codes_offset(key);
     for (int row = 0; row < page_rows_; ++row) {
       std::byte* out = host + static_cast<std::size_t>(row) * to.row_bytes;
@@ -63,7 +65,7 @@ class PackedPages {
         for_each_part_on_device(key, row, channel, [&](const Part& part) {
           code |= (static_cast<unsigned>(codes[part.byte]) >> part.bit & part.mask) << part.shift;
         });
-        for_each_part_on_host(key, channel, [&](const Part& part) {
+        for_each_part_on_host(key, channel, to, [&](const Part& part) {
           out[part.byte] |= static_cast<std::byte>((code >> part.shift & part.mask) << part.bit);
         });
       }
@@ -71,6 +73,10 @@ class PackedPages {
     for_each_param(key, [&](std::size_t on_device, std::size_t on_host) {
       std::memcpy(host + to.scales_offset + on_host, device + scales_offset(key) + on_device, sizeof(half));
       std::memcpy(host + to.zeros_offset + on_host, device + zeros_offset(key) + on_device, sizeof(half));
+      if (!to.is_in_halves()) return;
+      const std::byte* upper = device + layout_.upper_grids.of(key) + on_device;
+      std::memcpy(host + to.upper_scales_offset() + on_host, upper + scales_offset(key), sizeof(half));
+      std::memcpy(host + to.upper_zeros_offset() + on_host, upper + zeros_offset(key), sizeof(half));
     });
   }
 
@@ -82,7 +88,7 @@ class PackedPages {
     const std::byte* in = at.page + at.row * layout.row_bytes;
     for (int channel = 0; channel < head_dim_; ++channel) {
       unsigned code = 0;
-      for_each_part_on_host(key, channel, [&](const Part& part) {
+      for_each_part_on_host(key, channel, layout, [&](const Part& part) {
         code |= (static_cast<unsigned>(in[part.byte]) >> part.bit & part.mask) << part.shift;
       });
       for_each_part_on_device(key, row, channel, [&](const Part& part) {
@@ -102,6 +108,11 @@ class PackedPages {
                   at.page + layout.scales_offset + (first + i) * sizeof(half), sizeof(half));
       std::memcpy(device + zeros_offset(key) + to * sizeof(half),
                   at.page + layout.zeros_offset + (first + i) * sizeof(half), sizeof(half));
+      if (!layout.is_in_halves()) continue;
+      std::byte* upper = device + layout_.upper_grids.of(key) + to * sizeof(half);
+      const std::size_t from_host = (first + i) * sizeof(half);
+      std::memcpy(upper + scales_offset(key), at.page + layout.upper_scales_offset() + from_host, sizeof(half));
+      std::memcpy(upper + zeros_offset(key), at.page + layout.upper_zeros_offset() + from_host, sizeof(half));
     }
   }
 
@@ -129,25 +140,25 @@ class PackedPages {
   template <class Visit>
   void for_each_part_on_device(bool key, int row, int channel, Visit visit) const {
     const auto tile = static_cast<std::size_t>(row / tile_rows * layout_.tile_bytes.of(key));
-    for (int p = 0; p < tile_parts(bits_.of(key)); ++p) {
-      const TilePart part = tile_part(bits_.of(key), p);
+    for (int p = 0; p < tile_parts(widths_.of(key)); ++p) {
+      const TilePart part = tile_part(widths_.of(key), p);
       const int bit =
           bits_in_tile_[key ? 0 : 1][p][static_cast<std::size_t>(row % tile_rows * head_dim_ + channel)];
       visit(Part{tile + static_cast<std::size_t>(bit / 8), bit % 8, part.shift, (1U << part.bits) - 1U});
     }
   }
-  // The parts of a code in a row of the host (PageLayout).
+  // The parts of a code in a row of the host (PageLayout); bytes count from the row's first.
   template <class Visit>
-  void for_each_part_on_host(bool key, int channel, Visit visit) const {
+  void for_each_part_on_host(bool key, int channel, const PageLayout& layout, Visit visit) const {
     const CodeParts parts = code_parts(format(key).encoding);
     const auto upper = static_cast<int>(parts.upper), lower = static_cast<int>(parts.lower);
-    const auto visit_part = [&](int first_byte, int bits, int shift) {
+    const auto visit_part = [&](std::size_t first_byte, int bits, int shift) {
       const int bytes = head_dim_ * bits / 8;
-      visit(Part{static_cast<std::size_t>(first_byte + channel % bytes), channel / bytes * bits, shift,
+      visit(Part{first_byte + static_cast<std::size_t>(channel % bytes), channel / bytes * bits, shift,
                  (1U << bits) - 1U});
     };
     visit_part(0, upper, lower);
-    if (lower > 0) visit_part(head_dim_ * upper / 8, lower, 0);
+    if (lower > 0) visit_part(layout.lower_offset, lower, 0);
   }
   // visit(byte among the device page's scales, byte among the host's), of every scale of a page
   template <class Visit>
@@ -166,7 +177,7 @@ class PackedPages {
     }
   }
 
-  Sides bits_;
+  Sides widths_;
   int head_dim_;
   int page_rows_;
   bool per_channel_;

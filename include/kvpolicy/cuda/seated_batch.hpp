@@ -86,7 +86,8 @@ class SeatedBatch {
                     .first = static_cast<int>(seat * tokens_),
                     .tokens = static_cast<int>(tokens_),
                     .max_rollback = static_cast<int>(own.options.max_rollback),
-                    .selected = read == Read::selected ? 1 : 0},
+                    .selected = read == Read::selected,
+                    .upper_half = read == Read::upper_half},
                    writes);
     }
     writes.flush();

@@ -29,18 +29,14 @@ namespace kvpolicy::cuda {
 /// Whether the head ranks its rows by the attention of all queries so far, which is added up.
 [[nodiscard]] inline bool accumulates(const HeadRule& rule) { return rule.ranking == Ranking::accumulated; }
 
-/// Bits of the codes that kernels read and write for a head that quantises its rows. Whatever lays out packed pages
-/// asks here, because kernels take codes for whole numbers in equal steps.
-/// @throws ConfigError for codes in halves, and for codebooks that kernels do not have
-[[nodiscard]] inline Sides packed_bits(const HeadRule& rule) {
-  const std::size_t keys = bits_of(rule.key_encoding);
-  const std::size_t values = bits_of(rule.value_encoding);
-  require(!is_in_halves(rule.key_encoding) && !is_in_halves(rule.value_encoding),
-          "cuda: codes are stored in halves, which are read on the host; kernels have halves=false");
+/// The widths of the codes that kernels read and write for a head that quantises its rows. Whatever lays out packed
+/// pages asks here, because kernels take codes for whole numbers in equal steps.
+/// @throws ConfigError for codebooks that kernels do not have
+[[nodiscard]] inline Sides packed_widths(const HeadRule& rule) {
   const Codebook codebook = rule.key_codebook == Codebook::even ? rule.value_codebook : rule.key_codebook;
   require(codebook == Codebook::even, "cuda: codes stand for '", name_of(codebook),
           "' numbers, which are read on the host; kernels have 'even' ones");
-  return {static_cast<int>(keys), static_cast<int>(values)};
+  return {code_width(rule.key_encoding), code_width(rule.value_encoding)};
 }
 
 namespace detail {
@@ -50,7 +46,7 @@ inline void check_quantized(const HeadRule& rule, std::size_t head_dim) {
           "cuda: quantised rows have kernels for head_dim 64 "
           "and 128, not ",
           head_dim);
-  static_cast<void>(packed_bits(rule));
+  static_cast<void>(packed_widths(rule));
   // Rows that return to the residual are quantised again there, and rotating them back rounds them in between: how
   // far that moves them has not been bounded.
   require(!rule.compresses || !rule.kivi_flush || (!rule.key_hadamard && !rule.value_hadamard),

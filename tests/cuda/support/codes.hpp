@@ -39,7 +39,7 @@ inline constexpr std::array own_shapes{Codes{kvpolicy::Encoding::uint8},
                                        Codes{kvpolicy::Encoding::uint8, kvpolicy::Encoding::uint2},
                                        Codes{kvpolicy::Encoding::uint4, kvpolicy::Encoding::uint2}};
 
-/// Those and others: every width of keys and every width of values, and values of more bits than keys.
+/// Those and others: every width of keys and every width of values, values of more bits than keys, codes in halves.
 inline constexpr std::array all_codes{own_shapes[0],
                                       own_shapes[1],
                                       own_shapes[2],
@@ -53,6 +53,13 @@ inline constexpr std::array all_codes{own_shapes[0],
                                       Codes{kvpolicy::Encoding::uint3, kvpolicy::Encoding::uint2},
                                       Codes{kvpolicy::Encoding::uint8, kvpolicy::Encoding::uint3},
                                       Codes{kvpolicy::Encoding::uint2, kvpolicy::Encoding::uint8},
-                                      Codes{kvpolicy::Encoding::uint6, kvpolicy::Encoding::uint4}};
+                                      Codes{kvpolicy::Encoding::uint6, kvpolicy::Encoding::uint4},
+                                      Codes{kvpolicy::Encoding::uint4x2, kvpolicy::Encoding::uint4},
+                                      Codes{kvpolicy::Encoding::uint3, kvpolicy::Encoding::uint4x2}};
+
+/// Those that have upper halves.
+inline constexpr std::array codes_in_halves{Codes{kvpolicy::Encoding::uint4x2},
+                                            all_codes[all_codes.size() - 2],
+                                            all_codes[all_codes.size() - 1]};
 
 }  // namespace test

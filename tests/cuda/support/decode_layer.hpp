@@ -38,6 +38,7 @@ struct CallCase {
   int queries = 1;
   bool own_rows = true;
   bool selected = false;
+  bool upper_half = false;
   float softcap = 0.0F;
   bool attention_sink_bias = false;
   float loudness = 1.5F;          ///< of the queries
@@ -90,7 +91,7 @@ class DecodeLayer {
       Rows seen;
       for (int row = 0; row < rows; ++row) {
         for (const Side side : {Side::keys, Side::values}) {
-          const auto own = device.row(side, row, {head.tokens, head.committed});
+          const auto own = device.row(side, row, {head.tokens, head.committed}, call_.upper_half);
           auto& all = side == Side::keys ? seen.keys : seen.values;
           all.insert(all.end(), own.begin(), own.end());
         }
@@ -129,7 +130,7 @@ class DecodeLayer {
     p.kv_heads = kv_heads_;
     p.group = group_;
     p.page_rows = page_rows_;
-    p.request = {call_.queries, call_.own_rows, call_.selected, mask_.view()};
+    p.request = {call_.queries, call_.own_rows, call_.selected, call_.upper_half, mask_.view()};
     p.q = q_;
     if (call_.own_rows) {
       p.k = k_;

@@ -308,7 +308,7 @@ inline std::vector<HeadSpec> mixed_heads() {
       {},
       {.bits = 4, .residual = 20},
       {.kind = Kind::window, .sinks = 4, .recent = 37},
-      {.kind = Kind::window, .sinks = 3, .recent = 90, .bits = 8, .residual = 9},
+      {.kind = Kind::window, .sinks = 3, .recent = 90, .bits = 8, .residual = 9, .halves = true},
       {.kind = Kind::window, .sinks = 5, .recent = 64, .in_cache = true},
       {.kind = Kind::retrieval, .budget = 32, .chunk = 8},
       {.kind = Kind::budget, .budget = 30, .window = 8},

@@ -41,9 +41,9 @@ class DeviceHead {
                     lay_out_rows());
     view_.exact_pages = exact_.table.data();
     if (view.is_packed()) {
-      const kvpolicy::cuda::Sides bits{kvpolicy::cuda::code_bits(view.key_encoding),
-                                       kvpolicy::cuda::code_bits(view.value_encoding)};
-      layout_ = {bits, head_dim, page_rows, view.key_per_channel, view.key_group, view.value_group};
+      const kvpolicy::cuda::Sides widths{kvpolicy::cuda::code_width(view.key_encoding),
+                                       kvpolicy::cuda::code_width(view.value_encoding)};
+      layout_ = {widths, head_dim, page_rows, view.key_per_channel, view.key_group, view.value_group};
       packed_.allocate(whole_pages(view.packed_ring > 0 ? view.packed_ring : line), page_rows,
                        static_cast<std::size_t>(layout_.page_bytes));
       view_.packed_pages = packed_.table.data();
@@ -120,6 +120,19 @@ class DeviceHead {
     const auto [scale, zero] = grid_position(side, row, channel);
     std::memcpy(scale, &grid.scale.bits, 2);
     std::memcpy(zero, &grid.zero.bits, 2);
+    if (!is_in_halves(side)) return;
+    const kvpolicy::AffineGrid upper = grid.upper_half();
+    std::memcpy(scale + upper_grid(side), &upper.scale.bits, 2);
+    std::memcpy(zero + upper_grid(side), &upper.zero.bits, 2);
+  }
+  [[nodiscard]] bool is_in_halves(Side side) const { return kvpolicy::is_in_halves(encoding(side)); }
+  /// The grid of the upper half of a code in halves.
+  [[nodiscard]] kvpolicy::AffineGrid grid_of_upper_half(Side side, int row, int channel) const {
+    kvpolicy::AffineGrid grid;
+    const auto [scale, zero] = grid_position(side, row, channel);
+    std::memcpy(&grid.scale.bits, scale + upper_grid(side), 2);
+    std::memcpy(&grid.zero.bits, zero + upper_grid(side), 2);
+    return grid;
   }
 
   // ---- whole texts ---------------------------------------------------------------------------
@@ -147,14 +160,18 @@ class DeviceHead {
   [[nodiscard]] bool rotates(Side side) const {
     return side == Side::keys ? view_.key_hadamard : view_.value_hadamard;
   }
-  /// A row as attention must see it.
-  [[nodiscard]] std::vector<float> row(Side side, int row, const kvpolicy::cuda::LayerState& state) const {
+  /// A row as attention must see it, where it reads upper halves only or not.
+  [[nodiscard]] std::vector<float> row(Side side, int row, const kvpolicy::cuda::LayerState& state,
+                                       bool upper_half = false) const {
     std::vector<float> numbers;
+    upper_half = upper_half && is_in_halves(side);
     const bool packed = row >= view_.sinks && row < view_.packed_end(state.committed);
     for (int channel = 0; channel < head_dim_; ++channel) {
       if (packed) {
-        const kvpolicy::AffineGrid at = grid(side, row, channel);
-        numbers.push_back(static_cast<float>(at.scale) * static_cast<float>(code(side, row, channel)) +
+        const kvpolicy::AffineGrid at =
+            upper_half ? grid_of_upper_half(side, row, channel) : grid(side, row, channel);
+        const std::uint32_t whole = code(side, row, channel);
+        numbers.push_back(static_cast<float>(at.scale) * static_cast<float>(upper_half ? whole >> 4 : whole) +
                           static_cast<float>(at.zero));
       } else {
         E value;
@@ -210,7 +227,9 @@ class DeviceHead {
   [[nodiscard]] kvpolicy::Encoding encoding(Side side) const {
     return side == Side::keys ? view_.key_encoding : view_.value_encoding;
   }
-  [[nodiscard]] int bits(Side side) const { return kvpolicy::cuda::code_bits(encoding(side)); }
+  [[nodiscard]] int width(Side side) const { return kvpolicy::cuda::code_width(encoding(side)); }
+  // bytes from a grid's numbers to those of its upper half
+  [[nodiscard]] int upper_grid(Side side) const { return layout_.upper_grids.of(side == Side::keys); }
 
   // visit(word, bit in it, part) of each part of a code
   template <class Visit>
@@ -224,8 +243,8 @@ class DeviceHead {
         packed_.table.at(static_cast<std::size_t>(slot / page_rows_)) +
         (side == Side::values ? layout_.values_offset : 0) +
         slot % page_rows_ / kvpolicy::cuda::tile_rows * layout_.tile_bytes.of(side == Side::keys);
-    for (int i = 0; i < kvpolicy::cuda::tile_parts(bits(side)); ++i) {
-      const auto part = kvpolicy::cuda::tile_part(bits(side), i);
+    for (int i = 0; i < kvpolicy::cuda::tile_parts(width(side)); ++i) {
+      const auto part = kvpolicy::cuda::tile_part(width(side), i);
       const int bit = kvpolicy::cuda::bit_of_code(at, part, head_dim_);
       visit(tile + bit / 32 * 4, bit % 32, part);
     }

@@ -52,6 +52,7 @@ struct Case {
   int tentative = 0;
   bool own_rows = true;
   bool selected = false;
+  bool upper_half = false;
   bool padded = false;
   bool attention_sink_bias = false;
   bool log_sum_exp = true;
@@ -127,7 +128,11 @@ class Trial {
     params.group = c_.group;
     params.page_rows = c_.page_rows;
     params.request = {
-        .queries = c_.queries, .own_rows = c_.own_rows, .selected = c_.selected, .tree = mask_.view()};
+        .queries = c_.queries,
+        .own_rows = c_.own_rows,
+        .selected = c_.selected,
+        .upper_half = c_.upper_half,
+        .tree = mask_.view()};
     params.q = q_->tensor;
     if (c_.own_rows) params.k = k_->tensor, params.v = v_->tensor;
     params.out = out_->tensor;
@@ -267,7 +272,8 @@ class Trial {
       // The oldest rows of the window are seen by no query where the mask is exact.
       if (!sink && view.recent > 0 && !view.prefill_chunk_mask && position <= first - view.recent) continue;
       Row r;
-      const auto key = stored.row(Side::keys, row, state), value = stored.row(Side::values, row, state);
+      const auto key = stored.row(Side::keys, row, state, c_.upper_half),
+                 value = stored.row(Side::values, row, state, c_.upper_half);
       r.key.assign(key.begin(), key.end());
       r.value.assign(value.begin(), value.end());
       r.rounded = !sink && row < view.packed_end(state.committed);

@@ -38,6 +38,14 @@ inline std::vector<HeadSpec> slow_heads() {
       {.sinks = 35, .bits = 8, .residual = 9},
       {.bits = 3, .key_group = 64, .value_group = 32, .residual = 17, .per_channel = true},
       {.kind = Kind::retrieval, .budget = 64, .chunk = 16, .bits = 6, .value_bits = 5, .residual = 12},
+      {.kind = Kind::retrieval,
+       .budget = 64,
+       .chunk = 32,
+       .bits = 8,
+       .key_group = 32,
+       .residual = 12,
+       .per_channel = true,
+       .halves = true},
   };
 }
 /// Heads that all select, or keep little: a selected read of them needs nothing staged.

@@ -104,6 +104,11 @@ struct WrittenHead {
           const int c = by_rows ? channel : channel + i;
           const kvpolicy::AffineGrid there = memory.grid(side, r, c);
           wrong_grids += there.scale != expected.grid.scale || there.zero != expected.grid.zero;
+          if (memory.is_in_halves(side)) {
+            const kvpolicy::AffineGrid upper = memory.grid_of_upper_half(side, r, c);
+            const kvpolicy::AffineGrid own = expected.grid.upper_half();
+            wrong_grids += upper.scale != own.scale || upper.zero != own.zero;
+          }
           wrong_codes += memory.code(side, r, c) != expected.codes[static_cast<std::size_t>(i)];
         }
       }

@@ -70,6 +70,7 @@ struct AttendParams {
     return {.queries = served ? own.tokens : 0,
             .own_rows = request.own_rows,
             .selected = own.selected != 0,
+            .upper_half = own.upper_half != 0,
             .tree = own.tree};
   }
   KVPOLICY_HOST_DEVICE CallTokens tokens_of(int sequence) const {

@@ -38,6 +38,7 @@ struct BlockSlice {
     kv_head = index % p.kv_heads;
     head = p.head_of(sequence, kv_head);
     request = p.request_of(sequence);
+    head.upper_half = request.upper_half;
     tokens = p.tokens_of(sequence);
     list.count = 0;
     list_segments(head, p.state_of(sequence), request, list);
@@ -48,7 +49,7 @@ struct BlockSlice {
     begins = place >= from;
     for (int s = 0; s < list.count; ++s) {
       const DeviceSegment& segment = list.segment[s];
-      const Units all = units_of(head, segment);
+      const Units all = units_of(head, segment, request.upper_half);
       range[s] = units_within(all, place, from, to);
       skipped[s] = all.skipped;
       may_be_unseen[s] =

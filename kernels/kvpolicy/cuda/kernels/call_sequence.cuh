@@ -27,9 +27,10 @@ struct CallSequence {
   int first = 0;
   int tokens = 0;  ///< 0: nothing is read or written for it
   int max_rollback = 0;
-  int selected = 0;  ///< 1: Read::selected
-  int padding = 0;   ///< so that two of them can be compared byte by byte
+  int selected = 0;    ///< 1: Read::selected
+  int upper_half = 0;  ///< 1: Read::upper_half
 };
+// Two of them can be compared byte by byte.
 static_assert(sizeof(CallSequence) % 8 == 0 && std::has_unique_object_representations_v<CallSequence>);
 
 /// Where a sequence's tokens are in a call's tensors: row `token` of tensor t is t.row(sequence, first + token).

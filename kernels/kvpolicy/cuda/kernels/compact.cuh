@@ -55,13 +55,13 @@ struct PackedVector {
   KVPOLICY_DEVICE PackedVector(const HeadView& head, int page_rows, int row, int channel, bool key) {
     const PackedBlock block{head, HeadDim, page_rows, row - (row - head.sinks) % tile_rows};
     const int in_tile = (row - head.sinks) % tile_rows;
-    const int bits = head.bits().of(key);
+    const int width = head.widths().of(key);
     const auto* words = reinterpret_cast<const std::uint32_t*>(block.codes(key));
     KVPOLICY_UNROLL
     for (int j = 0; j < 8; ++j) {
       const TileOffset at =
           key ? offset_of_key(in_tile, channel + j, HeadDim) : offset_of_value(in_tile, channel + j, HeadDim);
-      code[j] = code_at(at, bits, HeadDim, [&](int i) { return words[i]; });
+      code[j] = code_at(at, width, HeadDim, [&](int i) { return words[i]; });
     }
     const int param =
         value_param(block.row + in_tile, channel, page_rows, key ? head.key_group : head.value_group);

@@ -49,14 +49,14 @@ KVPOLICY_DEVICE void attend_packed(const PackedHead& head,
   Values values{head, head.stage + values_at};
   const auto request_keys = [&](const TileAddress& address, bool wanted) KVPOLICY_INLINE_LAMBDA {
     if (wanted) {
-      load_codes(key_codes, address, 0, head.bits.keys, head.lane);
+      load_codes(key_codes, address, 0, head.widths.keys, head.lane);
       keys.request(address);
     }
     if constexpr (staged) cp_async_commit();
   };
   const auto request_values = [&](const TileAddress& address, bool wanted) KVPOLICY_INLINE_LAMBDA {
     if (wanted) {
-      load_codes(value_codes, address, head.layout.values_offset, head.bits.values, head.lane);
+      load_codes(value_codes, address, head.layout.values_offset, head.widths.values, head.lane);
       values.request(address);
     }
     if constexpr (staged) cp_async_commit();
@@ -86,7 +86,7 @@ KVPOLICY_DEVICE void attend_packed(const PackedHead& head,
 
     float logits[Shape::tiles][ColumnTiles][4];
     arrive();
-    if constexpr (Shape::widens) widen_codes(key_codes, head.bits.keys);
+    if constexpr (Shape::widens) widen_codes(key_codes, head.widths.keys);
     keys.logits(logits, key_codes);
     leave();
     if constexpr (!overlaps) advance();  // later, for want of registers
@@ -95,7 +95,7 @@ KVPOLICY_DEVICE void attend_packed(const PackedHead& head,
     softmax.weigh(logits, [&](int n, int j, float factor) { values.rescale(n, j, factor); });
     if constexpr (!overlaps) request_values(here, true);
     arrive();
-    if constexpr (Shape::widens) widen_codes(value_codes, head.bits.values);
+    if constexpr (Shape::widens) widen_codes(value_codes, head.widths.values);
     values.add(softmax, value_codes, logits);
     leave();
     if constexpr (overlaps) {
@@ -117,18 +117,18 @@ KVPOLICY_DEVICE void attend_packed(const AttendParams& p, const BlockSlice& slic
   // Chosen chunks may begin anywhere in a group of rows.
   const bool fine = smaller(view.key_group, view.value_group) < 32 ||
                     (by_rows && view.chunk_rows > 0 && (view.chunk_rows % 32 != 0 || view.sinks % 32 != 0));
-  const Sides bits = view.bits();
+  const Sides widths = view.widths();
   const auto run_as = [&](auto key_bits, auto value_bits, auto grouping, auto finest) KVPOLICY_INLINE_LAMBDA {
     constexpr int KeyBits = decltype(key_bits)::value;
     constexpr int ValueBits = decltype(value_bits)::value;
     constexpr Grouping Groups = decltype(grouping)::value;
     using Shape = PackedShape<KeyBits, ValueBits, HeadDim, Groups, decltype(finest)::value>;
     const Sides of_shape =
-        Shape::widens ? Sides{unforeseen(bits.keys), unforeseen(bits.values)} : Sides{KeyBits, ValueBits};
+        Shape::widens ? Sides{unforeseen(widths.keys), unforeseen(widths.values)} : Sides{KeyBits, ValueBits};
     const PackedHead head{
         .p = p,
         .slice = slice,
-        .bits = of_shape,
+        .widths = of_shape,
         .layout{of_shape, HeadDim, p.page_rows, Groups == Grouping::rows,
                 Groups == Grouping::row ? HeadDim : view.key_group,
                 Groups == Grouping::row ? HeadDim : view.value_group},
@@ -153,11 +153,11 @@ KVPOLICY_DEVICE void attend_packed(const AttendParams& p, const BlockSlice& slic
   constexpr std::integral_constant<int, 4> four{};
   constexpr std::integral_constant<int, 2> two{};
   constexpr std::integral_constant<int, any_width> any{};
-  if (has_own_shape(bits)) {
-    if (bits.keys == 2) return run(two, two);
-    if (bits.keys == 4) return bits.values == 4 ? run(four, four) : run(four, two);
-    if (bits.values == 8) return run(eight, eight);
-    return bits.values == 4 ? run(eight, four) : run(eight, two);
+  if (has_own_shape(widths)) {
+    if (widths.keys == 2) return run(two, two);
+    if (widths.keys == 4) return widths.values == 4 ? run(four, four) : run(four, two);
+    if (widths.values == 8) return run(eight, eight);
+    return widths.values == 4 ? run(eight, four) : run(eight, two);
   }
   run(any, any);
 }

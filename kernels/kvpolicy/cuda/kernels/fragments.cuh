@@ -153,8 +153,8 @@ struct ValueTile {
 /// 1024 as both halves of a word: its mantissa counts ones.
 inline constexpr std::uint32_t code_bias = 0x64006400U;
 
-/// Loads this lane's words of a part of a tile (packing.cuh).
-template <int Words>
+/// Loads this lane's words of a part of a tile (packing.cuh), each `Step` after the one before.
+template <int Words, int Step = 1>
 KVPOLICY_DEVICE void load_words(std::uint32_t* words, const std::byte* part, int lane) {
   constexpr int vector_words = Words < 4 ? Words : 4;
   using Vector =
@@ -164,7 +164,7 @@ KVPOLICY_DEVICE void load_words(std::uint32_t* words, const std::byte* part, int
     const Vector vector =
         load_once(reinterpret_cast<const Vector*>(part + (i * warp_lanes + lane * vector_words) * 4));
     KVPOLICY_UNROLL
-    for (int j = 0; j < vector_words; ++j) words[i + j] = vector.word[j];
+    for (int j = 0; j < vector_words; ++j) words[(i + j) * Step] = vector.word[j];
   }
 }
 
@@ -208,7 +208,7 @@ struct CodeTile {
     }
   }
 
-  /// The code in the middle of the range, of codes of `bits` bits.
+  /// The code in the middle of the range, of codes of a width.
   KVPOLICY_DEVICE static constexpr float middle(int) { return 1 << (Bits - 1); }
   /// What `operand` gives for codes that are all `middle`, negated. Adding its product subtracts
   /// `middle` from every code without rounding.
@@ -230,8 +230,10 @@ struct AnyCodeTile {
   std::uint32_t word[words];
 
   template <class Use>
-  KVPOLICY_DEVICE static void with_width(int bits, Use use) {
-    switch (bits) {
+  KVPOLICY_DEVICE static void with_width(int width, Use use) {
+    switch (width) {
+      case both_halves: return use(std::integral_constant<int, both_halves>{});
+      case upper_halves: return use(std::integral_constant<int, upper_halves>{});
       case 8: return use(std::integral_constant<int, 8>{});
       case 6: return use(std::integral_constant<int, 6>{});
       case 5: return use(std::integral_constant<int, 5>{});
@@ -240,33 +242,36 @@ struct AnyCodeTile {
       default: return use(std::integral_constant<int, 2>{});
     }
   }
-  template <int Bits>
-  KVPOLICY_DEVICE void load(std::integral_constant<int, Bits>, const std::byte* tile, int lane) {
-    constexpr TilePart lower = tile_part(Bits, 0);
+  template <int Width>
+  KVPOLICY_DEVICE void load(std::integral_constant<int, Width>, const std::byte* tile, int lane) {
+    constexpr TilePart lower = tile_part(Width, 0);
     constexpr int lower_words = HeadDim * lower.bits / 64;
-    load_words<lower_words>(word, tile, lane);
-    if constexpr (lower.bits < Bits) {
-      constexpr int upper_words = HeadDim * (Bits - lower.bits) / 64;
-      load_words<upper_words>(word + lower_words, tile + tile_rows * HeadDim * lower.bits / 8, lane);
+    constexpr int step = Width == both_halves ? 2 : 1;  // a lower half and its upper one are neighbours
+    load_words<lower_words, step>(word, tile + tile_rows * HeadDim * lower.first / 8, lane);
+    if constexpr (tile_parts(Width) > 1) {
+      constexpr TilePart upper = tile_part(Width, 1);
+      load_words<HeadDim * upper.bits / 64, step>(word + (step == 2 ? 1 : lower_words),
+                                                  tile + tile_rows * HeadDim * upper.first / 8, lane);
     }
   }
   /// Makes bytes of the codes that `load` loaded, in place. Those of 2 and 3 bits are nibbles on the way, so that
   /// widths share most of the code.
-  KVPOLICY_DEVICE void widen(int bits) {
-    if (bits == 2) spread_pairs();
-    if (bits == 3) join_pairs();
-    if (bits == 8) return order_bytes();
+  KVPOLICY_DEVICE void widen(int width) {
+    if (width == 2) spread_pairs();
+    if (width == 3) join_pairs();
+    if (width == 8) return order_bytes();
+    if (width == both_halves) return join_halves();
     std::uint32_t upper[nibble_words / 2];
     KVPOLICY_UNROLL
-    for (int i = 0; i < nibble_words / 2; ++i) upper[i] = word[nibble_words + i];  // unused unless bits > 4
+    for (int i = 0; i < nibble_words / 2; ++i) upper[i] = word[nibble_words + i];  // unused unless 5 or 6 bits
     KVPOLICY_UNROLL
     for (int i = nibble_words - 1; i >= 0; --i) {
       const std::uint32_t nibbles = word[i];
       word[2 * i] = nibbles & 0x0f0f0f0fU;
       word[2 * i + 1] = nibbles >> 4 & 0x0f0f0f0fU;
     }
-    if (bits == 5) add_upper<5>(upper);
-    if (bits == 6) add_upper<6>(upper);
+    if (width == 5) add_upper<5>(upper);
+    if (width == 6) add_upper<6>(upper);
   }
 
   static constexpr int row_shift = 0;
@@ -277,10 +282,10 @@ struct AnyCodeTile {
       a[reg] = permute_bytes(word[step * 2 + reg % 2], bias, reg < 2 ? 0x5250 : 0x5351);
     }
   }
-  KVPOLICY_DEVICE static float middle(int bits) { return static_cast<float>(1 << (bits - 1)); }
-  KVPOLICY_DEVICE static void minus_middle(std::uint32_t (&a)[4], int bits) {
+  KVPOLICY_DEVICE static float middle(int width) { return static_cast<float>(1 << (bits_read(width) - 1)); }
+  KVPOLICY_DEVICE static void minus_middle(std::uint32_t (&a)[4], int width) {
     KVPOLICY_UNROLL
-    for (int reg = 0; reg < 4; ++reg) a[reg] = (0x8000U | 1U << (bits - 1)) * 0x00010001U;
+    for (int reg = 0; reg < 4; ++reg) a[reg] = (0x8000U | 1U << (bits_read(width) - 1)) * 0x00010001U;
   }
 
  private:
@@ -305,6 +310,15 @@ struct AnyCodeTile {
       word[i] = (word[i / 2] >> i % 2 * 2 & 0x33333333U) | (moved<3>(upper[i / 4], i) & 0x44444444U);
     }
   }
+  /// Bytes of codes in halves.
+  KVPOLICY_DEVICE void join_halves() {
+    KVPOLICY_UNROLL
+    for (int i = 0; i < words; i += 2) {
+      const std::uint32_t low = word[i], high = word[i + 1];
+      word[i] = (low & 0x0f0f0f0fU) | (high << 4 & 0xf0f0f0f0U);
+      word[i + 1] = (low >> 4 & 0x0f0f0f0fU) | (high & 0xf0f0f0f0U);
+    }
+  }
   /// 8-bit codes in the order of bytes that are made of nibbles.
   KVPOLICY_DEVICE void order_bytes() {
     KVPOLICY_UNROLL
@@ -315,17 +329,17 @@ struct AnyCodeTile {
     }
   }
   /// Adds the upper parts of codes to bytes that have the lower ones.
-  template <int Bits>
+  template <int Width>
   KVPOLICY_DEVICE void add_upper(const std::uint32_t (&upper)[nibble_words / 2]) {
-    constexpr TilePart part = tile_part(Bits, 1);
+    constexpr TilePart part = tile_part(Width, 1);
     constexpr std::uint32_t mask = ((1U << part.bits) - 1U) * 0x01010101U << part.shift;
     KVPOLICY_UNROLL
-    for (int i = 0; i < words; ++i) word[i] |= moved<Bits>(upper[i / (part.whole / part.bits)], i) & mask;
+    for (int i = 0; i < words; ++i) word[i] |= moved<Width>(upper[i / (part.whole / part.bits)], i) & mask;
   }
   /// A word of upper parts, such that those of the i-th word of whole codes are where these have them.
-  template <int Bits>
+  template <int Width>
   KVPOLICY_DEVICE static std::uint32_t moved(std::uint32_t parts, int i) {
-    constexpr TilePart part = tile_part(Bits, 1);
+    constexpr TilePart part = tile_part(Width, 1);
     const int shift = i % (part.whole / part.bits) * part.bits - part.shift;
     return shift < 0 ? parts << -shift : parts >> shift;
   }

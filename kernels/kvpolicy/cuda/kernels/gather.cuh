@@ -42,6 +42,7 @@ struct GatherUnit {
   Sides code_parts;  ///< parts of the codes of a packed chunk
   int key_parts;     ///< parts of its keys' scales
   int value_parts;
+  Sides grids;  ///< scales and zeros of its keys, and of its values: 2 arrays, or 4 for codes in halves
   int key_group;
   int head_dim;
   int page_rows;
@@ -56,6 +57,7 @@ struct GatherUnit {
         code_parts{},
         key_parts{0},
         value_parts{0},
+        grids{2, 2},
         key_group{head.key_group},
         head_dim{p.head_dim},
         page_rows{p.page_rows},
@@ -67,7 +69,8 @@ struct GatherUnit {
     // If keys are quantised per channel, a chunk consists of whole groups of rows.
     key_parts = (per_channel ? rows / key_group * head_dim : head_dim / key_group * rows) / 8;
     value_parts = head_dim / head.value_group * rows / 8;
-    parts = code_parts.keys + code_parts.values + 2 * (key_parts + value_parts);
+    grids = {layout.upper_grids.keys > 0 ? 4 : 2, layout.upper_grids.values > 0 ? 4 : 2};
+    parts = code_parts.keys + code_parts.values + grids.keys * key_parts + grids.values * value_parts;
   }
 
   /// Byte offset, in its page, of a part of the unit that begins at row `row` of the page.
@@ -81,17 +84,23 @@ struct GatherUnit {
     part -= code_parts.keys;
     if (part < code_parts.values) return layout.values_offset + tile * layout.tile_bytes.values + part * 16;
     part -= code_parts.values;
-    if (part < 2 * key_parts) {
-      const int start = part < key_parts ? layout.key_scales_offset : layout.key_zeros_offset;
-      if (part >= key_parts) part -= key_parts;
+    if (part < grids.keys * key_parts) {
+      const int start = start_of(part / key_parts, layout.key_scales_offset, layout.key_zeros_offset,
+                                 layout.upper_grids.keys);
+      part %= key_parts;
       return start + (per_channel ? row / key_group * head_dim * 2 + part * 16 : of_group(part, row));
     }
-    part -= 2 * key_parts;
-    const int start = part < value_parts ? layout.value_scales_offset : layout.value_zeros_offset;
-    return start + of_group(part < value_parts ? part : part - value_parts, row);
+    part -= grids.keys * key_parts;
+    const int start = start_of(part / value_parts, layout.value_scales_offset, layout.value_zeros_offset,
+                               layout.upper_grids.values);
+    return start + of_group(part % value_parts, row);
   }
 
  private:
+  /// Where an array is: scales, zeros, then those of upper halves.
+  KVPOLICY_DEVICE static int start_of(int array, int scales, int zeros, int upper) {
+    return (array % 2 == 0 ? scales : zeros) + (array < 2 ? 0 : upper);
+  }
   /// Scales or zeros of rows, group of channels by group of channels.
   KVPOLICY_DEVICE int of_group(int part, int row) const {
     const int parts_of_group = rows / 8;

@@ -91,6 +91,7 @@ struct HeadView {
   bool kivi_flush = false;   ///< All keys are quantised whenever their number is a multiple of `residual`.
   int coded_keys = 0;        ///< Keys of earlier rows had codes when the head came from the host.
   int coded_values = 0;      ///< The same for values.
+  bool upper_half = false;   ///< Of packed codes in halves the upper ones are read; set for a call, in its copy.
   // Rotation for sinks that are read as if they came right before the window.
   const float* inverse_frequencies = nullptr;  ///< [head_dim / 2] or null
   int rotation_limit = 0;                      ///< latest position that a query is rotated to
@@ -113,11 +114,18 @@ struct HeadView {
   double* sums = nullptr;
 
   KVPOLICY_HOST_DEVICE bool is_packed() const { return key_encoding >= Encoding::uint8; }
-  /// Bits of the codes of a head that is packed.
-  KVPOLICY_HOST_DEVICE Sides bits() const { return {code_bits(key_encoding), code_bits(value_encoding)}; }
+  /// How the codes of a head that is packed are read.
+  KVPOLICY_HOST_DEVICE Sides widths() const { return widths(upper_half); }
+  KVPOLICY_HOST_DEVICE Sides widths(bool upper) const {
+    const auto of = [&](Encoding encoding) {
+      const int width = code_width(encoding);
+      return upper && width == both_halves ? upper_halves : width;
+    };
+    return {of(key_encoding), of(value_encoding)};
+  }
   /// How its quantised rows lie in a page.
   KVPOLICY_HOST_DEVICE PackedLayout packed_layout(int head_dim, int page_rows) const {
-    return {bits(), head_dim, page_rows, key_per_channel, key_group, value_group};
+    return {widths(), head_dim, page_rows, key_per_channel, key_group, value_group};
   }
   KVPOLICY_HOST_DEVICE WindowRule<int> window_rule() const { return {sinks, recent, prefill_chunk_mask}; }
   KVPOLICY_HOST_DEVICE ChunkRule<int> chunk_rule() const { return {chunk_rows, budget_chunks}; }
@@ -195,6 +203,7 @@ struct Request {
   int queries = 1;
   bool own_rows = true;   ///< the call brings its rows; else they are appended already
   bool selected = false;  ///< Read::selected
+  bool upper_half = false;  ///< Read::upper_half
   CallTree tree = {};
 
   /// Nodes of earlier calls.

@@ -39,7 +39,7 @@ struct HeldKeys {
   /// Loads the tile of quantised rows that begins at `slot`.
   KVPOLICY_DEVICE void load_packed(const HeadView& head, int page_rows, int slot) {
     static_assert(parts == 2 && HeadDim % 32 == 0);
-    const int bits = code_bits(head.key_encoding);
+    const int width = head.widths().keys;
     const PackedLayout layout = head.packed_layout(HeadDim, page_rows);
     const std::byte* page = head.packed_pages[slot / page_rows];
     const int first = slot % page_rows;
@@ -49,7 +49,7 @@ struct HeldKeys {
     const auto* zeros = reinterpret_cast<const std::uint16_t*>(page + layout.key_zeros_offset);
     const auto number = [&](int step, int reg, int high) {
       const TileOffset place{.lane = lane_index(), .step = step, .reg = reg, .high = high};
-      const std::uint32_t code = code_at(place, bits, HeadDim, [&](int i) { return codes[i]; });
+      const std::uint32_t code = code_at(place, width, HeadDim, [&](int i) { return codes[i]; });
       const RowOffset at = key_at(place, HeadDim);
       const int grid =
           key_param(first + at.row, at.channel, HeadDim, page_rows, head.key_per_channel, head.key_group);

@@ -358,7 +358,7 @@ class PackedKeys<Shape, ColumnTiles, Grouping::rows> {
           for (int w = 0; w < 4; ++w) q[n].word[w] = half2_multiply_add(q[n].word[w], scale.word[w], 0);
         }
         std::uint32_t middle[4];
-        Shape::KeyTile::minus_middle(middle, head.bits.keys);
+        Shape::KeyTile::minus_middle(middle, head.widths.keys);
         Products::add_step(middles, middle, 0, q);
         Products::add_step(middles, middle, 1, q);
         KVPOLICY_UNROLL
@@ -373,7 +373,7 @@ class PackedKeys<Shape, ColumnTiles, Grouping::rows> {
         for (int i = 0; i < 4; ++i) {
           const float scale = columns.of_codes(n, i % 2, i / 2);
           const float offset =
-              offsets[n][i % 2] + Shape::KeyTile::middle(head.bits.keys) * offsets[n][2 + i % 2];
+              offsets[n][i % 2] + Shape::KeyTile::middle(head.widths.keys) * offsets[n][2 + i % 2];
           const float constant = middles[n][i] * scale + offset * columns.scale[n][i % 2];
           KVPOLICY_UNROLL
           for (int k = 0; k < tiles_in_group; ++k) {

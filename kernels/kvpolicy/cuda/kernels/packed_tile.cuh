@@ -61,26 +61,26 @@ KVPOLICY_DEVICE TileAddress address_of_tile(const AttendParams& p, const BlockSl
           place_in_page(slot, p.page_rows)};
 }
 
-/// Loads this lane's codes of a unit, which have `bits` bits; `offset` is where a page has those of row 0.
+/// Loads this lane's codes of a unit, which are read with `width`; `offset` is where a page has those of row 0.
 template <class Tile, int Tiles>
-KVPOLICY_DEVICE void load_codes(Tile (&codes)[Tiles], const TileAddress& address, int offset, int bits,
+KVPOLICY_DEVICE void load_codes(Tile (&codes)[Tiles], const TileAddress& address, int offset, int width,
                                 int lane) {
-  Tile::with_width(bits, [&](auto width) KVPOLICY_INLINE_LAMBDA {
-    const auto* mine =
-        address.at(offset + address.row / tile_rows * (tile_rows * Tile::head_dim * width.value / 8));
+  Tile::with_width(width, [&](auto known) KVPOLICY_INLINE_LAMBDA {
+    constexpr int tile_bytes = tile_rows * Tile::head_dim * bits_stored(decltype(known)::value) / 8;
+    const auto* mine = address.at(offset + address.row / tile_rows * tile_bytes);
     KVPOLICY_UNROLL
     for (int tile = 0; tile < Tiles; ++tile) {
       const auto* from =
           reinterpret_cast<const std::byte*>(shuffle(reinterpret_cast<unsigned long long>(mine), tile));
-      codes[tile].load(width, from, lane);
+      codes[tile].load(known, from, lane);
     }
   });
 }
 /// Before the codes of a unit are multiplied.
 template <class Tile, int Tiles>
-KVPOLICY_DEVICE void widen_codes(Tile (&codes)[Tiles], int bits) {
+KVPOLICY_DEVICE void widen_codes(Tile (&codes)[Tiles], int width) {
   KVPOLICY_UNROLL
-  for (int tile = 0; tile < Tiles; ++tile) codes[tile].widen(bits);
+  for (int tile = 0; tile < Tiles; ++tile) codes[tile].widen(width);
 }
 
 /// Scales and zeros of a unit whose rows have one of each. They are loaded once, in one contiguous
@@ -117,7 +117,7 @@ KVPOLICY_DEVICE float high_half(std::uint32_t word) {
 struct PackedHead {
   const AttendParams& p;
   const BlockSlice& slice;
-  Sides bits;
+  Sides widths;
   PackedLayout layout;
   CodeQueries queries;
   std::byte* stage;  ///< this warp's shared memory for scales and zeros

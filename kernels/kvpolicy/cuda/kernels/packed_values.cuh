@@ -95,7 +95,7 @@ class PackedValues<Shape, ColumnTiles, Grouping::row> {
       for (int upper = 0; upper < 2; ++upper) {
         const std::uint32_t grid = grids.of(tile * tile_rows + upper * 8, head.lane);
         const float scale = high_half(grid);
-        const float offset = low_half(grid) + Tile::middle(head.bits.values) * scale;
+        const float offset = low_half(grid) + Tile::middle(head.widths.values) * scale;
         const float factor = scale * inverse[upper];
         KVPOLICY_UNROLL
         for (int n = 0; n < ColumnTiles; ++n) {
@@ -110,7 +110,7 @@ class PackedValues<Shape, ColumnTiles, Grouping::row> {
       std::uint32_t operands[ColumnTiles][2];
       weight_operands<half>(operands, weights[tile]);
       std::uint32_t a[4];
-      Tile::minus_middle(a, head.bits.values);
+      Tile::minus_middle(a, head.widths.values);
       KVPOLICY_UNROLL
       for (int n = 0; n < ColumnTiles; ++n) {
         multiply_add<half>(middles[n], a, operands[n][0], operands[n][1]);

@@ -14,6 +14,9 @@
 // tokens are the rows and queries are the few columns. The assignment of channels to inner indices
 // is free as long as both operands agree; it is chosen so that exact rows also load 16 bytes at a
 // time.
+//
+// A tile of codes in halves has its lower halves first, then its upper ones, either in the order of a tile of 4-bit
+// codes. After the other scales and zeros come those with which upper halves stand for their rows by themselves.
 #pragma once
 
 #include <kvpolicy/core/dtype.hpp>
@@ -31,15 +34,25 @@ KVPOLICY_DEVICE int page_of(int slot, int page_rows) {
 /// The same slot's place in the page.
 KVPOLICY_DEVICE int place_in_page(int slot, int page_rows) { return slot & (page_rows - 1); }
 
-/// Bits of the codes of one side of a HeadView.
-KVPOLICY_HOST_DEVICE constexpr int code_bits(Encoding encoding) {
+/// The width of codes, as kernels read them: their bits, or one of two ways to read those in halves.
+inline constexpr int in_halves = 0x100;
+inline constexpr int both_halves = in_halves | 8;
+inline constexpr int upper_halves = in_halves | 4;
+
+/// The bits of a code that is read with a width, and those that it has in a tile.
+KVPOLICY_HOST_DEVICE constexpr int bits_read(int width) { return width & ~in_halves; }
+KVPOLICY_HOST_DEVICE constexpr int bits_stored(int width) { return (width & in_halves) != 0 ? 8 : width; }
+
+/// The width of the codes of one side of a HeadView.
+KVPOLICY_HOST_DEVICE constexpr int code_width(Encoding encoding) {
   switch (encoding) {
+    case Encoding::uint4x2: return both_halves;
     case Encoding::uint8: return 8;
     case Encoding::uint6: return 6;
     case Encoding::uint5: return 5;
     case Encoding::uint4: return 4;
     case Encoding::uint3: return 3;
-    default: return 2;  // no view has another width (served_rule.hpp's `packed_bits`)
+    default: return 2;  // no view has another encoding (served_rule.hpp's `packed_widths`)
   }
 }
 
@@ -88,23 +101,26 @@ KVPOLICY_HOST_DEVICE constexpr TileOffset offset_of_value(int row, int channel, 
 }
 
 /// Some neighbouring bits of every code of a tile. Codes of 2, 4 and 8 bits are one part. Those of 3, 5 and 6 bits are
-/// two, one after the other: their lower 2 or 4 bits, then the upper 1 or 2. A shift and a mask take a word of codes
-/// with `whole` bits of room each from either part, so that the two need only be joined.
+/// two, one after the other: their lower 2 or 4 bits, then the upper 1 or 2. So are codes in halves. A shift and a mask
+/// take a word of codes with `whole` bits of room each from either part, so that the two need only be joined.
 struct TilePart {
   int bits;   ///< of a code
   int shift;  ///< where the code has them
   int whole;  ///< 2, 4 or 8
+  int first;  ///< bits of each code that the tile has before this part
 };
 
-/// How many parts a tile of codes of `bits` bits has.
-KVPOLICY_HOST_DEVICE constexpr int tile_parts(int bits) {
-  return bits == 3 || bits == 5 || bits == 6 ? 2 : 1;
+/// How many parts of a tile of codes are read with a width.
+KVPOLICY_HOST_DEVICE constexpr int tile_parts(int width) {
+  return width == 3 || width == 5 || width == 6 || width == both_halves ? 2 : 1;
 }
 /// One of them.
-KVPOLICY_HOST_DEVICE constexpr TilePart tile_part(int bits, int part) {
+KVPOLICY_HOST_DEVICE constexpr TilePart tile_part(int width, int part) {
+  if (width == upper_halves) return {4, 0, 8, 4};
+  const int bits = bits_read(width);
   const int whole = bits > 4 ? 8 : bits > 2 ? 4 : 2;
-  const int lower = tile_parts(bits) == 1 ? bits : whole / 2;
-  return part == 0 ? TilePart{lower, 0, whole} : TilePart{bits - lower, lower, whole};
+  const int lower = tile_parts(width) == 1 ? bits : whole / 2;
+  return part == 0 ? TilePart{lower, 0, whole, 0} : TilePart{bits - lower, lower, whole, lower};
 }
 
 /// Bit address of a part of a code inside its tile, from the tile's first byte. Each lane's words of a part
@@ -133,7 +149,7 @@ KVPOLICY_HOST_DEVICE constexpr int bit_of_code(const TileOffset& at, const TileP
   const int share = part.whole / part.bits;  // words of whole codes that have their bits in one word
   bit += word % share * part.bits;
   word /= share;
-  return tile_rows * head_dim * part.shift +
+  return tile_rows * head_dim * part.first +
          ((word / vector_words * warp_lanes + at.lane) * vector_words + word % vector_words) * 32 + bit;
 }
 
@@ -141,7 +157,7 @@ KVPOLICY_HOST_DEVICE constexpr int bit_of_code(const TileOffset& at, const TileP
 KVPOLICY_HOST_DEVICE constexpr TileOffset offset_of_bit(int address, const TilePart& part, int head_dim) {
   const int lane_words = head_dim * part.bits / 64;
   const int vector_words = lane_words < 4 ? lane_words : 4;
-  address -= tile_rows * head_dim * part.shift;
+  address -= tile_rows * head_dim * part.first;
   const int vector = address / 32 / vector_words;  // index among all lanes' vectors
   const int share = part.whole / part.bits;
   const int word = (vector / warp_lanes * vector_words + address / 32 % vector_words) * share +
@@ -162,13 +178,13 @@ KVPOLICY_HOST_DEVICE constexpr TileOffset offset_of_bit(int address, const TileP
   return at;
 }
 
-/// The code at a place of a tile, of `bits` bits; `word(i)` is the tile's i-th word.
+/// The code at a place of a tile, read with a width; `word(i)` is the tile's i-th word.
 template <class Word>
-KVPOLICY_HOST_DEVICE constexpr std::uint32_t code_at(const TileOffset& at, int bits, int head_dim,
+KVPOLICY_HOST_DEVICE constexpr std::uint32_t code_at(const TileOffset& at, int width, int head_dim,
                                                      Word word) {
   std::uint32_t code = 0;
-  for (int i = 0; i < tile_parts(bits); ++i) {
-    const TilePart part = tile_part(bits, i);
+  for (int i = 0; i < tile_parts(width); ++i) {
+    const TilePart part = tile_part(width, i);
     const int bit = bit_of_code(at, part, head_dim);
     code |= (word(bit / 32) >> bit % 32 & ((1U << part.bits) - 1U)) << part.shift;
   }
@@ -198,7 +214,7 @@ KVPOLICY_HOST_DEVICE constexpr RowOffset value_at(const TileOffset& at, int head
           .channel = block + at.lane / 4 * lane_channels + at.step % 4 * 2 + at.reg % 2};
 }
 
-/// Byte offsets inside a page of quantised rows.
+/// Byte offsets inside a page of quantised rows, whose codes are read with some widths.
 struct PackedLayout {
   Sides tile_bytes = {};  ///< bytes of the codes of 16 keys, and of 16 values
   int values_offset = 0;
@@ -206,13 +222,16 @@ struct PackedLayout {
   int key_zeros_offset = 0;
   int value_scales_offset = 0;
   int value_zeros_offset = 0;
+  /// From a scale or zero of a code in halves to that of its upper half; 0 for other codes.
+  Sides upper_grids = {};
   int page_bytes = 0;
 
   PackedLayout() = default;
   /// `key_group` counts channels, or rows if `per_channel`; `value_group` counts channels.
-  KVPOLICY_HOST_DEVICE constexpr PackedLayout(Sides bits, int head_dim, int page_rows, bool per_channel,
+  KVPOLICY_HOST_DEVICE constexpr PackedLayout(Sides widths, int head_dim, int page_rows, bool per_channel,
                                               int key_group, int value_group)
-      : tile_bytes{tile_rows * head_dim * bits.keys / 8, tile_rows * head_dim * bits.values / 8},
+      : tile_bytes{tile_rows * head_dim * bits_stored(widths.keys) / 8,
+                   tile_rows * head_dim * bits_stored(widths.values) / 8},
         values_offset{page_rows / tile_rows * tile_bytes.keys},
         key_scales_offset{values_offset + page_rows / tile_rows * tile_bytes.values} {
     const int key_params = per_channel ? page_rows / key_group * head_dim : head_dim / key_group * page_rows;
@@ -221,6 +240,22 @@ struct PackedLayout {
     value_scales_offset = key_zeros_offset + 2 * key_params;
     value_zeros_offset = value_scales_offset + 2 * value_params;
     page_bytes = value_zeros_offset + 2 * value_params;
+    if ((widths.keys & in_halves) != 0) {
+      upper_grids.keys = page_bytes - key_scales_offset;
+      page_bytes += 4 * key_params;
+    }
+    if ((widths.values & in_halves) != 0) {
+      upper_grids.values = page_bytes - value_scales_offset;
+      page_bytes += 4 * value_params;
+    }
+    if (widths.keys == upper_halves) {
+      key_scales_offset += upper_grids.keys;
+      key_zeros_offset += upper_grids.keys;
+    }
+    if (widths.values == upper_halves) {
+      value_scales_offset += upper_grids.values;
+      value_zeros_offset += upper_grids.values;
+    }
   }
 };
 

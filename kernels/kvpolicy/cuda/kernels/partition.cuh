@@ -19,21 +19,21 @@ namespace kvpolicy::cuda {
 /// Stands for the widths of codes that the decode kernel learns from the head.
 inline constexpr int any_width = 0;
 /// Whether the decode kernel has code for keys and values of these widths alone. It makes bytes of all other codes.
-KVPOLICY_HOST_DEVICE constexpr bool has_own_shape(Sides bits) {
+KVPOLICY_HOST_DEVICE constexpr bool has_own_shape(Sides widths) {
   const auto power_of_two = [](int n) { return n == 2 || n == 4 || n == 8; };
-  return power_of_two(bits.keys) && power_of_two(bits.values) && bits.keys >= bits.values;
+  return power_of_two(widths.keys) && power_of_two(widths.values) && widths.keys >= widths.values;
 }
 
 /// Rows of a work unit, which a warp takes at a time. Exact units begin at the segment's first row.
 /// Packed units begin at slots that are multiples of their size, so each is inside one page; rows
 /// at the edges are masked.
-KVPOLICY_HOST_DEVICE constexpr int rows_of_unit(Sides bits) {
-  if (bits.keys == 16) return tile_rows;
-  return has_own_shape(bits) && bits.keys < 8 ? 64 : 32;
+KVPOLICY_HOST_DEVICE constexpr int rows_of_unit(Sides widths) {
+  if (widths.keys == 16) return tile_rows;
+  return has_own_shape(widths) && widths.keys < 8 ? 64 : 32;
 }
 /// The cost of a unit, measured by the bytes that it reads: 1 is 4 rows of 8-bit numbers.
-KVPOLICY_HOST_DEVICE constexpr int cost_of_unit(Sides bits) {
-  return rows_of_unit(bits) * (bits.keys + bits.values) / 64;
+KVPOLICY_HOST_DEVICE constexpr int cost_of_unit(Sides widths) {
+  return rows_of_unit(widths) * (bits_read(widths.keys) + bits_read(widths.values)) / 64;
 }
 /// The cost of starting a head (queries, first loads, merge), in the same measure.
 inline constexpr int cost_of_head = 64;
@@ -47,10 +47,12 @@ struct Units {
   int skipped = 0;  ///< rows of unit 0 before the segment's first row
   int count = 0;
 };
-KVPOLICY_HOST_DEVICE Units units_of(const HeadView& head, const DeviceSegment& segment) {
+/// `upper_half` is as Request has it.
+KVPOLICY_HOST_DEVICE Units units_of(const HeadView& head, const DeviceSegment& segment,
+                                     bool upper_half = false) {
   const bool packed = segment.source == DeviceSegment::Source::packed;
-  const Sides bits = packed ? head.bits() : Sides{16, 16};
-  Units units{.rows = rows_of_unit(bits), .weight = cost_of_unit(bits)};
+  const Sides widths = packed ? head.widths(upper_half) : Sides{16, 16};
+  Units units{.rows = rows_of_unit(widths), .weight = cost_of_unit(widths)};
   if (packed && segment.chunks == nullptr) {
     units.skipped = (segment.first - head.sinks) % units.rows;
   }
@@ -61,17 +63,18 @@ KVPOLICY_HOST_DEVICE Units units_of(const HeadView& head, const DeviceSegment& s
 /// A list for `list_segments` that only sums a head's weight.
 struct HeadCost {
   const HeadView* head = nullptr;
+  bool upper_half = false;  ///< as Request has it
   int first_position = 0;
   int weight = 0;  ///< 0: there is nothing to read
 
   KVPOLICY_HOST_DEVICE void add(const DeviceSegment& segment) {
     if (segment.rows <= 0) return;
-    const Units units = units_of(*head, segment);
+    const Units units = units_of(*head, segment, upper_half);
     weight += (weight == 0 ? cost_of_head : 0) + units.count * units.weight;
   }
 };
 KVPOLICY_HOST_DEVICE int cost_of(const HeadView& head, const LayerState& state, const Request& request) {
-  HeadCost list{.head = &head};
+  HeadCost list{.head = &head, .upper_half = request.upper_half};
   list_segments(head, state, request, list);
   return list.weight;
 }

@@ -132,6 +132,7 @@ KVPOLICY_DEVICE bool find_item(const AttendParams& params, std::byte* scratch, P
   sync_block();
   if (thread_index() == 0) {
     item.head = head[item.kv_head];
+    item.head.upper_half = request.upper_half;
     item.request = request;
     item.tokens = params.tokens_of(place.sequence);
     item.log_sum_exp = params.log_sum_exp_of(place.sequence);

@@ -22,14 +22,14 @@ struct alignas(16) RowChunk {
 
 /// Codes of eight neighbouring channels of a row, from channel 8 * chunk on. Their bit addresses
 /// differ from the first one's by constants, which are the same in every row.
-template <int Bits, int HeadDim, bool Values>
+template <int Width, int HeadDim, bool Values>
 KVPOLICY_DEVICE void unpack_chunk(const std::byte* tile, int row, int chunk, float (&number)[8]) {
   std::uint32_t code[8] = {};
   const auto add = [&](auto index) KVPOLICY_INLINE_LAMBDA {
-    constexpr TilePart part = tile_part(Bits, decltype(index)::value);
+    constexpr TilePart part = tile_part(Width, decltype(index)::value);
     constexpr auto bit_of = [](int r, int channel) {
       return bit_of_code(Values ? offset_of_value(r, channel, HeadDim) : offset_of_key(r, channel, HeadDim),
-                         tile_part(Bits, decltype(index)::value), HeadDim);
+                         tile_part(Width, decltype(index)::value), HeadDim);
     };
     const int first = bit_of(row, chunk * 8);
     const auto* words = reinterpret_cast<const std::uint32_t*>(tile) + first / 32;
@@ -41,7 +41,7 @@ KVPOLICY_DEVICE void unpack_chunk(const std::byte* tile, int row, int chunk, flo
     }
   };
   add(std::integral_constant<int, 0>{});
-  if constexpr (tile_parts(Bits) > 1) add(std::integral_constant<int, 1>{});
+  if constexpr (tile_parts(Width) > 1) add(std::integral_constant<int, 1>{});
   KVPOLICY_UNROLL
   for (int i = 0; i < 8; ++i) number[i] = static_cast<float>(code[i]);
 }
@@ -56,19 +56,21 @@ struct PackedLoader {
   int page_rows;
 
   KVPOLICY_DEVICE void load(int tile_memory, const LiveSegment& live, int tile) const {
-    switch (Values ? head.value_encoding : head.key_encoding) {
-      case Encoding::uint8: return widen<8>(tile_memory, live, tile);
-      case Encoding::uint6: return widen<6>(tile_memory, live, tile);
-      case Encoding::uint5: return widen<5>(tile_memory, live, tile);
-      case Encoding::uint4: return widen<4>(tile_memory, live, tile);
-      case Encoding::uint3: return widen<3>(tile_memory, live, tile);
+    switch (head.widths().of(!Values)) {
+      case both_halves: return widen<both_halves>(tile_memory, live, tile);
+      case upper_halves: return widen<upper_halves>(tile_memory, live, tile);
+      case 8: return widen<8>(tile_memory, live, tile);
+      case 6: return widen<6>(tile_memory, live, tile);
+      case 5: return widen<5>(tile_memory, live, tile);
+      case 4: return widen<4>(tile_memory, live, tile);
+      case 3: return widen<3>(tile_memory, live, tile);
       default: return widen<2>(tile_memory, live, tile);
     }
   }
 
  private:
   /// A warp converts 16 rows; each lane converts the chunks in its words of the packed tile.
-  template <int Bits>
+  template <int Width>
   KVPOLICY_DEVICE void widen(int tile_memory, const LiveSegment& live, int tile) const {
     const PackedLayout layout = head.packed_layout(HeadDim, page_rows);
     const int lane = unforeseen(lane_index());  // else this loop's many addresses are spilled
@@ -90,17 +92,17 @@ struct PackedLoader {
                            : head.packed_slot(live.segment.row(smaller(column, live.segment.rows - 1)));
       const std::byte* page = head.packed_pages[page_of(slot, page_rows)];
       *reinterpret_cast<RowChunk*>(tile_chunk<HeadDim>(tile_memory, row, chunk)) =
-          chunk_of<Bits>(page, layout, place_in_page(slot, page_rows), chunk);
+          chunk_of<Width>(page, layout, place_in_page(slot, page_rows), chunk);
     }
   }
 
-  template <int Bits>
+  template <int Width>
   KVPOLICY_DEVICE RowChunk chunk_of(const std::byte* page, const PackedLayout& layout, int row,
                                     int chunk) const {
     float number[8];
-    constexpr int tile_bytes = tile_rows * HeadDim * Bits / 8;
+    constexpr int tile_bytes = tile_rows * HeadDim * bits_stored(Width) / 8;
     const std::byte* codes = page + (Values ? layout.values_offset : 0);
-    unpack_chunk<Bits, HeadDim, Values>(codes + row / tile_rows * tile_bytes, row % tile_rows, chunk, number);
+    unpack_chunk<Width, HeadDim, Values>(codes + row / tile_rows * tile_bytes, row % tile_rows, chunk, number);
     const auto* scales = reinterpret_cast<const std::uint16_t*>(
         page + (Values ? layout.value_scales_offset : layout.key_scales_offset));
     const auto* zeros = reinterpret_cast<const std::uint16_t*>(

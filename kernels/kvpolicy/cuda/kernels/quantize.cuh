@@ -22,11 +22,11 @@ namespace kvpolicy::cuda {
 
 // ---- codes in shared memory to a page --------------------------------------------------------
 /// Writes a part of the codes of four tiles of one side; each thread gathers whole words.
-template <int HeadDim, int Bits, int Part, bool Keys>
+template <int HeadDim, int Width, int Part, bool Keys>
 KVPOLICY_DEVICE void write_part(const QuantizerMemory<HeadDim>& memory, std::uint32_t* out) {
-  constexpr TilePart part = tile_part(Bits, Part);
-  constexpr int tile_words = tile_rows * HeadDim * Bits / 32;
-  constexpr int first = tile_rows * HeadDim * part.shift / 32;
+  constexpr TilePart part = tile_part(Width, Part);
+  constexpr int tile_words = tile_rows * HeadDim * bits_stored(Width) / 32;
+  constexpr int first = tile_rows * HeadDim * part.first / 32;
   constexpr int part_words = tile_rows * HeadDim * part.bits / 32;
   KVPOLICY_NO_UNROLL
   for (int i = thread_index(); i < quantized_together / tile_rows * part_words; i += thread_count()) {
@@ -38,7 +38,7 @@ KVPOLICY_DEVICE void write_part(const QuantizerMemory<HeadDim>& memory, std::uin
       const RowOffset from = Keys ? key_at(at, HeadDim) : value_at(at, HeadDim);
       const int row = i / part_words * tile_rows + from.row;
       std::uint32_t code = memory.numbers[row * memory.pitch + from.channel];
-      if constexpr (part.bits < Bits) code = code >> part.shift & ((1U << part.bits) - 1U);
+      if constexpr (tile_parts(Width) > 1) code = code >> part.shift & ((1U << part.bits) - 1U);
       word |= code << bit;
     }
     out[i / part_words * tile_words + in_tile] = word;
@@ -46,15 +46,16 @@ KVPOLICY_DEVICE void write_part(const QuantizerMemory<HeadDim>& memory, std::uin
 }
 
 /// Writes four tiles of one side.
-template <int HeadDim, int Bits, bool Keys>
+template <int HeadDim, int Width, bool Keys>
 KVPOLICY_DEVICE void write_codes(const QuantizerMemory<HeadDim>& memory, std::uint32_t* out) {
-  write_part<HeadDim, Bits, 0, Keys>(memory, out);
-  if constexpr (tile_parts(Bits) > 1) write_part<HeadDim, Bits, 1, Keys>(memory, out);
+  write_part<HeadDim, Width, 0, Keys>(memory, out);
+  if constexpr (tile_parts(Width) > 1) write_part<HeadDim, Width, 1, Keys>(memory, out);
 }
 
 template <int HeadDim, bool Keys>
-KVPOLICY_DEVICE void write_codes(const QuantizerMemory<HeadDim>& memory, int bits, std::uint32_t* out) {
-  switch (bits) {
+KVPOLICY_DEVICE void write_codes(const QuantizerMemory<HeadDim>& memory, int width, std::uint32_t* out) {
+  switch (width) {
+    case both_halves: return write_codes<HeadDim, both_halves, Keys>(memory, out);
     case 8: return write_codes<HeadDim, 8, Keys>(memory, out);
     case 6: return write_codes<HeadDim, 6, Keys>(memory, out);
     case 5: return write_codes<HeadDim, 5, Keys>(memory, out);
@@ -66,19 +67,32 @@ KVPOLICY_DEVICE void write_codes(const QuantizerMemory<HeadDim>& memory, int bit
 
 /// The largest code of one side of a head.
 KVPOLICY_DEVICE float highest_code(const HeadView& head, bool key) {
-  return static_cast<float>((1 << head.bits().of(key)) - 1);
+  return static_cast<float>((1 << bits_read(head.widths().of(key))) - 1);
 }
 
-/// Writes the scales and zeros of rows [row, row + 64) of a page.
+/// The grid with which the upper halves of codes stand for numbers, as AffineGrid::upper_half has it: the numbers in the
+/// middle of those whose codes have the half. Scale in the low half, zero in the high.
+KVPOLICY_DEVICE std::uint32_t grid_of_upper_half(std::uint32_t grid) {
+  const float step = to_float<half>(static_cast<std::uint16_t>(grid & 0xffffU));
+  const float zero = to_float<half>(static_cast<std::uint16_t>(grid >> 16));
+  const std::uint32_t upper = pack<half>(16.0F * step, zero + 7.5F * step);
+  return upper >> 16 == 0x8000U ? upper & 0xffffU : upper;  // no negative zero
+}
+
+/// Writes the scales and zeros of rows [row, row + 64) of a page; `upper` is as PackedLayout has it, or 0.
 template <int HeadDim>
 KVPOLICY_DEVICE void write_grids(const QuantizerMemory<HeadDim>& memory, bool per_channel, int group, int row,
-                                 int page_rows, std::uint16_t* scales, std::uint16_t* zeros) {
+                                 int page_rows, std::uint16_t* scales, std::uint16_t* zeros, int upper) {
   const int count = quantized_together * HeadDim / group;
   for (int i = thread_index(); i < count; i += thread_count()) {
     const int to = per_channel ? row / group * HeadDim + i
                                : i / quantized_together * page_rows + row + i % quantized_together;
     scales[to] = static_cast<std::uint16_t>(memory.grids[i] & 0xffffU);
     zeros[to] = static_cast<std::uint16_t>(memory.grids[i] >> 16);
+    if (upper == 0) continue;
+    const std::uint32_t grid = grid_of_upper_half(memory.grids[i]);
+    scales[to + upper / 2] = static_cast<std::uint16_t>(grid & 0xffffU);
+    zeros[to + upper / 2] = static_cast<std::uint16_t>(grid >> 16);
   }
 }
 
@@ -126,10 +140,10 @@ KVPOLICY_DEVICE void write_side(const QuantizerMemory<HeadDim>& memory, const He
   PackedBlock at = to;
   KVPOLICY_NO_UNROLL
   for (int copy = 0; copy < 2 && at.page != nullptr; ++copy) {
-    write_codes<HeadDim, Keys>(memory, head.bits().of(Keys),
+    write_codes<HeadDim, Keys>(memory, head.widths().of(Keys),
                                reinterpret_cast<std::uint32_t*>(at.codes(Keys)));
     write_grids(memory, Keys && head.key_per_channel, Keys ? head.key_group : head.value_group, at.row,
-                page_rows, at.scales(Keys), at.zeros(Keys));
+                page_rows, at.scales(Keys), at.zeros(Keys), at.layout.upper_grids.of(Keys));
     at.page = to.second;
   }
 }
@@ -138,7 +152,7 @@ KVPOLICY_DEVICE void write_side(const QuantizerMemory<HeadDim>& memory, const He
 template <int HeadDim, bool Keys>
 KVPOLICY_DEVICE void load_codes(const QuantizerMemory<HeadDim>& memory, const HeadView& head,
                                 const PackedBlock& from, int page_rows, int rows) {
-  const int bits = head.bits().of(Keys);
+  const int width = head.widths().of(Keys);
   const auto* words = reinterpret_cast<const std::uint32_t*>(from.codes(Keys));
   KVPOLICY_NO_UNROLL
   for (int i = thread_index(); i < rows * HeadDim; i += thread_count()) {
@@ -148,7 +162,7 @@ KVPOLICY_DEVICE void load_codes(const QuantizerMemory<HeadDim>& memory, const He
                                : offset_of_value(row % tile_rows, channel, HeadDim);
     const std::uint32_t* tile = words + row / tile_rows * (from.layout.tile_bytes.of(Keys) / 4);
     memory.numbers[row * memory.pitch + channel] =
-        static_cast<std::uint16_t>(code_at(at, bits, HeadDim, [&](int word) { return tile[word]; }));
+        static_cast<std::uint16_t>(code_at(at, width, HeadDim, [&](int word) { return tile[word]; }));
   }
   const bool per_channel = Keys && head.key_per_channel;
   const int group = Keys ? head.key_group : head.value_group;
