@@ -225,13 +225,24 @@ TEST_CASE_FIXTURE(Fixture, "a device step refuses strides whose product is no ad
       "1073741824 tokens, must be fewer than 2^30"));
 }
 
-TEST_CASE_FIXTURE(Fixture, "a device refuses reads with a bound by name") {
-  Step s;
-  s.options.read = Read::bounded;
-  refuses<ConfigError>([&] { cache.step(0, s.q, s.k, s.v, s.out, s.options); },
-                       {"Read::bounded is not served by the kernels"});
-  refuses<ConfigError>([&] { cache.attend(0, s.q, s.out, s.options); },
-                       {"Read::bounded is not served by the kernels"});
+TEST_CASE_FIXTURE(Fixture, "a device refuses bounds that it cannot keep") {
+  const auto refused = [&]<class Error>(auto spoil, const std::vector<std::string>& parts) {
+    Step s;
+    s.options.read = Read::bounded;
+    spoil(s.options.bound);
+    refuses<Error>([&] { cache.step(0, s.q, s.k, s.v, s.out, s.options); }, parts);
+    refuses<Error>([&] { cache.attend(0, s.q, s.out, s.options); }, parts);
+  };
+  using kvpolicy::ReadBound;
+  refused.operator()<ConfigError>([](ReadBound& b) { b.certainty = kvpolicy::Certainty::four_sigma; },
+                                  {"bound.certainty is 'four_sigma'", "a device has 'sure' and 'none'"});
+  refused.operator()<ShapeError>([](ReadBound& b) { b.epsilon = not_a_number; }, {"bound.epsilon is nan"});
+  refused.operator()<ShapeError>([](ReadBound& b) { b.epsilon = 1.5F; }, {"bound.epsilon is 1.5"});
+  float one = 0;
+  refused.operator()<ShapeError>([&](ReadBound& b) { b.unread = {&one, 1}; }, {"bound.unread has 1 places"});
+  std::size_t rows = 0;
+  refused.operator()<ShapeError>([&](ReadBound& b) { b.rows_read = {&rows, 1}; },
+                                 {"bound.rows_read has 1 places"});
 }
 
 TEST_CASE_FIXTURE(Fixture, "a device step refuses options that are not numbers") {

@@ -34,19 +34,11 @@ void check_rows(const char* name, const TensorView<const E>& rows, std::size_t t
                       " tokens, a call takes at most 2^24");
 }
 
-/// @throws ConfigError for a read with a bound, for which there are no kernels
-inline void refuse_bound(Read read) {
-  require(
-      read != Read::bounded,
-      "cuda::KvCache: Read::bounded is not served by the kernels, which choose no rows by bounds; read all, "
-      "selected or upper_half");
-}
-
-inline void check_spans(const AttendOptions& options, std::size_t tokens, std::size_t q_heads) {
+inline void check_spans(const AttendOptions& options, std::size_t tokens, std::size_t q_heads,
+                        std::size_t kv_heads) {
   AttendOptions on_host = options;  // sink logits lie on the device: only their number can be seen
   on_host.attention_sink_bias = {};
-  refuse_bound(options.read);
-  check_options(on_host, tokens, q_heads, 0);
+  check_options(on_host, tokens, q_heads, kv_heads);
   require<ShapeError>(options.attention_sink_bias.empty() || options.attention_sink_bias.size() == q_heads,
                       "cuda::KvCache: attention_sink_bias has ", options.attention_sink_bias.size(),
                       " numbers, must have q_heads = ", q_heads, " or none");

@@ -11,6 +11,7 @@
 #include <kvpolicy/core/attention.hpp>
 #include <kvpolicy/core/tensor_view.hpp>
 #include <kvpolicy/core/try.hpp>
+#include <kvpolicy/cuda/bounded_call.hpp>
 #include <kvpolicy/cuda/cached_layers.hpp>
 #include <kvpolicy/cuda/call_checks.hpp>
 #include <kvpolicy/cuda/commit.hpp>
@@ -62,9 +63,11 @@ class LayerCall {
     write_rows(*cache_, l_, &k, &v, q_.tokens, q_.tokens, stream_);
     end_step();
   }
-  /// Whether the step cannot be part of a launch that serves others: rows are staged for one sequence at a time.
+  /// Whether the step cannot be part of a launch that serves others: rows are staged, or chosen by their bounds, for
+  /// one sequence at a time.
   [[nodiscard]] bool is_alone() const {
-    return cache_->options.has_slow_memory() || cache_->options.launches != Launches::joint;
+    return cache_->options.has_slow_memory() || cache_->options.launches != Launches::joint ||
+           options_->read == Read::bounded;
   }
   /// Copies the rows that the call reads to the device and lets heads choose their chunks. @throws DeviceError
   void describe() {
@@ -183,12 +186,13 @@ class LayerCall {
     const ModelShape& shape = cache_->plan.shape();
     check_rows("out", Rows{out}, q.tokens, shape.q_heads, shape.head_dim);
     check_written_once(MutableTensor{out});
-    check_spans(*options_, q.tokens, shape.q_heads);
+    check_spans(*options_, q.tokens, shape.q_heads, shape.kv_heads);
     // `replayed` takes it that a call chooses by its last query.
     require<CapacityError>(!capturing_ || options_->selection_query.value_or(q.tokens - 1) + 1 == q.tokens,
                            "cuda::KvCache: selection_query is ", options_->selection_query.value_or(0),
                            ", in a graph only the last of a call's ", q.tokens, " queries chooses");
     note_stream();
+    check_bound();
     require<CapacityError>(!capturing_ || !layer_->compresses_by_itself(), "cuda::KvCache: layer ", l_,
                            " compresses by itself, for which it asks for memory: not in a graph");
     // The host knows which rows were scored, and not how often a graph is launched.
@@ -196,6 +200,19 @@ class LayerCall {
         !capturing_ || !options_->scores_rows || !layer_->waits_for_scoring(), "cuda::KvCache: layer ", l_,
         " has heads that wait for scoring passes, whose calls (scores_rows) cannot be part of "
         "a graph");
+  }
+
+  void check_bound() const {
+    if (options_->read != Read::bounded) return;
+    require<CapacityError>(!capturing_,
+                           "cuda::KvCache: Read::bounded asks for memory by the length of the text, so it cannot "
+                           "be part of a graph, but the stream captures");
+    require(!cache_->options.has_slow_memory(),
+            "cuda::KvCache: Read::bounded chooses among rows on the device, and this cache has slow_memory; read "
+            "all or selected");
+    require(options_->bound.certainty != Certainty::four_sigma,
+            "cuda::KvCache: bound.certainty is '", names_of(Certainty{})[static_cast<std::size_t>(Certainty::four_sigma)],
+            "', which is estimated on the host; a device has 'sure' and 'none'");
   }
 
   // How a call's logits come about, and what it brings.
@@ -217,6 +234,11 @@ class LayerCall {
     if (v != nullptr) call.v = tensor_of(*v);
     call.log_sum_exp = options_->log_sum_exp.empty() ? nullptr : options_->log_sum_exp.data();
     const std::size_t longest = longest_read();
+    if (options_->read == Read::bounded) {
+      BoundedCall<E> bounded{*cache_->engine, call, options_->bound, layer_->tokens, layer_->has_halves()};
+      bounded.prepare(cache_->options.memory, stream_);
+      return bounded.run(layer_->packs(), longest, stream_);
+    }
     if (cache_->options.launches == Launches::joint) {
       cache_->engine->attend(call, layer_->packs(), longest, stream_);
     } else {
@@ -251,9 +273,10 @@ class LayerCall {
   }
 
   void finish(const Rows& q) {
-    // A read of all rows that asks for a refresh chooses for the reads that follow: after the call has
+    // A read of all rows, or of those that can matter, that asks for a refresh chooses for the reads that follow: after the call has
     // attended, so that its own rows can be chosen.
-    if (options_->read == Read::all && options_->refresh_selection && layer_->selects()) {
+    const bool reads_all = options_->read == Read::all || options_->read == Read::bounded;
+    if (reads_all && options_->refresh_selection && layer_->selects()) {
       refresh(0, layer_->heads.size(), q, 0);
     }
     if (capturing_ || !layer_->wants_compress()) return;

@@ -61,12 +61,14 @@ class SeatedBatch {
   /// Gives a seat to a cache, from the next step on that is put on the stream, captured ones included. A read of
   /// selected chunks takes those that were chosen by the cache's own calls, or all rows if none were.
   /// @throws ShapeError for a seat that is not there, ConfigError for a cache that has a seat already, or of
-  /// another engine or page size, or that is to be read with a bound; CapacityError inside a capture, and for a cache whose steps need more than the
-  /// two launches: heads that add up attention, compress by themselves, have a summary of the caller's own, or
-  /// have rows in slow memory; RollbackError if a tree is pending, DeviceError
+  /// another engine or page size, or that is to be read with a bound; CapacityError inside a capture, and for a cache
+  /// whose steps need more than the two launches: heads that add up attention, compress by themselves, have a summary
+  /// of the caller's own, or have rows in slow memory; RollbackError if a tree is pending, DeviceError
   void seat(std::size_t seat, Cache& cache, Read read = Read::all, cudaStream_t stream = nullptr) {
     static_cast<void>(checked(seat));
-    refuse_bound(read);
+    require(read != Read::bounded,
+            "cuda::SeatedBatch: a seat reads with Read::bounded, which asks for memory by the length of the text; it "
+            "must read all, selected or upper_half");
     refuse_capture(stream, "giving a seat");
     check_fits(cache);
     DeviceWrites writes{stream};
@@ -204,7 +206,7 @@ class SeatedBatch {
     check_rows("v", v, rows, shape.kv_heads, shape.head_dim);
     check_rows("out", Rows{out}, rows, shape.q_heads, shape.head_dim);
     check_written_once(MutableTensor{out});
-    check_spans(options, rows, shape.q_heads);
+    check_spans(options, rows, shape.q_heads, shape.kv_heads);
     require(options.tree == nullptr && !options.refresh_selection && !options.selection_query &&
                 !options.scores_rows,
             name, "::step: seats have no trees, choose no chunks and score no rows; a cache's own calls do");

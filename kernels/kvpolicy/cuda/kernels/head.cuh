@@ -98,6 +98,7 @@ struct HeadView {
   // Retrieval chunks.
   int chunk_rows = 0;  ///< 0: the head reads all its rows.
   int budget_chunks = 0;
+  int chunk_origin = 0;       ///< row where chunk 0 begins
   bool min_max = false;       ///< summaries are min and max keys, not means
   Votes votes = Votes::mean;  ///< What `sums` are.
   bool waits_for_scoring =
@@ -178,7 +179,7 @@ struct DeviceSegment {
   Source source = Source::exact;
   bool rotated = false;  ///< the query is read at min(its position, HeadView::rotation_limit)
   int rows = 0;
-  int first = 0;     ///< row number; for the call's own rows, their index in the call
+  int first = 0;     ///< row number, with `chunks` of chunk 0; for the call's own rows, their index in the call
   int position = 0;  ///< text position of row `first` (with `chunks`: of row 0 of the head)
   int window = unlimited;
   const int* chunks = nullptr;
@@ -190,7 +191,7 @@ struct DeviceSegment {
 
   /// Row number (or index, see `first`) of the segment's i-th row.
   KVPOLICY_HOST_DEVICE int row(int i) const {
-    return chunks == nullptr ? first + i : chunks[i / chunk_rows] * chunk_rows + i % chunk_rows;
+    return first + (chunks == nullptr ? i : chunks[i / chunk_rows] * chunk_rows + i % chunk_rows);
   }
   /// Text position of the segment's i-th row.
   KVPOLICY_HOST_DEVICE int position_of(int i) const {
@@ -318,13 +319,15 @@ KVPOLICY_HOST_DEVICE void list_segments(const HeadView& head, const LayerState& 
     const int count = choice.counts[choice.latest];
     const int rows = head.chunk_rows;
     // Chunks in packed pages; no chunk is in both kinds of pages.
-    const int packed = chunks_before(chunks, count, rows, packed_end);
+    const int packed = chunks_before(chunks, count, rows, packed_end - head.chunk_origin);
     list.add({.source = Source::packed,
               .rows = packed * rows,
+              .first = head.chunk_origin,
               .position = head.evicted,
               .chunks = chunks,
               .chunk_rows = rows});
     list.add({.rows = (count - packed) * rows,
+              .first = head.chunk_origin,
               .position = head.evicted,
               .chunks = chunks + packed,
               .chunk_rows = rows});

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Attention that reads the rows which can matter (Read::bounded), as a device does it: bounds of all rows in halves
+// (kernels/bound.cuh), attention to the others, a choice of units (kernels/choose_units.cuh), attention to these and
+// the others, and a second choice, after which attention is repeated if it added any. Nothing is asked of the host:
+// the repetition is launched in any case, and finds on the device whether there is anything to do.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <limits>
+
+#include <kvpolicy/core/attention.hpp>
+#include <kvpolicy/core/dtype.hpp>
+#include <kvpolicy/cuda/array_carver.hpp>
+#include <kvpolicy/cuda/dispatch.hpp>
+#include <kvpolicy/cuda/engine.hpp>
+#include <kvpolicy/cuda/kernels/bound.cuh>
+#include <kvpolicy/cuda/kernels/choose_units.cuh>
+#include <kvpolicy/cuda/memory.hpp>
+#include <kvpolicy/cuda/runtime.hpp>
+
+namespace kvpolicy::cuda {
+
+/// One call of one layer of one sequence.
+template <Element E>
+class BoundedCall {
+ public:
+  /// `rows`: the rows of the text, at least. `has_halves`: some head has keys in halves. `params` are as
+  /// Engine::attend has them, of one sequence; its heads are those of the cache.
+  BoundedCall(const Engine<E>& engine, const AttendParams& params, const ReadBound& bound, std::size_t rows,
+              bool has_halves)
+      : engine_{&engine} {
+    made_ = {.call = params,
+             .most_units = static_cast<int>(std::min<std::size_t>(
+                 bound.most_rows / tile_rows, static_cast<std::size_t>(std::numeric_limits<int>::max()))),
+             .epsilon = bound.epsilon,
+             .sure = bound.certainty == Certainty::sure,
+             .unread = bound.unread.empty() ? nullptr : bound.unread.data()};
+    static_assert(sizeof(std::size_t) == sizeof(unsigned long long));
+    if (!bound.rows_read.empty()) {
+      made_.rows_read = reinterpret_cast<unsigned long long*>(bound.rows_read.data());
+    }
+    const int columns = made_.columns();
+    if (!has_halves || bound.epsilon == 0.0F || columns > decode_most_columns) return;
+    made_.units = static_cast<int>(rows / tile_rows);
+    const int pairs_of_block = 2 * bound_threads / warp_lanes;
+    made_.blocks = std::clamp(made_.units / pairs_of_block, 1,
+                              quotient_up(2 * engine.device().multiprocessors, params.kv_heads));
+  }
+
+  /// Obtains the memory that the call needs. @throws std::bad_alloc, DeviceError
+  void prepare(MemoryResource* memory, cudaStream_t stream) {
+    if (made_.units == 0) return;
+    ArrayCarver counting;
+    static_cast<void>(carve(counting));
+    block_ = allocate(memory, counting.bytes(), stream);
+    ArrayCarver carver{block_.get()};
+    made_.memory = carve(carver);
+  }
+
+  /// @throws DeviceError
+  void run(bool packs, std::size_t longest, cudaStream_t stream) const {
+    const AttendParams& call = made_.call;
+    if (made_.units == 0) {
+      engine_->attend(call, packs, longest, stream);
+      if (made_.unread != nullptr || made_.rows_read != nullptr) choose<false>(stream);
+      return;
+    }
+    engine_->enter(stream);
+    dispatch_head_dim(engine_->shape().head_dim, [&]<int D>() {
+      if constexpr (can_quantize<D>) made_.columns() <= 8 ? bound<D, 1>(stream) : bound<D, 2>(stream);
+    });
+    AttendParams reading = call;
+    reading.heads = made_.memory.heads;
+    reading.request.selected = true;
+    reading.log_sum_exp = made_.memory.log_sum_exp;
+    engine_->attend(reading, packs, longest, stream);
+    choose<true>(stream);
+    if (call.log_sum_exp != nullptr) reading.log_sum_exp = call.log_sum_exp;
+    engine_->attend(reading, packs, longest, stream);
+    choose<false>(stream);
+    reading.ragged = made_.memory.again;
+    const int queries = call.request.queries;
+    engine_->attend_ragged(reading, {&queries, 1}, packs, longest, stream);
+  }
+
+ private:
+  [[nodiscard]] BoundMemory carve(ArrayCarver& carver) const {
+    const auto heads = static_cast<std::size_t>(made_.call.kv_heads);
+    const auto units = static_cast<std::size_t>(made_.units);
+    const auto columns = static_cast<std::size_t>(made_.columns());
+    return {.heads = carver.take<HeadView>(heads),
+            .choices = carver.take<Selections>(heads),
+            .ends = carver.take<int>(heads),
+            .counts = carver.take<int>(heads),
+            .chosen = carver.take<int>(heads * units),
+            .most = carver.take<float>(heads * columns * units),
+            .likely = carver.take<float>(heads * columns * units),
+            .largest = carver.take<float>(heads * units),
+            .slack = carver.take<float>(heads * static_cast<std::size_t>(made_.blocks) * columns),
+            .log_sum_exp = carver.take<float>(heads * columns),
+            .again = carver.take<CallSequence>(1)};
+  }
+  template <int D, int ColumnTiles>
+  void bound(cudaStream_t stream) const {
+    launch(bound_kernel<E, D, ColumnTiles>,
+           {.grid_x = made_.blocks,
+            .grid_y = made_.call.kv_heads,
+            .threads = bound_threads,
+            .shared_bytes = bound_shared_bytes<E, D, ColumnTiles>()},
+           stream, made_, "bound_kernel");
+  }
+  template <bool First>
+  void choose(cudaStream_t stream) const {
+    launch(choose_units_kernel<First>,
+           {.grid_x = made_.call.kv_heads, .threads = choose_threads, .shared_bytes = choose_shared_bytes()},
+           stream, made_, "choose_units_kernel");
+  }
+
+  const Engine<E>* engine_;
+  BoundParams made_;
+  DeviceBuffer block_;
+};
+
+}  // namespace kvpolicy::cuda
