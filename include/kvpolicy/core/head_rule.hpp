@@ -63,6 +63,7 @@ struct HeadRule {
   Ranking ranking = Ranking::none;    ///< what the scorer looks at
   KeyNumbers key_numbers = {};        ///< the scorer's settings, where it looks at the key
   Votes votes = Votes::mean;          ///< what the attention of several queries comes to
+  double prior_share = 0.0;           ///< share of the mean score below which no score is
   bool waits_for_scoring = false;     ///< attention is added up in scoring passes alone
   bool weighs_values = false;         ///< ranks are multiplied by norms of values
   ValueNorm value_norm = ValueNorm::value_l2;  ///< which ones

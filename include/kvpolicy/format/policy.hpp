@@ -65,6 +65,9 @@ struct PolicyText {
       text += rule.scorer.empty() ? "a scorer without a name" : rule.scorer;
     }
     if (rule.votes == Votes::largest) text += " by their largest vote";
+    if (rule.prior_share > 0.0) {
+      text += fmt::format(", at least {} % of the mean", 100.0 * rule.prior_share);
+    }
     if (rule.weighs_values) {
       text += rule.value_norm == ValueNorm::value_l2 ? ", times the length of the value"
                                                      : ", times what the value adds to the output";
