@@ -28,6 +28,7 @@
 
 namespace kvpolicy {
 
+/// Whether a head whose values have `value_dim` channels can be weighed by `output`.
 /// @throws ConfigError without an output projection, ShapeError for one of values that are not a head's
 inline void check_value_output(const ValueOutput* output, std::size_t value_dim) {
   require(output != nullptr,
