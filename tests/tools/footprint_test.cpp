@@ -3,6 +3,7 @@
 // Rows times the tokens for which they are held, compared with loops over tokens that write down who is there.
 #include <common/footprint.hpp>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -108,11 +109,11 @@ TEST_CASE("footprint: a window holds its rows, and those of the call that it has
       CAPTURE(prompt);
       CAPTURE(chunk);
       const auto sequence = make_sequence(model, plan_of(model, "sink_recent:4,16"));
-      // The latest row is the cache's own until the next comes; the policy holds 4 and 16 of those before it.
+      // The first 4 rows and the latest 16.
       const auto left = [](std::size_t text) {
         std::size_t rows = 0;
-        for (std::size_t row = 0; row + 1 < text; ++row) rows += row < 4 || row + 17 >= text ? 1 : 0;
-        return rows + 1;
+        for (std::size_t row = 0; row < text; ++row) rows += row < 4 || row + 16 >= text ? 1 : 0;
+        return rows;
       };
       CHECK(footprint(*sequence, prompt, chunk, 30, false) ==
             doctest::Approx(by_hand(calls_of(prompt, chunk, 30), left)).epsilon(1e-12));
@@ -202,9 +203,7 @@ TEST_CASE("footprint: evaluate reports it for each question and each text") {
   CHECK(answered[0].kv_footprint == std::vector<double>{1, 1});
   CHECK(continued[0].kv_footprint == std::vector<double>{1});
   // 492 tokens, of which forks read the latest 64 but one, and the continuation's first 19 one by one.
-  const auto left = [](std::size_t text) {
-    return text == 0 ? std::size_t{0} : std::min<std::size_t>(text - 1, 20) + 1;
-  };
+  const auto left = [](std::size_t text) { return std::min<std::size_t>(text, 20); };
   std::vector<std::size_t> calls{491 - 64, 64};
   calls.insert(calls.end(), 20, 1);
   CHECK(continued[1].kv_footprint[0] == doctest::Approx(by_hand(calls, left)).epsilon(1e-12));
