@@ -285,8 +285,7 @@ class Maker {
         if (config.weigh_values) {
           config.value_norm =
               spec_.choice("value_norm", critical ? ValueNorm::output_l1 : ValueNorm::value_l2);
-          const bool alone = competitors == Competitors::head;
-          config.unweighed_share = spec_.number("unweighed_share", critical && alone ? 0.5 : 0.0);
+          config.unweighed_share = spec_.number("unweighed_share", critical ? 0.5 : 0.0);
         }
       }
       if constexpr (std::same_as<Scorer, H2oScorer>) config.scorer.recent = capacity / 2;
@@ -440,8 +439,7 @@ What a name leaves open is as published, or as listed here; other settings are w
                                    prior_share=0: no score below this share of the mean (DefensiveKV: 1)
   snapkv, adakv, criticalkv,       weigh_values=true|false: scores times a norm of the value, and with it
   expected, kvzip                  value_norm=value_l2|output_l1 (its length, or what it adds to the output) and
-                                   unweighed_share=0 (criticalkv: 0.5), the rows that go by scores alone; 0 where
-                                   heads compete
+                                   unweighed_share=0 (criticalkv: 0.5), the rows that go by scores alone
   snapkv, adakv, criticalkv,       compete=head|layer|model: whose rows compete for the budgets, as in
   keynorm, keydiff, expected,      keydiff:128,compete=model; safeguard: the share of its own that a head keeps
   kvzip

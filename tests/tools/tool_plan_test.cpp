@@ -103,11 +103,8 @@ TEST_CASE("--plan: a number of rows per head, ranked by the scorer that the name
   critical.scorer.votes = Votes::largest;
   critical.scorer.prior_share = 1;
   CHECK(same("criticalkv:64,votes=largest,prior_share=1", critical));
-  critical.unweighed_share = 0;
   critical.adaptive_in_layer = true;
   CHECK(same("criticalkv:64,votes=largest,prior_share=1,compete=layer", critical));
-  CHECK(refusal("adakv:64,weigh_values=true,unweighed_share=0.5").find("where heads share their budgets") !=
-        std::string::npos);
   // Settings of what the name does not ask for are unknown, not ignored.
   CHECK(refusal("snapkv:64,value_norm=output_l1").find("no setting 'value_norm'") != std::string::npos);
   CHECK(refusal("snapkv:64,prior_share=1").find("no setting 'prior_share'") != std::string::npos);

@@ -76,7 +76,8 @@ class HeadBudgetCache {
     /// Which norm; `output_l1`, CriticalKV's, needs `CacheOptions::value_outputs`.
     ValueNorm value_norm = ValueNorm::value_l2;
     /// Share of the budget that goes to the rows of the highest scores before these are multiplied; the others compete
-    /// for what is left (CriticalKV's alpha, 0.5 in the paper). Must be 0 where heads share their budgets.
+    /// for what is left (CriticalKV's alpha, 0.5 in the paper). Heads that share their budgets divide them by
+    /// these scores then, and each chooses of its part in the two steps; with 0 the multiplied scores compete.
     double unweighed_share = 0.0;
     /// Share of its budget that a head keeps whatever the others have, where heads share (Ada-KV's alpha).
     double safeguard = 0.2;
@@ -144,10 +145,8 @@ class HeadBudgetCache {
     // Written so that NaN fails.
     require(config.unweighed_share >= 0.0 && config.unweighed_share <= 1.0,
             "HeadBudgetCache: unweighed_share is ", config.unweighed_share, ", must be 0 to 1");
-    require(config.unweighed_share == 0.0 || (config.weigh_values && !is_adaptive_in_layer(config)),
-            "HeadBudgetCache: unweighed_share is ", config.unweighed_share, ", must be 0 ",
-            config.weigh_values ? "where heads share their budgets, because a head's own is not known then"
-                                : "unless weigh_values is true");
+    require(config.unweighed_share == 0.0 || config.weigh_values, "HeadBudgetCache: unweighed_share is ",
+            config.unweighed_share, ", must be 0 unless weigh_values is true");
     Scorer::validate(config.scorer);
     if constexpr (requires { config.scorer.sinks; }) {
       require(config.budget >= config.scorer.sinks, "HeadBudgetCache: budget is ", config.budget,
@@ -284,13 +283,15 @@ class HeadBudgetCache {
   /// `finish_compress`.
   /// @throws std::bad_alloc
   void prepare_compress(std::span<const float> sums, std::size_t group, std::size_t queries) {
-    prepare_survivors(top_ranks<std::uint64_t>(ranks(sums, group, queries), config_->budget));
+    prepare_survivors(ranked(sums, group, queries).best(config_->budget));
   }
   /// The same in two steps, for heads that share: what the candidates are worth, ...
   [[nodiscard]] SharingHead compete(std::span<const float> sums, std::size_t group,
                                     std::size_t queries) const {
-    return {ranks(sums, group, queries), budget_rule(*config_).chosen(unshared_rows_),
-            safe_rows(config_->safeguard, config_->budget)};
+    SharingHead own = ranked(sums, group, queries);
+    own.rows = budget_rule(*config_).chosen(unshared_rows_);
+    own.safeguard = safe_rows(config_->safeguard, config_->budget);
+    return own;
   }
   /// ... and which of them survive, ascending, besides the rows that always do.
   void prepare_survivors(std::vector<std::size_t> numbers) {
@@ -442,17 +443,15 @@ class HeadBudgetCache {
 
   // The ranks of the candidates; higher ranks survive. Max pooling gives equal scores to the neighbours of a row with
   // much attention, so rows of equal score are ranked by the attention that they got themselves.
-  [[nodiscard]] std::vector<std::uint64_t> ranks(std::span<const float> sums, std::size_t group,
-                                                 std::size_t queries) const {
+  [[nodiscard]] SharingHead ranked(std::span<const float> sums, std::size_t group,
+                                   std::size_t queries) const {
     const std::vector<float> scored = scores(sums, group, queries);
-    if (!config_->weigh_values) return ranks_of(scored, sums, group);
-    std::vector<std::uint64_t> ranks = ranks_of(weighed(scored, sums, group, queries), sums, group);
-    const std::size_t first = safe_rows(config_->unweighed_share, config_->budget);
-    if (first == 0) return ranks;
-    for (const std::size_t row : top_ranks<std::uint64_t>(ranks_of(scored, sums, group), first)) {
-      ranks[row] = std::numeric_limits<std::uint64_t>::max();  // which no score has
-    }
-    return ranks;
+    if (!config_->weigh_values) return {.ranks = ranks_of(scored, sums, group)};
+    std::vector<std::uint64_t> by_values = ranks_of(weighed(scored, sums, group, queries), sums, group);
+    if (config_->unweighed_share == 0.0) return {.ranks = std::move(by_values)};
+    return {.ranks = ranks_of(scored, sums, group),
+            .weighed = std::move(by_values),
+            .unweighed_share = config_->unweighed_share};
   }
   [[nodiscard]] std::vector<std::uint64_t> ranks_of(std::span<const float> scored,
                                                     [[maybe_unused]] std::span<const float> sums,
