@@ -2,7 +2,10 @@
 #include <reference_model/llama.hpp>
 
 #include <algorithm>
+#include <memory>
+#include <mutex>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 #include <kvpolicy/core/error.hpp>
@@ -49,8 +52,17 @@ void normalise_heads(const LlamaConfig& config, const LlamaLayer& layer, std::si
   normalise(k, rows * layer.k.outputs() / config.head_dim, layer.k_norm, config.norm_eps, k);
 }
 
+// What `value_outputs` has made: of matrices that share the memory of the model's.
+struct Llama::Projections {
+  std::mutex mutex;
+  std::vector<WeightMatrix> matrices;
+  std::optional<ValueOutputs> views;
+};
+
 Llama::Llama(LlamaConfig config, LlamaWeights weights)
-    : config_{std::move(config)}, weights_{std::move(weights)} {
+    : config_{std::move(config)},
+      weights_{std::move(weights)},
+      projections_{std::make_shared<Projections>()} {
   config_.validate();
   check_weights();
   frequencies_ = inverse_frequencies(config_.rotary, config_.head_dim);
@@ -78,6 +90,30 @@ void Llama::check_weights() const {
     check_linear(layer.up, "up", c.hidden, c.intermediate, c.mlp_bias);
     check_linear(layer.down, "down", c.intermediate, c.hidden, c.mlp_bias);
   }
+}
+
+const ValueOutputs* Llama::value_outputs() const {
+  const std::lock_guard lock{projections_->mutex};
+  if (projections_->views) return &*projections_->views;
+  std::vector<WeightMatrix> matrices;
+  ValueOutputs views{config_.shape()};
+  for (const LlamaLayer& layer : weights_.layers) {
+    const WeightMatrix& own = layer.o.weight;
+    const auto set = [&]<class Number>(Number) {
+      const Number* numbers = own.row<Number>(0);
+      views.set(matrices.size(),
+                TensorView<const Number>{numbers, config_.hidden, config_.q_heads, config_.head_dim});
+    };
+    switch (own.format()) {
+      case WeightFormat::float32: set(float{}); break;
+      case WeightFormat::float16: set(half{}); break;
+      case WeightFormat::bfloat16: set(bfloat16{}); break;
+      case WeightFormat::int8: return nullptr;
+    }
+    matrices.push_back(own);
+  }
+  projections_->matrices = std::move(matrices);
+  return &projections_->views.emplace(std::move(views));
 }
 
 std::size_t Llama::parameters() const noexcept {

@@ -8,12 +8,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include <kvpolicy/core/tensor_view.hpp>
+#include <kvpolicy/core/value_outputs.hpp>
 #include <kvpolicy/speculation/language_model.hpp>
 #include <reference_model/config.hpp>
 #include <reference_model/linear.hpp>
@@ -112,7 +114,15 @@ class Llama {
     return config_.tied_embeddings ? weights_.embedding : weights_.head;
   }
 
+  /// The output projections of the layers, for caches whose heads weigh rows by them (`CacheOptions::value_outputs`):
+  /// views of these weights, made and checked by the first call. They live as long as this model or a copy of it. Null
+  /// if a layer's are int8, which are no floating-point numbers to view. Several threads may call it at once.
+  /// @throws ShapeError for a weight that is not finite, std::bad_alloc
+  [[nodiscard]] const ValueOutputs* value_outputs() const;
+
  private:
+  struct Projections;
+
   void check_weights() const;
   /// The residual stream after the last layer, [tokens, hidden].
   [[nodiscard]] std::vector<float> run(std::span<const int> tokens, std::span<const std::size_t> positions,
@@ -121,6 +131,7 @@ class Llama {
   LlamaConfig config_;
   LlamaWeights weights_;
   std::vector<float> frequencies_;  // [head_dim / 2]
+  std::shared_ptr<Projections> projections_;
 };
 
 }  // namespace kvpolicy::reference

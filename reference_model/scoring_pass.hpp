@@ -20,12 +20,13 @@ namespace kvpolicy::reference {
 inline constexpr std::size_t least_repeated = 64;
 
 /// Lets the cache's heads know how much attention the model pays to their rows when it repeats `text`, which is what
-/// the cache holds. A part is shorter where the model was not trained for longer texts.
+/// the cache holds. A part is shorter where the model was not trained for longer texts. `progress` is told of the
+/// chunks of each pass, for each from 0 on.
 /// @throws ShapeError if not even a part of `least_repeated` tokens fits, ConfigError for parts of 0 tokens; as prefill
 /// and KvCache::take_scores
 template <class Cache>
 void score_by_repeating(const Llama& model, Cache& cache, std::span<const int> text, const RepeatRequest& ask,
-                        std::size_t chunk = 512) {
+                        std::size_t chunk = 512, const Progress& progress = {}) {
   require(ask.part > 0, "score_by_repeating: part is 0, must be at least 1");
   const std::size_t most = ask.beyond_context ? 0 : model.config().max_positions;
   const std::size_t words = std::max(ask.first.size(), ask.further.size() + ask.overlap);
@@ -44,7 +45,7 @@ void score_by_repeating(const Llama& model, Cache& cache, std::span<const int> t
     const std::span<const int> repeated = text.subspan(from, std::min(first + part, text.size()) - from);
     tokens.insert(tokens.end(), repeated.begin(), repeated.end());
     Cache pass = cache.fork();
-    static_cast<void>(prefill(model, pass, tokens, chunk, {}, {.scores_rows = true}));
+    static_cast<void>(prefill(model, pass, tokens, chunk, progress, {.scores_rows = true}));
     cache.take_scores(pass);
   }
 }

@@ -21,6 +21,7 @@
 #include <reference_model/scoring_pass.hpp>
 
 #include "bytes_read.hpp"
+#include "footprint.hpp"
 #include "sequence.hpp"
 
 namespace kvpolicy::tools {
@@ -35,20 +36,30 @@ class PlanSequence final : public Sequence {
   [[nodiscard]] std::unique_ptr<Sequence> fork() const override {
     auto fork = std::make_unique<PlanSequence>(*model_, cache_.fork());
     fork->fastgen_ = fastgen_;
+    fork->footprint_ = footprint_;
     return fork;
   }
 
   [[nodiscard]] std::unique_ptr<Sequence> fork_as(HeadPlan<bfloat16> plan) const override {
     if constexpr (std::same_as<E, bfloat16>) {
       reference::limit_windows(plan, model_->config());
-      return std::make_unique<PlanSequence>(*model_, cache_.fork_as(std::move(plan)));
+      auto fork = std::make_unique<PlanSequence>(*model_, cache_.fork_as(std::move(plan)));
+      fork->footprint_ = footprint_;
+      return fork;
     } else {
       return Sequence::fork_as(std::move(plan));
     }
   }
 
   std::vector<float> prefill(std::span<const int> tokens, std::size_t chunk, const Report& report) override {
-    return reference::prefill(*model_, cache_, tokens, chunk, report);
+    std::size_t rows = rows_held();
+    std::size_t read = 0;
+    return reference::prefill(*model_, cache_, tokens, chunk, [&](std::size_t done, std::size_t total) {
+      footprint_.add(rows, heads(), done - read);
+      rows = rows_held();
+      read = done;
+      if (report) report(done, total);
+    });
   }
 
   std::vector<float> decode(int token, const Reading& reading) override {
@@ -59,11 +70,17 @@ class PlanSequence final : public Sequence {
       rows_read_.assign(cache_.plan().shape().kv_heads, 0);
       options.bound.rows_read = rows_read_;
     }
-    return reference::step(*model_, cache_, std::array{token}, reference::LogitsOf::last, options);
+    const std::size_t rows = rows_held();
+    auto logits = reference::step(*model_, cache_, std::array{token}, reference::LogitsOf::last, options);
+    footprint_.add(rows, heads(), 1);
+    return logits;
   }
 
   std::vector<float> score(std::span<const int> tokens) override {
-    return reference::step(*model_, cache_, tokens, reference::LogitsOf::all);
+    const std::size_t rows = rows_held();
+    auto logits = reference::step(*model_, cache_, tokens, reference::LogitsOf::all);
+    footprint_.add(rows, heads(), tokens.size());
+    return logits;
   }
 
   void compress() override {
@@ -80,7 +97,12 @@ class PlanSequence final : public Sequence {
   }
 
   void score_rows(std::span<const int> text, const reference::RepeatRequest& ask) override {
-    reference::score_by_repeating(*model_, cache_, text, ask);
+    // A pass reads over a fork, which holds what this cache does and its own rows.
+    std::size_t read = 0;
+    reference::score_by_repeating(*model_, cache_, text, ask, 512, [&](std::size_t done, std::size_t total) {
+      footprint_.add(rows_held() + read * heads(), heads(), done - read);
+      read = done == total ? 0 : done;
+    });
   }
 
   [[nodiscard]] std::vector<double> largest_scores(std::size_t sinks, std::size_t recent) const override {
@@ -109,6 +131,10 @@ class PlanSequence final : public Sequence {
   [[nodiscard]] std::size_t tokens() const override { return cache_.tokens(); }
   [[nodiscard]] std::size_t bytes() const override { return cache_.bytes(); }
 
+  [[nodiscard]] double footprint() const override {
+    return footprint_.share_of_full(heads(), cache_.tokens());
+  }
+
   [[nodiscard]] std::vector<std::size_t> head_bytes() const override {
     const ModelShape& shape = cache_.plan().shape();
     std::vector<std::size_t> bytes;
@@ -132,6 +158,16 @@ class PlanSequence final : public Sequence {
   }
 
  private:
+  [[nodiscard]] std::size_t heads() const { return cache_.plan().shape().kv_head_count(); }
+  // Rows that all heads hold together, those that no policy has seen yet included.
+  [[nodiscard]] std::size_t rows_held() const {
+    const ModelShape& shape = cache_.plan().shape();
+    std::size_t rows = (cache_.tokens() - cache_.commit_point()) * heads();
+    for (std::size_t i = 0; i < heads(); ++i) {
+      rows += cache_.head(i / shape.kv_heads, i % shape.kv_heads).rows();
+    }
+    return rows;
+  }
   // Bytes of the summaries that a head reads to select chunks.
   [[nodiscard]] std::size_t summary_bytes(const HeadSettings<E>& head) const {
     const std::size_t head_dim = cache_.plan().shape().head_dim;
@@ -143,6 +179,7 @@ class PlanSequence final : public Sequence {
 
   const reference::Llama* model_;
   Cache cache_;
+  Footprint footprint_;
   std::vector<std::size_t> rows_read_;    // of the latest bounded read, layers added up
   std::optional<FastGenConfig> fastgen_;  // is set until the next compress
 };
@@ -152,7 +189,10 @@ std::unique_ptr<Sequence> make_plan_sequence(const reference::Llama& model, Head
                                              const CacheOptions& options) {
   reference::limit_windows(plan, model.config());
   using Made = PlanSequence<E>;
-  return std::make_unique<Made>(model, typename Made::Cache{std::move(plan), options});
+  // Not by the plan's needs: a fork may have another plan.
+  CacheOptions own = options;
+  own.value_outputs = model.value_outputs();
+  return std::make_unique<Made>(model, typename Made::Cache{std::move(plan), own});
 }
 
 }  // namespace kvpolicy::tools

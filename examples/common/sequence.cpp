@@ -23,6 +23,10 @@ std::vector<double> Sequence::largest_scores(std::size_t, std::size_t) const {
   throw ConfigError{"Sequence::largest_scores: only a sequence on the CPU scores its rows"};
 }
 
+double Sequence::footprint() const {
+  throw ConfigError{"Sequence::footprint: only a sequence on the CPU adds up what it holds"};
+}
+
 std::unique_ptr<Sequence> Sequence::fork_as(HeadPlan<bfloat16>) const {
   throw ConfigError{"Sequence::fork_as: only a sequence of bfloat16 on the CPU goes under another plan"};
 }

@@ -77,6 +77,10 @@ class Sequence {
   /// Bytes of the rows that each KV head keeps, layer after layer. `bytes` counts whole pages,
   /// which are rarely full.
   [[nodiscard]] virtual std::vector<std::size_t> head_bytes() const = 0;
+  /// Rows times the tokens for which they were held since the text began, as a share of what a cache comes to that
+  /// keeps every row (footprint.hpp). What a fork was given counts as its own; a pass of `score_rows` is time, too.
+  /// @throws ConfigError for sequences that are not on the CPU
+  [[nodiscard]] virtual double footprint() const;
   /// Bytes of cached rows that the next token's attention reads, over all heads; of bounded reads the latest token's.
   [[nodiscard]] virtual std::size_t bytes_read(const Reading& reading = {}) const = 0;
 

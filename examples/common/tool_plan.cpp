@@ -93,6 +93,7 @@ class Maker {
     }
     if (spec_.name == "snapkv") return budgets<SnapKvScorer>();
     if (spec_.name == "adakv") return budgets<SnapKvScorer>(Competitors::layer);
+    if (spec_.name == "criticalkv") return budgets<SnapKvScorer>();
     if (spec_.name == "tova") return budgets<TovaScorer>();
     if (spec_.name == "h2o") return budgets<H2oScorer>();
     if (spec_.name == "keynorm") return budgets<KeyNormScorer>();
@@ -269,6 +270,7 @@ class Maker {
         config.scorer.observation_window = spec_.count("window", config.scorer.observation_window);
         config.scorer = scorer(config.scorer);
         config.scorer.votes = spec_.choice("votes", config.scorer.votes);
+        if (config.scorer.votes == Votes::largest) config.scorer.prior_share = spec_.number("prior_share", 0);
       }
       if constexpr (expects) {
         require(!weights_.empty(),
@@ -278,7 +280,13 @@ class Maker {
         config.scorer.future = spec_.count("future", config.scorer.future);
       }
       if constexpr (votes || expects || std::same_as<Scorer, KvZipScorer>) {
-        config.weigh_values = spec_.flag("weigh_values", expects);
+        const bool critical = spec_.name == "criticalkv";
+        config.weigh_values = spec_.flag("weigh_values", expects || critical);
+        if (config.weigh_values) {
+          config.value_norm =
+              spec_.choice("value_norm", critical ? ValueNorm::output_l1 : ValueNorm::value_l2);
+          config.unweighed_share = spec_.number("unweighed_share", critical ? 0.5 : 0.0);
+        }
       }
       if constexpr (std::same_as<Scorer, H2oScorer>) config.scorer.recent = capacity / 2;
       if constexpr (std::same_as<Scorer, H2oScorer> || std::same_as<Scorer, TovaScorer>) {
@@ -370,9 +378,10 @@ class Maker {
 
 void require_plan_source(const std::string& plan) {
   const PlanName spec{plan};
-  constexpr std::string_view names[]{
-      "full", "bounded", "sink_recent", "chunk",   "quest", "duo",      "headkv",  "snapkv",        "adakv",
-      "tova", "h2o",     "keynorm",     "keydiff", "kvzip", "expected", "pyramid", "streaming_llm", "search"};
+  constexpr std::string_view names[]{"full",     "bounded", "sink_recent",   "chunk",   "quest",
+                                     "duo",      "headkv",  "snapkv",        "adakv",   "criticalkv",
+                                     "tova",     "h2o",     "keynorm",       "keydiff", "kvzip",
+                                     "expected", "pyramid", "streaming_llm", "search"};
   const bool named = std::ranges::count(names, spec.name) > 0 || io::is_precision_name(spec.name) ||
                      kivi_bits(spec.name) != 0;
   std::error_code ignored;
@@ -401,6 +410,8 @@ const char* plan_help() {
                        headkv@FILE:128 by those of a score file
   snapkv:128           128 rows of every head, those that the prompt's end attends to most (SnapKV)
   adakv:128            128 rows per head on average; the heads of a layer compete for them (Ada-KV)
+  criticalkv:128       as snapkv; the second half of the rows by attention times what their values add to the layer's
+                       output (CriticalKV)
   h2o:128              128 rows of every head: half by all attention so far, half the latest (H2O)
   tova:128             128 rows of every head, by the latest token's attention only (TOVA)
   keynorm:128          128 rows of every head, those with the shortest keys
@@ -414,19 +425,24 @@ const char* plan_help() {
   search:0.125,4096    an eighth of a full cache's bytes at 4,096 tokens, distributed over heads and all
                        of these by the files beside the model (`plan search`), or search@damage.json
   duo+int4:0.5         and so on: +int8 to +int2, +k8v4, +fp8 quantise sink_recent, chunk, quest,
-                       duo's retrieval heads and the survivors of headkv, snapkv and adakv
+                       duo's retrieval heads and the survivors of headkv, snapkv, criticalkv and adakv
   FILE.json            a plan file (`plan convert` writes them), or HeadKV head scores
   FOLDER               a DuoAttention pattern: full_attention_heads.tsv and config.json
 
 What a name leaves open is as published, or as listed here; other settings are written out after its numbers:
-  headkv, snapkv, adakv, pyramid   window=8 pooling=max|average kernel=7, as in headkv:128,kernel=29,beta=2
+  headkv, snapkv, adakv, pyramid,
+  criticalkv                       window=8 pooling=max|average kernel=7, as in headkv:128,kernel=29,beta=2
   headkv, pyramid                  beta=1.005 (pyramid: 20), headkv also score_power=1; adakv: safeguard=0.2
                                    keep_short_prompts=true: a prompt shorter than the capacity keeps all rows
   expected                         window=64 latest queries that stand for those to come, future=512 positions
-  snapkv, adakv                    votes=mean|largest (the worst case in place of the mean)
-  snapkv, adakv, expected, kvzip   weigh_values=true|false: scores times the length of the value
-  snapkv, adakv, keynorm,          compete=head|layer|model: whose rows compete for the budgets, as in
-  keydiff, expected, kvzip         keydiff:128,compete=model; safeguard: the share of its own that a head keeps
+  snapkv, adakv, criticalkv        votes=mean|largest (the worst case in place of the mean), and with it
+                                   prior_share=0: no score below this share of the mean (DefensiveKV: 1)
+  snapkv, adakv, criticalkv,       weigh_values=true|false: scores times a norm of the value, and with it
+  expected, kvzip                  value_norm=value_l2|output_l1 (its length, or what it adds to the output) and
+                                   unweighed_share=0 (criticalkv: 0.5), the rows that go by scores alone
+  snapkv, adakv, criticalkv,       compete=head|layer|model: whose rows compete for the budgets, as in
+  keynorm, keydiff, expected,      keydiff:128,compete=model; safeguard: the share of its own that a head keeps
+  kvzip
   sink_recent, streaming_llm, duo  sinks=N recent=N mask=exact|chunk; duo also rule=exact_count|threshold
   bounded                          (how it is read is in the name, not in a plan file that is made from it)
                                    certainty=sure|four_sigma|none (estimates), key_group=64, residual=128;

@@ -85,13 +85,13 @@ std::string at_equal_bytes(const std::string& method, const ByteBudget& budget) 
     const std::size_t sinks = std::min(budget.sinks, rows / 2);
     return plan.with_numbers(fmt::format("{},{}", sinks, rows - sinks));
   }
-  constexpr std::string_view counted[]{"headkv", "snapkv",  "pyramid", "adakv", "h2o",
-                                       "tova",   "keynorm", "keydiff", "kvzip", "expected"};
-  require(std::ranges::count(counted, plan.name) > 0, method,
-          " has no setting that makes it keep a share of the bytes; those that have are duo, "
-          "streaming_llm, sink_recent, headkv, snapkv, pyramid, adakv, h2o, tova, keynorm, keydiff, kvzip, "
-          "expected and "
-          "search");
+  constexpr std::string_view counted[]{"headkv", "snapkv",  "criticalkv", "pyramid", "adakv",   "h2o",
+                                       "tova",   "keynorm", "keydiff",    "kvzip",   "expected"};
+  require(
+      std::ranges::count(counted, plan.name) > 0, method,
+      " has no setting that makes it keep a share of the bytes; those that have are duo, "
+      "streaming_llm, sink_recent, headkv, snapkv, criticalkv, pyramid, adakv, h2o, tova, keynorm, keydiff, "
+      "kvzip, expected and search");
   return plan.with_numbers(fmt::format("{}", std::min(rows, budget.length)));
 }
 

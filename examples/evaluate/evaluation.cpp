@@ -86,6 +86,7 @@ nlohmann::ordered_json as_json(const Point& point) {
   json["kv_bytes"] = std::llround(mean(point.outcome.kv_bytes));
   json["row_bytes"] = std::accumulate(heads.begin(), heads.end(), 0LL);
   json["row_bytes_by_head"] = heads;
+  if (!point.outcome.kv_footprint.empty()) json["kv_footprint"] = rounded(mean(point.outcome.kv_footprint));
   return json;
 }
 
@@ -97,9 +98,9 @@ std::string file_of(const std::string& command, const nlohmann::json& settings,
       "surprise per byte; token_nats: per token. answer_ and text_ kl and same: "
       "divergence from the full cache in nats per token, share of the same likeliest tokens. "
       "kv_bytes: pages; row_bytes: "
-      "rows kept where the answer begins, by_head: of each KV head, layer after layer. settings: "
-      "all "
-      "that the plan was made with";
+      "rows kept where the answer begins, by_head: of each KV head, layer after layer. kv_footprint: "
+      "rows times the tokens for which they are held, from the text's first to the answer's last, as a "
+      "share of a full cache's. settings: all that the plan was made with";
   std::string text = fmt::format("{{\n  \"what\": {},\n  \"command\": {},\n  \"settings\": {},\n",
                                  as_line(what), as_line(nlohmann::json(command)), as_line(settings));
   text += "  \"points\": [";

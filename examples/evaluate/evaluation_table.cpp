@@ -125,10 +125,15 @@ std::string table_of(const Measure& measure, const Points& points) {
   for (const std::size_t length : lengths) table.add_column(thousands(length));
   table.add_column("rows kept at " + thousands(lengths.back()));
   table.add_column("KV cache");
+  // Files of earlier versions lack it.
+  const auto has_footprint = [](const Json& point) { return point.contains("kv_footprint"); };
+  const bool with_footprint = std::ranges::any_of(points, has_footprint);
+  if (with_footprint) table.add_column("KV footprint, %");
   for (const std::string& name : distinct(points, row_name)) {
     std::vector<std::string> row{name};
     double rows = 0;
     double pages = 0;
+    std::vector<double> footprints;  // at the last length
     for (const std::size_t length : lengths) {
       std::vector<double> values;
       for (const Json& point : points) {
@@ -136,11 +141,13 @@ std::string table_of(const Measure& measure, const Points& points) {
         values.push_back(measure.of(point));
         rows = point["row_bytes"].get<double>();
         pages = point["kv_bytes"].get<double>();
+        if (length == lengths.back() && has_footprint(point)) footprints.push_back(point["kv_footprint"]);
       }
       row.push_back(values.empty() ? "-" : with_spread(values, measure.unit, measure.digits));
     }
     row.push_back(fmt::format("{:MB}", Bytes{static_cast<std::uint64_t>(rows)}));
     row.push_back(fmt::format("{:MB}", Bytes{static_cast<std::uint64_t>(pages)}));
+    if (with_footprint) row.push_back(footprints.empty() ? "-" : fixed(100 * mean_of(footprints), 1));
     table.add_row(std::move(row));
   }
   return table.markdown();

@@ -79,6 +79,7 @@ void answer_all(const Sequence& read, const ExamPlan& plan, const std::vector<As
     Asked asked = ask(read, plan, question.question());
     count_bytes(*asked.cache, outcome);
     outcome.said.push_back(question.decode(*asked.cache, asked.logits, plan.reading));
+    outcome.kv_footprint.push_back(asked.cache->footprint());
     outcome.marks += question.mark(outcome.said.back());
   }
 }
@@ -90,6 +91,7 @@ void answer_language(const TextModel& model, const Sequence& read, const ExamPla
     count_bytes(*asked.cache, outcome);
     LanguageAnswer answer = answer_question(model, prompt.question, task.text.body + prompt.text,
                                             *asked.cache, std::move(asked.logits), plan.reading);
+    outcome.kv_footprint.push_back(asked.cache->footprint());
     outcome.marks += answer.found == 1 ? '1' : '0';
     if (prompt.question.answers.size() > 1) outcome.measures["found"].push_back(answer.found);
     outcome.said.push_back(std::move(answer.said));
@@ -149,6 +151,7 @@ void compare_answers(const Sequence& read, const ExamPlan& plan, const std::vect
     count_bytes(*asked.cache, outcome);
     const Distance apart = distance(
         truths[q].said, along(*asked.cache, plan.reading, std::move(asked.logits), truths[q].answer));
+    outcome.kv_footprint.push_back(asked.cache->footprint());
     outcome.measures["answer_kl"].push_back(apart.kl);
     outcome.measures["answer_same"].push_back(apart.same);
   }
@@ -168,6 +171,7 @@ void go_on(Sequence& cache, const ExamPlan& plan, const Task& task, const std::v
   count_bytes(cache, outcome);
   std::vector<double> bytes_read;
   const std::vector<Logits> said = going_on(cache, plan.reading, task, &bytes_read);
+  outcome.kv_footprint.push_back(cache.footprint());
   if (!bytes_read.empty()) {
     const double sum = std::accumulate(bytes_read.begin(), bytes_read.end(), 0.0);
     outcome.measures["text_bytes_read"].push_back(sum / static_cast<double>(bytes_read.size()));
@@ -207,6 +211,7 @@ void Outcome::add(const Outcome& more) {
   }
   kv_bytes.insert(kv_bytes.end(), more.kv_bytes.begin(), more.kv_bytes.end());
   head_bytes.insert(head_bytes.end(), more.head_bytes.begin(), more.head_bytes.end());
+  kv_footprint.insert(kv_footprint.end(), more.kv_footprint.begin(), more.kv_footprint.end());
 }
 
 std::vector<Task> draw_tasks(const TextModel& model, Suite suite, const SuiteConfig& config,

@@ -114,6 +114,9 @@ struct Outcome {
   /// bytes of the rows that each KV head keeps, layer after layer.
   std::vector<double> kv_bytes;
   std::vector<std::vector<double>> head_bytes;
+  /// When the answer or the continuation ends (of a choice: when it begins), for each question or text: rows times the
+  /// tokens for which they were held, as a share of a full cache's (common/footprint.hpp).
+  std::vector<double> kv_footprint;
 
   void add(const Outcome& more);
 };

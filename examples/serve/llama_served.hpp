@@ -19,6 +19,7 @@ class LlamaServed final : public ServedModel {
 
   [[nodiscard]] ModelShape shape() const override { return model_->config().shape(); }
   [[nodiscard]] std::size_t context() const override { return model_->config().max_positions; }
+  [[nodiscard]] const ValueOutputs* value_outputs() const override { return model_->llama().value_outputs(); }
   void fit(Plan& plan) const override;
   [[nodiscard]] std::vector<reference::BatchedRead> read(std::span<const StepCall> calls) override;
   [[nodiscard]] bool is_end(int token) const override { return model_->is_end(token); }

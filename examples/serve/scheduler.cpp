@@ -48,7 +48,10 @@ Scheduler::Scheduler(ServedModel& model, const SchedulerOptions& options)
       // Each page by itself: the budget is counted in bytes that are in use, and none lie idle.
       pool_{&memory_, {.max_slab_bytes = 0}},
       swap_pool_{&swap_memory_, {.max_slab_bytes = 0}},
-      cache_options_{.page_rows = options.page_rows, .memory = &memory_, .pool = &pool_},
+      cache_options_{.page_rows = options.page_rows,
+                     .memory = &memory_,
+                     .pool = &pool_,
+                     .value_outputs = model.value_outputs()},
       prefixes_{cache_options_} {
   options_.validate();
   if (!options_.now) {

@@ -36,6 +36,8 @@ class ServedModel {
   [[nodiscard]] virtual ModelShape shape() const = 0;
   /// Most tokens of a text; 0: no limit.
   [[nodiscard]] virtual std::size_t context() const = 0;
+  /// The model's output projections, for heads that weigh rows by them; null: it says nothing of them.
+  [[nodiscard]] virtual const ValueOutputs* value_outputs() const { return nullptr; }
   /// Changes a plan as the model needs it.
   virtual void fit(Plan&) const {}
   /// One result for each call; see reference::LlamaReader::read_each.

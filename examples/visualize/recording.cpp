@@ -38,7 +38,8 @@ class Recorder {
   Recorder(const reference::Llama& model, Plan plan, float least_attention)
       : model_{&model},
         watch_{.least_attention = least_attention, .heads = {}},
-        cache_{std::move(plan), CacheOptions{}, WatchingEngine<cpu::Engine<>>{watch_}} {}
+        cache_{std::move(plan), CacheOptions{.value_outputs = model.value_outputs()},
+               WatchingEngine<cpu::Engine<>>{watch_}} {}
 
   /// Returns the logits after the last token.
   std::vector<float> read(std::span<const int> tokens, StepKind kind, const AttendOptions& options) {

@@ -112,6 +112,15 @@ TEST_CASE("settings of policies") {
                     HeadBudgetCache<Codes>::Config{.adaptive_in_layer = true, .storage = {.residual = 0}}) ==
         "120 rows after a compression, and the latest 8 in 4 bits, shared by the heads of the "
         "layer");
+  CHECK(fmt::format("{}", HeadBudgetCache<Dense>::Config{.weigh_values = true}) ==
+        "120 rows after a compression, and the latest 8, times the length of the value");
+  CHECK(fmt::format(
+            "{}", HeadBudgetCache<Dense>::Config{.weigh_values = true,
+                                                 .value_norm = ValueNorm::output_l1,
+                                                 .unweighed_share = 0.5,
+                                                 .scorer = {.votes = Votes::largest, .prior_share = 1.0}}) ==
+        "120 rows after a compression, and the latest 8 by their largest vote, at least 100 % of the mean, "
+        "times what the value adds to the output, 50 % of them by attention alone");
   CHECK(fmt::format("{}", ChunkRetrievalCache<Dense>::Config{.chunk = 16, .budget = 1024}) ==
         "every row, of which 1,024 are read in chunks of 16 by mean key");
   CHECK(fmt::format("{}", ChunkRetrievalCache<Codes, MinMaxKey>::Config{.refresh_every = 64}) ==

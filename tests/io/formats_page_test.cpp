@@ -113,7 +113,8 @@ TEST_CASE("docs/formats.md: the tables of keys are complete, and the defaults ar
   for (const auto& [key, value] : rotary.items()) says("`" + key + "`");
   for (const char* words :
        {"`compress_from` 0", "`after_first_compress` false", "`adaptive_in_layer` false", "`safeguard` 0.2",
-        "`adaptive_in_model` false", "`weigh_values` false", "`votes` \"mean\" or \"largest\""})
+        "`adaptive_in_model` false", "`weigh_values` false", "`value_norm` \"value_l2\" or \"output_l1\"",
+        "`unweighed_share` 0", "`prior_share` 0", "`votes` \"mean\" or \"largest\""})
     says(words);
 }
 

@@ -68,8 +68,12 @@ TEST_CASE("every setting of a head with a budget is read back, for every scorer"
       .budget = 8, .adaptive_in_model = true, .safeguard = 0, .scorer = {.recent = 9}};
   const HeadBudgetCache<Dense, KeyDiffScorer>::Config key_diff{.budget = 8, .scorer = {.recent = 2}};
   const HeadBudgetCache<Dense>::Config worst_case{.scorer = {.votes = Votes::largest}};
-  for (const HeadSettings<float>& own :
-       {HeadSettings<float>{kvzip}, HeadSettings<float>{key_diff}, HeadSettings<float>{worst_case}}) {
+  const HeadBudgetCache<Dense>::Config critical{.weigh_values = true,
+                                                .value_norm = ValueNorm::output_l1,
+                                                .unweighed_share = 0.5,
+                                                .scorer = {.votes = Votes::largest, .prior_share = 0.25}};
+  for (const HeadSettings<float>& own : {HeadSettings<float>{kvzip}, HeadSettings<float>{key_diff},
+                                         HeadSettings<float>{worst_case}, HeadSettings<float>{critical}}) {
     const HeadPlan<float> alone{shape, own};
     CHECK(io::parse_plan(io::format_plan(alone)) == alone);
   }
@@ -77,6 +81,17 @@ TEST_CASE("every setting of a head with a budget is read back, for every scorer"
         std::string::npos);
   CHECK(io::format_plan(HeadPlan<float>{shape, worst_case}).find(R"("votes":"largest")") !=
         std::string::npos);
+  const std::string weighed = io::format_plan(HeadPlan<float>{shape, critical});
+  for (const char* part :
+       {R"("value_norm":"output_l1")", R"("unweighed_share":0.5)", R"("prior_share":0.25)"}) {
+    CAPTURE(part);
+    CHECK(weighed.find(part) != std::string::npos);
+  }
+  // What is as it always was is not written, so older versions read such files.
+  const std::string usual = io::format_plan(HeadPlan<float>{shape, worst_case});
+  for (const char* part : {"value_norm", "unweighed_share", "prior_share"}) {
+    CHECK(usual.find(part) == std::string::npos);
+  }
   HeadPlan<float> plan{shape, h2o};
   plan.set(0, 1, key_norm);
   plan.set(1, 0, tova);

@@ -77,11 +77,14 @@ void randomize(Config& config, Random& random) {
     }
     if (pick(random, 0, 2) == 0) config.compress_from = pick(random, 0, 200);
     if constexpr (requires { config.scorer.kernel; }) {
-      config.scorer = {.observation_window = pick(random, 1, 20),
-                       .pooling = pick(random, 0, 1) == 0 ? Pooling::max : Pooling::average,
-                       .kernel = 2 * pick(random, 0, 4) + 1,
-                       .votes = pick(random, 0, 3) == 0 ? Votes::largest : Votes::mean};
+      config.scorer = {
+          .observation_window = pick(random, 1, 20),
+          .pooling = pick(random, 0, 1) == 0 ? Pooling::max : Pooling::average,
+          .kernel = 2 * pick(random, 0, 4) + 1,
+          .votes = pick(random, 0, 3) == 0 ? Votes::largest : Votes::mean,
+          .prior_share = pick(random, 0, 3) == 0 ? 0.25 * static_cast<double>(pick(random, 1, 4)) : 0.0};
       config.weigh_values = pick(random, 0, 3) == 0;
+      if (config.weigh_values) config.unweighed_share = 0.25 * static_cast<double>(pick(random, 0, 4));
     } else if constexpr (requires { config.scorer.recent; }) {
       config.scorer.recent = pick(random, 0, 30);
       if constexpr (requires { config.scorer.votes = Votes::largest; }) {

@@ -31,7 +31,10 @@ TEST_CASE("settings that differ in one later field are told apart") {
   add(Snap::Config{.compress_from = 1});
   add(Snap::Config{.adaptive_in_model = true});
   add(Snap::Config{.weigh_values = true});
+  add(Snap::Config{.weigh_values = true, .unweighed_share = 0.5});
+  add(Snap::Config{.weigh_values = true, .value_norm = ValueNorm::output_l1});
   add(Snap::Config{.scorer = {.votes = Votes::largest}});
+  add(Snap::Config{.scorer = {.prior_share = 0.5}});
   add(Codes::Config{});
   add(Codes::Config{.storage = {.key_bits = 2}});
   add(Codes::Config{.storage = {.value_bits = 2}});
@@ -41,15 +44,19 @@ TEST_CASE("settings that differ in one later field are told apart") {
   add(Codes::Config{.storage = {.value_codebook = Codebook::normal}});
   add(Codes::Config{.storage = {.value_codebook = Codebook::nvfp4}});
   add(Codes::Config{.storage = {.value_codebook = Codebook::nvfp4, .value_scale = 0.5}});
+  const std::vector<float> weights(3 * 2 * 64, 1.0F);
+  ValueOutputs outputs{shape};
+  outputs.set(0, TensorView<const float>{weights.data(), 3, 2, 64});
+  const CacheOptions options{.value_outputs = &outputs};
   for (std::size_t from = 0; from < plans.size(); ++from) {
-    KvCache cache{plans[from]};
+    KvCache cache{plans[from], options};
     test::Random random{from};
     test::feed(cache, random, {5});
     const std::string bytes = test::saved(cache);
     for (std::size_t to = 0; to < plans.size(); ++to) {
       CAPTURE(from);
       CAPTURE(to);
-      KvCache other{plans[to]};
+      KvCache other{plans[to], options};
       const bool refused = !test::thrown<FormatError>([&] { test::load_bytes(other, bytes, {}); }).empty();
       CHECK(refused == (from != to));
     }

@@ -43,6 +43,7 @@ TEST_CASE("methods get the setting that fits their bytes") {
   CHECK(at_equal_bytes("h2o", budget(0.25, 1024)) == "h2o:256");
   CHECK(at_equal_bytes("headkv@a/b.json", budget(1.0 / 32, 4096)) == "headkv@a/b.json:128");
   CHECK(at_equal_bytes("snapkv", budget(1.0 / 3, 3000)) == "snapkv:1000");
+  CHECK(at_equal_bytes("criticalkv", budget(1.0 / 3, 3000)) == "criticalkv:1000");
   CHECK(at_equal_bytes("tova", budget(1, 77)) == "tova:77");
   CHECK(at_equal_bytes("streaming_llm", budget(0.5, 2048)) == "streaming_llm:16,1008");
   CHECK(at_equal_bytes("sink_recent", budget(1.0 / 64, 1024)) == "sink_recent:8,8");

@@ -261,4 +261,20 @@ TEST_CASE("tables have a row for each plan, means and spreads over seeds") {
   CHECK(table.find("| h2o at 25 % | 37.5 ± 17.7 | 2.00 MB | 3.00 MB |") != std::string::npos);
   CHECK(table.find("Settings:\n\n- `h2o:256`: capacity 256\n") != std::string::npos);
   CHECK(table.find("| h2o at 25 % | 50.0 ± 0.0 | 2.00 MB | 3.00 MB |") != std::string::npos);
+  CHECK(table.find("footprint") == std::string::npos);  // older files have none
+  // The footprint is the mean over the questions of a point, and over the points of the greatest length.
+  point.outcome.kv_footprint = {0.25, 0.5};
+  points[1] = as_json(point);
+  CHECK(points[1]["kv_footprint"] == 0.375);
+  point.seed = 3;
+  point.outcome.kv_footprint = {0.125};
+  points.push_back(as_json(point));
+  point.plan = point.method = "full";
+  point.share = 0;
+  point.outcome.kv_footprint = {};
+  points.push_back(as_json(point));
+  const std::string longer = evaluation_tables(points);
+  CHECK(longer.find("| KV cache | KV footprint, % |") != std::string::npos);
+  CHECK(longer.find(" | 2.00 MB | 3.00 MB | 25.0 |") != std::string::npos);
+  CHECK(longer.find("| full | 50.0 | 2.00 MB | 3.00 MB | - |") != std::string::npos);
 }

@@ -37,7 +37,8 @@ TEST_CASE("plans that keep a prompt whole continue from a shared prompt as from 
   for (std::size_t i = 0; i < prompt.size(); ++i) prompt[i] = static_cast<int>((i * i + 7 * i) % 251);
   PromptForks shared{model, prompt, Prefill::shared};
   PromptForks own{model, prompt, Prefill::own};
-  for (const char* name : {"full", "snapkv:40", "adakv:40", "tova:40", "h2o:40", "keynorm:40"}) {
+  for (const char* name :
+       {"full", "snapkv:40", "adakv:40", "criticalkv:40", "tova:40", "h2o:40", "keynorm:40"}) {
     CAPTURE(name);
     const auto plan = plan_named(name, model.config().shape());
     const ExamPlan exam{.name = name, .plan = plan, .compresses = true};

@@ -95,6 +95,21 @@ TEST_CASE("--plan: a number of rows per head, ranked by the scorer that the name
   CHECK(same("kvzip:64,compete=head", HeadBudgetCache<Dense, KvZipScorer>::Config{.budget = 64}));
   CHECK(same("snapkv:64,compete=model",
              HeadBudgetCache<Dense>::Config{.budget = 56, .adaptive_in_model = true, .safeguard = 0}));
+  HeadBudgetCache<Dense>::Config critical{
+      .budget = 56, .weigh_values = true, .value_norm = ValueNorm::output_l1, .unweighed_share = 0.5};
+  CHECK(same("criticalkv:64", critical));
+  CHECK(same("snapkv:64,weigh_values=true,value_norm=output_l1,unweighed_share=0.5", critical));
+  CHECK(same("criticalkv:64,weigh_values=false", HeadBudgetCache<Dense>::Config{.budget = 56}));
+  critical.scorer.votes = Votes::largest;
+  critical.scorer.prior_share = 1;
+  CHECK(same("criticalkv:64,votes=largest,prior_share=1", critical));
+  critical.adaptive_in_layer = true;
+  CHECK(same("criticalkv:64,votes=largest,prior_share=1,compete=layer", critical));
+  // Settings of what the name does not ask for are unknown, not ignored.
+  CHECK(refusal("snapkv:64,value_norm=output_l1").find("no setting 'value_norm'") != std::string::npos);
+  CHECK(refusal("snapkv:64,prior_share=1").find("no setting 'prior_share'") != std::string::npos);
+  CHECK(refusal("criticalkv:64,value_norm=l1").find("must be one of value_l2, output_l1") !=
+        std::string::npos);
   const auto quantized = plan_named("adakv+int4:64");
   using Codes = HeadBudgetCache<PerTokenStorage<float>>;
   CHECK(quantized.at(1, 1).get<Codes>().storage.bits == 4);

@@ -76,7 +76,8 @@ class KvCache {
   using element_type = E;
   using Plan = HeadPlan<E>;
 
-  /// @throws ConfigError for options that do not work, alone or with the plan.
+  /// @throws ConfigError for options that do not work, alone or with the plan; ShapeError for `value_outputs` of a
+  /// model with other heads
   explicit KvCache(Plan plan, const CacheOptions& options = {}, Engine engine = {})
       : KvCache{std::move(plan), options, std::move(engine), CachePool{valid(options)}} {}
 
@@ -433,6 +434,7 @@ class KvCache {
 template <Element E, AttentionEngine Engine>
 std::vector<CacheLayer<E>> KvCache<E, Engine>::new_layers() const {
   const ModelShape& model = plan_.shape();
+  if (options_.value_outputs != nullptr) options_.value_outputs->check_fits(model);
   std::vector<Layer> layers;
   layers.reserve(model.layers);
   for (std::size_t layer = 0; layer < model.layers; ++layer) {
@@ -454,7 +456,9 @@ std::vector<CacheLayer<E>> KvCache<E, Engine>::new_layers() const {
       const HeadSettings<E>& settings = plan_.at(layer, head);
       check_rollback(name, layer, head, settings.compresses_by_itself(), settings.roles().accumulates,
                      options_.max_rollback);
-      added.add(settings.make_head(context));
+      StorageContext of_head = context;
+      if (options_.value_outputs != nullptr) of_head.value_output = options_.value_outputs->head(layer, head);
+      added.add(settings.make_head(of_head));
     }
   }
   for (std::size_t layer = 0; layer < model.layers; ++layer) check_reading(layer, layers);

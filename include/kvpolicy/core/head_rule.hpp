@@ -51,20 +51,23 @@ struct HeadRule {
 
   // Compression: rows are dropped by rank.
   bool compresses = false;
-  std::size_t budget = 0;              ///< rows that survive by rank
-  std::size_t kept_rows = 0;           ///< latest rows that always survive
-  std::size_t compress_from = 0;       ///< a shorter text is not compressed
-  std::size_t compress_every = 0;      ///< rows until the head compresses again by itself; 0: never
-  bool after_first_compress = false;   ///< `compress_every` starts with the first requested compression
-  bool adaptive_in_layer = false;      ///< the heads of a layer share their budgets (Ada-KV)
-  bool adaptive_in_model = false;      ///< and so do all layers' heads; `adaptive_in_layer` is true then
-  double safeguard = 0.0;              ///< share of its budget that such a head keeps in any case
-  std::string_view scorer = {};        ///< name of the scorer
-  Ranking ranking = Ranking::none;     ///< what the scorer looks at
-  KeyNumbers key_numbers = {};         ///< the scorer's settings, where it looks at the key
-  Votes votes = Votes::mean;           ///< what the attention of several queries comes to
-  bool waits_for_scoring = false;      ///< attention is added up in scoring passes alone
-  bool weighs_values = false;          ///< ranks are multiplied by the lengths of values
+  std::size_t budget = 0;             ///< rows that survive by rank
+  std::size_t kept_rows = 0;          ///< latest rows that always survive
+  std::size_t compress_from = 0;      ///< a shorter text is not compressed
+  std::size_t compress_every = 0;     ///< rows until the head compresses again by itself; 0: never
+  bool after_first_compress = false;  ///< `compress_every` starts with the first requested compression
+  bool adaptive_in_layer = false;     ///< the heads of a layer share their budgets (Ada-KV)
+  bool adaptive_in_model = false;     ///< and so do all layers' heads; `adaptive_in_layer` is true then
+  double safeguard = 0.0;             ///< share of its budget that such a head keeps in any case
+  std::string_view scorer = {};       ///< name of the scorer
+  Ranking ranking = Ranking::none;    ///< what the scorer looks at
+  KeyNumbers key_numbers = {};        ///< the scorer's settings, where it looks at the key
+  Votes votes = Votes::mean;          ///< what the attention of several queries comes to
+  double prior_share = 0.0;           ///< share of the mean score below which no score is
+  bool waits_for_scoring = false;     ///< attention is added up in scoring passes alone
+  bool weighs_values = false;         ///< ranks are multiplied by norms of values
+  ValueNorm value_norm = ValueNorm::value_l2;  ///< which ones
+  double unweighed_share = 0.0;        ///< share of the budget that is chosen before ranks are multiplied
   std::size_t observation_window = 0;  ///< latest queries whose attention ranks the rows
   std::optional<ExpectedQueries> expected = {};  ///< set if those to come rank them, for which these stand
   std::size_t first_rows = 0;                    ///< of the text that rank above all others then

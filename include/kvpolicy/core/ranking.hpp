@@ -51,6 +51,19 @@ template <class T>
   return vote > so_far ? vote : so_far;
 }
 
+/// What scores are multiplied by where they are weighed by values.
+enum class ValueNorm : std::uint8_t {
+  value_l2,  ///< the length of the value (Expected Attention, arXiv:2510.00636)
+  /// the L1 norm of what the value becomes in the layer's output projection (CriticalKV, arXiv:2502.03805;
+  /// core/value_outputs.hpp)
+  output_l1
+};
+
+/// The names of the enumerators in files.
+[[nodiscard]] constexpr std::array<std::string_view, 2> names_of(ValueNorm) {
+  return {"value_l2", "output_l1"};
+}
+
 /// The settings of a scorer that a function of a key needs besides the key.
 struct KeyNumbers {
   float number[4] = {};

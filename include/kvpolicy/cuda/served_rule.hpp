@@ -93,6 +93,12 @@ inline void check_compressing(const HeadRule& rule) {
     require(rule.observation_window == 0, "cuda: ", rule.scorer, " asks ", rule.observation_window,
             " queries, but states a ranking that asks none");
   }
+  require(rule.value_norm == ValueNorm::value_l2,
+          "cuda: value_norm is 'output_l1', which weighs rows on the host; kernels have 'value_l2'");
+  require(rule.prior_share == 0.0, "cuda: prior_share is ", rule.prior_share,
+          ", must be 0; the host lifts low scores before it ranks them");
+  require(rule.unweighed_share == 0.0, "cuda: unweighed_share is ", rule.unweighed_share,
+          ", must be 0; the host chooses a share of the rows before it weighs them");
   require(rule.pooled_rows <= 65, "cuda: the pooling kernel is ", rule.pooled_rows,
           " rows, must be at most 65");
 }

@@ -65,7 +65,16 @@ struct PolicyText {
       text += rule.scorer.empty() ? "a scorer without a name" : rule.scorer;
     }
     if (rule.votes == Votes::largest) text += " by their largest vote";
-    if (rule.weighs_values) text += ", times the length of the value";
+    if (rule.prior_share > 0.0) {
+      text += fmt::format(", at least {} % of the mean", 100.0 * rule.prior_share);
+    }
+    if (rule.weighs_values) {
+      text += rule.value_norm == ValueNorm::value_l2 ? ", times the length of the value"
+                                                     : ", times what the value adds to the output";
+    }
+    if (rule.unweighed_share > 0.0) {
+      text += fmt::format(", {} % of them by attention alone", 100.0 * rule.unweighed_share);
+    }
     if (rule.adaptive_in_model) {
       text += ", shared by all heads of the model";
     } else if (rule.adaptive_in_layer) {

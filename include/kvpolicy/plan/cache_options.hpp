@@ -8,6 +8,7 @@
 #include <memory_resource>
 
 #include <kvpolicy/core/error.hpp>
+#include <kvpolicy/core/value_outputs.hpp>
 #include <kvpolicy/memory/page_pool.hpp>
 #include <kvpolicy/storage/storage_context.hpp>
 
@@ -54,6 +55,10 @@ struct CacheOptions {
   /// pool of their own over `memory` and `slow_memory`. That pool allocates each page separately and keeps
   /// no free pages, so `bytes()` is what was allocated from the resources.
   PagePool* pool = nullptr;
+  /// The model's output projections, for heads that weigh their rows by them (`ValueNorm::output_l1`); no other head
+  /// reads them. They must outlive the cache and its forks, and are not saved with it. Null: a plan with such a head
+  /// is refused.
+  const ValueOutputs* value_outputs = nullptr;
 
   friend bool operator==(const CacheOptions&, const CacheOptions&) = default;
 
@@ -61,7 +66,7 @@ struct CacheOptions {
   /// have `value_dim` (0: also `head_dim`). A cache adds the pool that it uses.
   [[nodiscard]] StorageContext context(std::size_t head_dim, std::size_t value_dim = 0) const {
     const bool is_slow = slow_memory != nullptr || (pool != nullptr && pool->tiers() > 1);
-    return {head_dim, page_rows, pool, is_slow ? std::size_t{1} : 0, value_dim};
+    return {head_dim, page_rows, pool, is_slow ? std::size_t{1} : 0, value_dim, nullptr};
   }
   [[nodiscard]] std::size_t tail_rows() const { return max_rollback + max_append; }
 

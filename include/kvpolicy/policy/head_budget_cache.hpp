@@ -11,7 +11,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -27,12 +26,14 @@
 #include <kvpolicy/core/head_rule.hpp>
 #include <kvpolicy/core/row.hpp>
 #include <kvpolicy/core/rule_ranges.hpp>
+#include <kvpolicy/core/value_outputs.hpp>
 #include <kvpolicy/policy/policy.hpp>
 #include <kvpolicy/policy/row_scorer.hpp>
 #include <kvpolicy/policy/shared_config.hpp>
 #include <kvpolicy/policy/shared_rows.hpp>
 #include <kvpolicy/policy/snapkv_scorer.hpp>
 #include <kvpolicy/policy/top_rows.hpp>
+#include <kvpolicy/policy/weighed_scores.hpp>
 
 namespace kvpolicy {
 
@@ -69,10 +70,15 @@ class HeadBudgetCache {
     /// So do the rows of all heads of all layers: one threshold for the model (KVzip). Such heads are compressed all at
     /// once (`compress()`), so `compress_every` must be 0.
     bool adaptive_in_model = false;
-    /// A row's score is multiplied by the length of its value: a row that adds little to a result may go, however much
-    /// attention it gets (Expected Attention; CriticalKV, arXiv:2502.03805, without the output projection). For
-    /// scorers that go by attention.
+    /// A row's score is multiplied by a norm of its value: a row that adds little to a result may go, however much
+    /// attention it gets (Expected Attention; CriticalKV, arXiv:2502.03805). For scorers that go by attention.
     bool weigh_values = false;
+    /// Which norm; `output_l1`, CriticalKV's, needs `CacheOptions::value_outputs`.
+    ValueNorm value_norm = ValueNorm::value_l2;
+    /// Share of the budget that goes to the rows of the highest scores before these are multiplied; the others compete
+    /// for what is left (CriticalKV's alpha, 0.5 in the paper). Heads that share their budgets divide them by
+    /// these scores then, and each chooses of its part in the two steps; with 0 the multiplied scores compete.
+    double unweighed_share = 0.0;
     /// Share of its budget that a head keeps whatever the others have, where heads share (Ada-KV's alpha).
     double safeguard = 0.2;
     typename Scorer::Config scorer = {};
@@ -91,19 +97,24 @@ class HeadBudgetCache {
       visit.later("compress_from", compress_from, 0);
       visit.later("adaptive_in_model", adaptive_in_model, false);
       visit.later("weigh_values", weigh_values, false);
+      visit.later("value_norm", value_norm, ValueNorm::value_l2);
+      visit.later("unweighed_share", unweighed_share, 0.0);
     }
   };
   static constexpr std::string_view name = "head_budget";
 
-  /// @throws ConfigError if the scorer's or the storage's config does not fit.
+  /// @throws ConfigError if the scorer's or the storage's config does not fit, or `value_norm` needs an output
+  /// projection that `context` lacks; ShapeError for one of other values.
   HeadBudgetCache(const Config& config, const StorageContext& context)
       : HeadBudgetCache{SharedConfig{config}, context} {}
   HeadBudgetCache(const SharedConfig<Config>& config, const StorageContext& context)
       : config_{config},
         head_dim_{static_cast<std::uint32_t>(context.head_dim)},
         value_dim_{static_cast<std::uint32_t>(context.value_channels())},
+        value_output_{config->value_norm == ValueNorm::output_l1 ? context.value_output : nullptr},
         storage_{config->storage, context} {
     validate(*config, context);
+    if (config->value_norm == ValueNorm::output_l1) check_value_output(value_output_, value_dim_);
     defer_quantization(storage_, true);  // rows are quantised once the first survivors are chosen
   }
 
@@ -129,6 +140,13 @@ class HeadBudgetCache {
         "rows that none has seen have no sum to add to");
     require(!config.weigh_values || ObservingScorer<Scorer> || AccumulatingScorer<Scorer>,
             "HeadBudgetCache: weigh_values is true, but the scorer goes by keys, not by attention");
+    require(config.weigh_values || config.value_norm == ValueNorm::value_l2,
+            "HeadBudgetCache: value_norm is 'output_l1', must be 'value_l2' unless weigh_values is true");
+    // Written so that NaN fails.
+    require(config.unweighed_share >= 0.0 && config.unweighed_share <= 1.0,
+            "HeadBudgetCache: unweighed_share is ", config.unweighed_share, ", must be 0 to 1");
+    require(config.unweighed_share == 0.0 || config.weigh_values, "HeadBudgetCache: unweighed_share is ",
+            config.unweighed_share, ", must be 0 unless weigh_values is true");
     Scorer::validate(config.scorer);
     if constexpr (requires { config.scorer.sinks; }) {
       require(config.budget >= config.scorer.sinks, "HeadBudgetCache: budget is ", config.budget,
@@ -154,6 +172,8 @@ class HeadBudgetCache {
     if constexpr (requires { Scorer::name; }) rule.scorer = Scorer::name;
     if constexpr (requires { config.scorer.describe(rule); }) config.scorer.describe(rule);
     rule.weighs_values = config.weigh_values;
+    rule.value_norm = config.value_norm;
+    rule.unweighed_share = config.unweighed_share;
     rule.waits_for_scoring = waits;
     config.storage.describe(rule, head_dim);
     return rule;
@@ -263,13 +283,15 @@ class HeadBudgetCache {
   /// `finish_compress`.
   /// @throws std::bad_alloc
   void prepare_compress(std::span<const float> sums, std::size_t group, std::size_t queries) {
-    prepare_survivors(top_ranks<std::uint64_t>(ranks(sums, group, queries), config_->budget));
+    prepare_survivors(ranked(sums, group, queries).best(config_->budget));
   }
   /// The same in two steps, for heads that share: what the candidates are worth, ...
   [[nodiscard]] SharingHead compete(std::span<const float> sums, std::size_t group,
                                     std::size_t queries) const {
-    return {ranks(sums, group, queries), budget_rule(*config_).chosen(unshared_rows_),
-            safe_rows(config_->safeguard, config_->budget)};
+    SharingHead own = ranked(sums, group, queries);
+    own.rows = budget_rule(*config_).chosen(unshared_rows_);
+    own.safeguard = safe_rows(config_->safeguard, config_->budget);
+    return own;
   }
   /// ... and which of them survive, ascending, besides the rows that always do.
   void prepare_survivors(std::vector<std::size_t> numbers) {
@@ -421,9 +443,19 @@ class HeadBudgetCache {
 
   // The ranks of the candidates; higher ranks survive. Max pooling gives equal scores to the neighbours of a row with
   // much attention, so rows of equal score are ranked by the attention that they got themselves.
-  [[nodiscard]] std::vector<std::uint64_t> ranks(std::span<const float> sums, std::size_t group,
-                                                 std::size_t queries) const {
+  [[nodiscard]] SharingHead ranked(std::span<const float> sums, std::size_t group,
+                                   std::size_t queries) const {
     const std::vector<float> scored = scores(sums, group, queries);
+    if (!config_->weigh_values) return {.ranks = ranks_of(scored, sums, group)};
+    std::vector<std::uint64_t> by_values = ranks_of(weighed(scored, sums, group, queries), sums, group);
+    if (config_->unweighed_share == 0.0) return {.ranks = std::move(by_values)};
+    return {.ranks = ranks_of(scored, sums, group),
+            .weighed = std::move(by_values),
+            .unweighed_share = config_->unweighed_share};
+  }
+  [[nodiscard]] std::vector<std::uint64_t> ranks_of(std::span<const float> scored,
+                                                    [[maybe_unused]] std::span<const float> sums,
+                                                    [[maybe_unused]] std::size_t group) const {
     std::vector<std::uint64_t> ranks(scored.size());
     for (std::size_t row = 0; row < ranks.size(); ++row) {
       float own = 0.0F;
@@ -456,47 +488,41 @@ class HeadBudgetCache {
         scores[row] = Scorer::score_key(config_->scorer, key);
       });
     }
-    if (config_->weigh_values) {
-      for_each_row<&Segment::values>(
-          scores.size(), value_dim_, [&](std::size_t row, std::span<const float> value) {
-            double squares = 0.0;
-            for (const float number : value)
-              squares += static_cast<double>(number) * static_cast<double>(number);
-            // Rows with the largest score are kept in any case.
-            constexpr float always = std::numeric_limits<float>::max();
-            if (scores[row] < always) {
-              const double weighed = static_cast<double>(scores[row]) * std::sqrt(squares);
-              scores[row] = static_cast<float>(std::min(weighed, static_cast<double>(always)));
-            }
-          });
-    }
     return scores;
   }
 
+  // The scores times the norms of the rows' values.
+  [[nodiscard]] std::vector<float> weighed(std::vector<float> scored,
+                                           [[maybe_unused]] std::span<const float> sums,
+                                           [[maybe_unused]] std::size_t group,
+                                           [[maybe_unused]] std::size_t queries) const {
+    if (value_output_ == nullptr) {
+      for_each_row<&Segment::values>(storage_, scored.size(), value_dim_,
+                                     [&](std::size_t row, std::span<const float> value) {
+                                       scored[row] = times_norm(scored[row], length_of(value));
+                                     });
+      return scored;
+    }
+    const std::vector<double> norms = output_norms(*value_output_, storage_, scored.size());
+    if constexpr (ObservingScorer<Scorer>) {
+      return times_norms<Scorer>(config_->scorer, sums, group, queries, norms, std::move(scored));
+    } else {
+      // Sums are of all query heads together, and so are the norms.
+      return times_norms(votes(), norms, std::move(scored));
+    }
+  }
   // visit(row, key) for the first `count` rows.
   template <class Visit>
   void for_each_key(std::size_t count, Visit visit) const {
-    for_each_row<&Segment::keys>(count, head_dim_, visit);
-  }
-  template <Plane Segment::*side, class Visit>
-  void for_each_row(std::size_t count, std::size_t numbers, Visit visit) const {
-    SegmentList shown;
-    storage_.show(0, count, {}, shown);
-    std::vector<float> loaded(numbers);
-    std::size_t row = 0;
-    for (const Segment& segment : shown) {
-      for (std::size_t i = 0; i < segment.rows; ++i, ++row) {
-        load_row(segment.*side, i, loaded);
-        visit(row, std::span<const float>{loaded});
-      }
-    }
+    for_each_row<&Segment::keys>(storage_, count, head_dim_, visit);
   }
 
   SharedConfig<Config> config_;
   std::uint32_t head_dim_;
   std::uint32_t value_dim_;
-  bool evicted_ = false;          // whether rows are gone, even all of them
-  bool compressed_once_ = false;  // also if no row was dropped
+  const ValueOutput* value_output_;  // null: scores are not weighed by the output
+  bool evicted_ = false;             // whether rows are gone, even all of them
+  bool compressed_once_ = false;     // also if no row was dropped
   Storage storage_;
   std::vector<std::int64_t> positions_;  // of each row, once rows were evicted
   std::vector<double> sums_;             // of each row, where the scorer adds up

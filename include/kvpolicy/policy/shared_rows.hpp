@@ -13,9 +13,11 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <vector>
 
+#include <kvpolicy/core/rule_ranges.hpp>
 #include <kvpolicy/policy/top_rows.hpp>
 
 namespace kvpolicy {
@@ -25,10 +27,25 @@ struct SharingHead {
   std::vector<std::uint64_t> ranks;  ///< of its candidates (top_rows.hpp)
   std::size_t rows = 0;              ///< that it would keep alone, at most as many as there are candidates
   std::size_t safeguard = 0;         ///< of its best rows, that it keeps whatever the others have
+  /// Ranks by which the head chooses, of as many rows as it may keep, those after the first `unweighed_share`
+  /// (CriticalKV, arXiv:2502.03805). Empty: it keeps its best by `ranks`.
+  std::vector<std::uint64_t> weighed = {};
+  double unweighed_share = 0.0;
+
+  /// The rows that the head keeps if it may keep `count`, ascending; all where there are fewer.
+  [[nodiscard]] std::vector<std::size_t> best(std::size_t count) const {
+    if (weighed.empty()) return top_ranks<std::uint64_t>(ranks, count);
+    std::vector<std::uint64_t> second = weighed;
+    for (const std::size_t row : top_ranks<std::uint64_t>(ranks, safe_rows(unweighed_share, count))) {
+      second[row] = std::numeric_limits<std::uint64_t>::max();  // which no score has
+    }
+    return top_ranks<std::uint64_t>(second, count);
+  }
 };
 
 /// Which candidates of each head survive, ascending: as many in all as the heads would keep alone.
-/// Among equal ranks the lower head wins, then the lower row. Takes 8 bytes for each candidate besides their ranks.
+/// Among equal ranks the lower head wins, then the lower row. Heads with weighed ranks choose their rows by these once it
+/// is known how many they keep. Takes 8 bytes for each candidate besides their ranks.
 [[nodiscard]] inline std::vector<std::vector<std::size_t>> share_rows(std::span<const SharingHead> heads) {
   std::vector<std::vector<std::size_t>> safe;
   std::vector<std::uint64_t> ranks;  // of the rows that are not safe, head after head
@@ -66,6 +83,7 @@ struct SharingHead {
     });
     auto& rows = chosen.emplace_back(safe[h].size() + won.size());
     std::ranges::merge(safe[h], won, rows.begin());
+    if (!heads[h].weighed.empty()) rows = heads[h].best(rows.size());
   }
   return chosen;
 }

@@ -32,19 +32,26 @@ struct SnapKvScorer {
     Pooling pooling = Pooling::max;
     std::size_t kernel = 7;  ///< Rows pooled together; odd.
     /// What the votes of the queries and of the query heads come to. `largest` is DefensiveKV's worst case
-    /// (arXiv:2510.13334), without its second step, which lifts low scores to a share of the mean.
+    /// (arXiv:2510.13334), the first of its two steps.
     Votes votes = Votes::mean;
+    /// The second step, its adaptive prior-risk correction: no score is below this share of the mean of all
+    /// candidates' scores, because a row that few queries have looked at so far may matter yet. 1 in the authors'
+    /// code; 0: scores stay as they are. Rows that are lifted are equal, so it pays with `weigh_values`, which
+    /// tells them apart, or where heads share their budgets.
+    double prior_share = 0.0;
     friend bool operator==(const Config&, const Config&) = default;
     void fields(FieldVisitor& visit) {
       visit.renamed("observation_window", "window", observation_window);
       visit("pooling", pooling);
       visit("kernel", kernel);
       visit.later("votes", votes, Votes::mean);
+      visit.later("prior_share", prior_share, 0.0);
     }
     /// Adds how rows are ranked to a head's rule.
     void describe(HeadRule& rule) const {
       rule.ranking = Ranking::attention;
       rule.votes = votes;
+      rule.prior_share = prior_share;
       rule.pooling = pooling;
       rule.pooled_rows = kernel;
     }
@@ -57,6 +64,9 @@ struct SnapKvScorer {
             "SnapKvScorer: observation_window is ", config.observation_window, ", must be 1 to ", most);
     require(config.kernel % 2 == 1 && config.kernel <= most, "SnapKvScorer: kernel is ", config.kernel,
             ", must be odd and at most ", most);
+    // Written so that NaN fails.
+    require(config.prior_share >= 0.0 && config.prior_share <= 1.0, "SnapKvScorer: prior_share is ",
+            config.prior_share, ", must be 0 to 1");
   }
 
   [[nodiscard]] static std::size_t kept_rows(const Config& config) { return config.observation_window; }
@@ -89,6 +99,15 @@ struct SnapKvScorer {
         out[row] = with_vote(config.votes, out[row], pooled);
       }
     }
+    if (config.prior_share > 0.0 && candidates > 0) lift(config.prior_share, out);
+  }
+
+ private:
+  static void lift(double share, std::span<float> scores) {
+    double sum = 0.0;
+    for (const float score : scores) sum += static_cast<double>(score);
+    const auto least = static_cast<float>(share * sum / static_cast<double>(scores.size()));
+    for (float& score : scores) score = std::max(score, least);
   }
 };
 

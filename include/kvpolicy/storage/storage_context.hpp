@@ -19,7 +19,9 @@ namespace kvpolicy {
   return pool;
 }
 
-/// The sizes of a head's rows, and where their pages come from.
+class ValueOutput;
+
+/// The sizes of a head's rows, where their pages come from, and what the head's policy may know of the model.
 struct StorageContext {
   std::size_t head_dim = 0;  ///< Channels of a key, and of a value unless `value_dim` says otherwise.
   std::size_t page_rows = 64;
@@ -29,6 +31,9 @@ struct StorageContext {
   /// memory. The head moves them (offload/slow_rows.hpp), not its policy or its storage.
   std::size_t slow_tier = 0;
   std::size_t value_dim = 0;  ///< Channels of a value; 0: as many as of a key.
+  /// What the head's values go through after attention (core/value_outputs.hpp), for policies that weigh rows by it;
+  /// no storage does. It must outlive the head and its forks. Null: the cache was not told.
+  const ValueOutput* value_output = nullptr;
 
   [[nodiscard]] PagePool& pages() const { return pool == nullptr ? default_pool() : *pool; }
 
