@@ -48,6 +48,9 @@ template <Element E>
 struct HeadChoice {
   HeadSettings<E> settings;
   HeadDamage damage;
+  /// [layers, kv_heads]: the head is read with a bound (Read::bounded), which reads this share of its rows in halves in
+  /// full. Empty: it is read as its rule says.
+  HeadTable<double> rows_read = {};
 };
 
 /// Settings of `search_plan`: how many bytes a plan may take, and for how long a text.
