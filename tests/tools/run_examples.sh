@@ -34,6 +34,7 @@ smaller() {
     "identify_heads headkv"*--samples*) options=() ;;
     "identify_heads headkv"*) options=("--lengths 640" "--depths 2" "--threads 1") ;;
     "identify_heads razor"*) options=("--samples 1") ;;
+    "identify_heads shares"*) options=("--length 512" "--texts 1" "--budget 128" "--threads 1") ;;
     "identify_heads damage"*) options=("--length 512" "--texts 1" "--questions 1" "--min-rows 256") ;;
     *) options=() ;;
   esac

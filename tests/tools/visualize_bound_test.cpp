@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Compares what visualize says of reads with a bound with numbers that were counted by hand, on recordings made by hand.
+// Compares what visualize says of reads with a bound with numbers counted by hand, on recordings made by hand.
 #include <visualize/bound_summary.hpp>
 
 #include <cmath>
