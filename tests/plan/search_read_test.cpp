@@ -242,5 +242,5 @@ TEST_CASE("what a search with a limit of what is read refuses") {
   // 1,000 rows of two heads.
   CHECK_NOTHROW((void)search({}, FullCache<Dense>::Config{}, 512'000));
   CHECK_THROWS_WITH_AS((void)search({}, FullCache<Dense>::Config{}, 511'999),
-                       doctest::Contains("reads 512000 at least"), ConfigError);
+                       doctest::Contains("adds up to 512000 bytes"), ConfigError);
 }

@@ -79,6 +79,8 @@ ln -s reference_model/weights/keyfinder DIR
 ln -s reference_model/weights/keyfinder-draft DIR-draft
 cp "$repository/tests/tools/data/labelled_texts.json" texts.json
 cp "$repository/tests/tools/data/needle_samples.json" samples.json
+mkdir shares
+cp "$repository/tests/tools/data/damage_with_reads.json" shares/damage.json
 head -c 700 "$repository/reference_model/weights/heldout_kjv.txt" >chapter.txt
 
 # ---- the examples

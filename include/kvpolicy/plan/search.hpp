@@ -90,15 +90,15 @@ template <Element E>
   return read;
 }
 
-/// The sum of what each head reads under the choice that reads least of it.
-[[nodiscard]] inline double least_read(std::span<const HeadTable<double>> read) {
+/// The sum of what each head reads under the choice that reads least of it, in whole bytes.
+[[nodiscard]] inline std::size_t least_read(std::span<const HeadTable<double>> read) {
   double sum = 0;
   for (std::size_t i = 0; i < read.front().values().size(); ++i) {
     double least = read.front().values()[i];
     for (const HeadTable<double>& choice : read) least = std::min(least, choice.values()[i]);
     sum += least;
   }
-  return sum;
+  return static_cast<std::size_t>(std::ceil(sum));
 }
 
 }  // namespace detail
@@ -196,9 +196,10 @@ template <Element E>
                                    .memory(context, options, true)
                                    .total();
     if (config.bytes_read && needed <= bytes) {
-      fail<ConfigError>("search_plan: no plan was found of ", bytes, " bytes that reads ", *config.bytes_read,
-                        " at a step of ", context, " tokens: a cache takes ", needed,
-                        " bytes at least, and a step reads ", detail::least_read(read), " at least");
+      fail<ConfigError>("search_plan: no plan was found that reads ", *config.bytes_read,
+                        " bytes at a step of ", context,
+                        " tokens: the least that each head can read adds up to ", detail::least_read(read),
+                        " bytes, and the least that a cache can take is ", needed);
     }
     fail<ConfigError>("search_plan: ", bytes, " bytes are too few for ", context,
                       " tokens: with every head under the smallest of the ", choices.size(),
