@@ -41,6 +41,7 @@
 
 #include "found_gates.hpp"
 #include "head_shares.hpp"
+#include "shortened.hpp"
 #include "subcommands.hpp"
 
 namespace kvpolicy::tools {
@@ -161,6 +162,20 @@ struct SharesFound {
   io::DamageTable<bfloat16> table;
 };
 
+// Numbers of files have no digits that are rounding errors of the attention itself.
+HeadTable<double> short_mean(const SampledShares& samples) {
+  HeadTable<double> means = mean_of(samples);
+  for (double& one : means.values()) one = shortened(one);
+  return means;
+}
+
+SampledShares short_samples(SampledShares samples) {
+  for (std::vector<double>& own : samples.values()) {
+    for (double& one : own) one = shortened(one);
+  }
+  return samples;
+}
+
 SharesFound find(const SharesArguments& a, const TextModel& model) {
   SharesFound found{.menu = menu_of(a, model.config()), .shares = {}, .table = {}};
   const std::vector<SplitText> texts = draw_texts(model, a);
@@ -179,8 +194,8 @@ SharesFound find(const SharesArguments& a, const TextModel& model) {
   found.table = {shape, a.length, {}, a.epsilon};
   for (std::size_t i = 0; i < found.shares.size(); ++i) {
     const SettingShares& own = found.shares[i];
-    HeadChoice<bfloat16> choice{found.menu.settings[i], mean_of(own.error)};
-    if (!own.rows_read.values().front().empty()) choice.rows_read = mean_of(own.rows_read);
+    HeadChoice<bfloat16> choice{found.menu.settings[i], short_mean(own.error)};
+    if (!own.rows_read.values().front().empty()) choice.rows_read = short_mean(own.rows_read);
     found.table.choices.push_back(std::move(choice));
   }
   return found;
@@ -190,8 +205,9 @@ void write(const SharesArguments& a, const SharesFound& found) {
   const std::filesystem::path folder{a.out};
   write_result((folder / "damage.json").string(), io::format_damage(found.table));
   write_result((folder / "rows_read.json").string(),
-               io::format_head_samples(found.shares[found.menu.bounded].rows_read));
-  write_result((folder / "lost.json").string(), io::format_head_samples(found.shares[found.menu.lost].lost));
+               io::format_head_samples(short_samples(found.shares[found.menu.bounded].rows_read)));
+  write_result((folder / "lost.json").string(),
+               io::format_head_samples(short_samples(found.shares[found.menu.lost].lost)));
 }
 
 io::OrderedJson by_layer(const HeadTable<double>& table) {
