@@ -24,6 +24,7 @@ Examples:
   generate --plan headkv/retrieval_heads.json --capacity 128 --prompt 'In the beginning'
   identify_heads razor --out razor                  echo and induction, from random tokens
   identify_heads kvzip --out kvzip                  what repeating a text takes of each head
+  identify_heads shares --out shares                what a bound reads, what dropping rows unasked loses
   identify_heads damage --out damage.json           what each head loses under each policy
   plan search --damage damage.json --weights DIR --bytes 1/16 --context 4096 plan.json
   identify_heads duo --help                         all settings
@@ -40,6 +41,7 @@ int main(int argc, char** argv) {
   add_headkv(app, work);
   add_razor(app, work);
   add_kvzip(app, work);
+  add_shares(app, work);
   add_damage(app, work);
   return run_tool(app, argc, argv, [&] { work(); });
 }

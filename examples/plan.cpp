@@ -24,10 +24,11 @@
 #include "common/model_sizes.hpp"
 #include "common/pattern_folder.hpp"
 #include "common/plan_name.hpp"
-#include "common/plan_search.hpp"
 #include "common/run_tool.hpp"
 #include "common/table.hpp"
 #include "common/terminal.hpp"
+#include "generate/plan_conversion.hpp"
+#include "generate/plan_searched.hpp"
 #include "generate/plan_shards.hpp"
 #include "generate/plan_view.hpp"
 #include "tool_plan.hpp"
@@ -48,8 +49,7 @@ struct Arguments {
   std::size_t context = 131072;
   std::string memory = "80GB";
   std::size_t page_rows = 64;
-  HeadKnowledge known;
-  std::string budget = "1/8";
+  SearchArguments search;
   bool published = false;
   ShardArguments shards;
   std::string output;
@@ -73,6 +73,9 @@ constexpr const char* examples = R"(Examples:
 
   # the plan with the least damage in an eighth of the bytes, over all policies and precisions
   plan search --weights reference_model/weights/keyfinder --context 4096 --bytes 1/8 plan.json
+
+  # the same for what a step of decoding reads, by what `identify_heads shares` measured
+  plan search --weights DIR --damage shares/damage.json --context 4096 --bytes-read 1/4 plan.json
 
   # which rank of eight holds which heads, so that all take equally long
   plan shards --ranks 8 --shape llama-3-8b --plan duo@PATTERN_FOLDER:0.5 --context 131072
@@ -306,37 +309,12 @@ void max_context(const Arguments& a) {
 // ---- search
 
 void search(const Arguments& a) {
-  require(!a.shape.empty() || !a.known.weights.empty(),
-          "--shape is needed: a model's name, layers,q_heads,kv_heads,head_dim or a model folder; or "
-          "--weights. Known:\n",
-          known_shapes());
-  const ModelShape shape = parse_shape(a.shape.empty() ? a.known.weights : a.shape);
-  const std::size_t bytes = parse_budget(a.budget, shape, a.context, a.options());
-  const SearchChoices menu = search_choices(a.known, shape, a.context);
-  const auto found = search_plan<bfloat16>(shape, menu.choices,
-                                           {.bytes = bytes, .context = a.context, .options = a.options()});
-  const std::size_t full = Plan{shape}.memory(a.context, a.options()).total();
-  const double smaller = static_cast<double>(full) / static_cast<double>(found.bytes);
-  if (!a.output.empty()) io::save_plan(a.output, found.plan);
+  const SearchedPlan found{a.search, a.context, a.options()};
   if (a.json) {
-    const OrderedJson json = {{"from", menu.from},
-                              {"context", a.context},
-                              {"bytes_allowed", bytes},
-                              {"bytes", found.bytes},
-                              {"bytes_full", full},
-                              {"times_smaller", smaller},
-                              {"damage", found.damage},
-                              {"choices", menu.choices.size()},
-                              {"plan", OrderedJson::parse(io::format_plan(found.plan))}};
-    fmt::print("{}\n", as_line(json));
+    fmt::print("{}\n", as_line(found.json()));
     return;
   }
-  fmt::print(
-      "{} at {} tokens, {:.2f}x smaller than a full cache ({} allowed)\n"
-      "chosen among {} settings a head by {}; damage {:.4g}\n\n{}",
-      Bytes{found.bytes}, thousands(a.context), smaller, Bytes{bytes}, menu.choices.size(), menu.from,
-      found.damage, plan_map(found.plan, wants_colour(stdout)));
-  if (!a.output.empty()) fmt::print("\nwrote the plan {}\n", a.output);
+  fmt::print("{}", found.text(wants_colour(stdout)));
 }
 
 // ---- shards
@@ -355,52 +333,6 @@ void shards(const Arguments& a) {
 }
 
 // ---- convert
-
-// Heads that keep every row get gate 1, streaming heads gate 0.
-io::DuoPattern pattern_of(const Plan& plan) {
-  const std::size_t kv_heads = same_heads(plan.shape(), "plan convert").kv_heads;
-  io::DuoPattern pattern{HeadGates{plan.shape().layers, kv_heads}};
-  bool met = false;
-  plan.for_each_head([&](std::size_t layer, std::size_t head, const HeadSettings<bfloat16>& settings) {
-    using Streaming = SinkRecentCache<DenseStorage<bfloat16>>;
-    if (settings.is<FullCache<DenseStorage<bfloat16>>>()) {
-      pattern.gates(layer, head) = 1.0;
-    } else if (const Streaming::Config* const window = settings.get_if<Streaming>()) {
-      require(!met || (pattern.sinks == window->sinks && pattern.recent == window->recent),
-              "a DuoAttention pattern has one window for all heads; KV head ", head, " of layer ", layer,
-              " has another than the heads before it");
-      pattern.sinks = window->sinks;
-      pattern.recent = window->recent;
-      met = true;
-    } else {
-      throw ConfigError(
-          message("a DuoAttention pattern has only full and sink_recent heads over dense rows; KV head ",
-                  head, " of layer ", layer, " is another: ", fmt::format("{}", settings)));
-    }
-  });
-  return pattern;
-}
-
-// Scores in proportion to the budgets; with beta = 1 they give the same budgets again.
-HeadScores scores_of(const Plan& plan, HeadKvConfig& config) {
-  const ModelShape& shape = plan.shape();
-  const LayerShape same = same_heads(shape, "plan convert");
-  HeadScores scores{shape.layers, same.q_heads};
-  std::size_t sum = 0;
-  plan.for_each_head([&](std::size_t layer, std::size_t head, const HeadSettings<bfloat16>& settings) {
-    const HeadRule rule = settings.rule(shape.layer(layer).head_dim);
-    require(rule.compresses && rule.scorer == SnapKvScorer::name,
-            "head scores only describe heads with a budget and SnapKV's scorer; KV head ", head, " of layer ",
-            layer, " is another");
-    for (std::size_t i = 0; i < same.queries_per_kv(); ++i) {
-      scores(layer, head * same.queries_per_kv() + i) = static_cast<double>(rule.budget);
-    }
-    sum += rule.budget;
-    config.observation_window = rule.observation_window;
-  });
-  config.capacity = sum / shape.kv_head_count() + config.observation_window;
-  return scores;
-}
 
 void convert(const Arguments& a) {
   const fs::path output{a.output};
@@ -527,25 +459,9 @@ int main(int argc, char** argv) {
       ->capture_default_str();
 
   CLI::App* search_command =
-      add_command(app, "search", "The plan with the least damage within a number of bytes", a);
-  search_command->add_option("OUTPUT", a.output, "Write the plan there")->type_name("FILE.json");
-  search_command->add_option("--bytes", a.budget, "For the cache: 1/8 of a full one, or 64MB")
-      ->type_name("SIZE")
-      ->capture_default_str();
+      add_command(app, "search", "The plan with the least damage within bytes held, bytes read, or both", a);
+  a.search.add_to(*search_command);
   add_context(*search_command);
-  search_command->add_option("--damage", a.known.damage, "What `identify_heads damage` measured")
-      ->type_name("FILE");
-  search_command->add_option("--gates", a.known.gates, "Or a DuoAttention pattern")->type_name("FOLDER");
-  search_command->add_option("--scores", a.known.scores, "Or HeadKV head scores")->type_name("FILE");
-  search_command->add_option("--shape", a.shape, "The model, by name")->type_name("SHAPE");
-  search_command
-      ->add_option("--weights", a.known.weights,
-                   "Model folder with its shape and, unless given above, damage.json, duo/ or headkv/")
-      ->type_name("DIR");
-  search_command->footer(
-      "Damages of single heads are added up, so the choice is exact where no head can replace "
-      "another,\nand a good guess where some can. Gates and scores are converted to damages by a "
-      "rule of thumb\n(include/kvpolicy/plan/search_menu.hpp); measured damages are better.");
 
   CLI::App* shards_command =
       add_command(app, "shards", "Which rank holds which heads, so that none waits for another", a);

@@ -29,6 +29,7 @@
 #include "common/text_model.hpp"
 #include "generate/prompt.hpp"
 #include "tool_plan.hpp"
+#include "visualize/bound_summary.hpp"
 #include "visualize/page.hpp"
 #include "visualize/recording.hpp"
 
@@ -140,6 +141,20 @@ nlohmann::json heads_json(const Recording& recording) {
   return heads;
 }
 
+nlohmann::json bound_json(const BoundSummary& summary) {
+  nlohmann::json layers = nlohmann::json::array();
+  for (const double share : summary.rows_read_by_layer) {
+    layers.push_back(share < 0 ? nlohmann::json{} : nlohmann::json(share));
+  }
+  return {{"reads", summary.reads},
+          {"unread_bound_largest", summary.bound.largest},
+          {"unread_bound_median", summary.bound.median},
+          {"unread_measured_largest", summary.measured.largest},
+          {"unread_measured_median", summary.measured.median},
+          {"rows_read_share", summary.rows_read},
+          {"rows_read_share_by_layer", layers}};
+}
+
 void print_json(const Arguments& arguments, const Recording& recording, const HtmlPage& page) {
   const Step& last = recording.steps.back();
   nlohmann::json json{{"model", arguments.model},
@@ -156,6 +171,7 @@ void print_json(const Arguments& arguments, const Recording& recording, const Ht
                       {"page", arguments.out},
                       {"page_bytes", page.html.size()},
                       {"text", recording.new_text()}};
+  if (const auto bound = summarize_bound(recording)) json["bound"] = bound_json(*bound);
   fmt::print("{}\n", as_line(json));
 }
 
@@ -167,6 +183,7 @@ void print_summary(const Arguments& arguments, const Recording& recording, const
              thousands(recording.tokens.size()));
   fmt::print("  KV cache   {:MB}, {} of a full cache's {:MB}\n", Bytes{last.bytes},
              percent(static_cast<double>(last.bytes) / static_cast<double>(full)), Bytes{full});
+  if (const auto bound = summarize_bound(recording)) fmt::print("{}", shown(*bound));
   if (recording.tokens.size() > recording.prompt_tokens) {
     fmt::print("  goes on    {}\n", one_line(recording.new_text(), 80));
   }

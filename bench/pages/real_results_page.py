@@ -327,6 +327,35 @@ def bounds(*runs):
                                     *(["answered, %"] if answers else [])], [row for _, row in rows]))
 
 
+READS = re.compile(r"bounded@.*/(\d)_(\d)\.json:")
+
+
+def reads_label(point):
+    """A plan of the experiment `reads` for readers: those that were searched by what they may read."""
+    found = READS.match(point["plan"])
+    return f"searched for {found[1]}/{found[2]}" if found else f"`{point['plan']}`"
+
+
+@measured_by("reads")
+def reads(run):
+    """Plans by the bytes that a token reads, the most first."""
+    points = [point for point in run["points"] if "text_kl" in point]
+    full = of(points, plan="full")
+
+    def read(own):
+        return interval(own, lambda point: point["text_bytes_read"])[0]
+
+    rows = [(read(own), [reads_label(own[0]), f"{100 * read(own) / read(full):.0f} %",
+                         f"{100 * results.bytes_share(own, full):.0f} %",
+                         number(interval(own, lambda point: point["text_kl"]), 4),
+                         f"{100 * interval(own, lambda point: point['text_same'])[0]:.1f}"])
+            for own in by(points, lambda point: point["plan"]).values()]
+    rows.sort(key=lambda row: -row[0])
+    texts = len(bootstrap.texts_of_points(full, lambda point: point["text_kl"]))
+    return (f"{texts} texts, with the 95 % interval.\n\n"
+            + table(["plan", "read for a token", "kept", "KL, nats a token", "same likeliest token, %"], [row for _, row in rows]))
+
+
 @measured_by("choices")
 def choices(run):
     points = run["points"]
@@ -391,6 +420,6 @@ TABLES = {f"smollm2_{name}": ([f"smollm2/{file}" for file in files], make) for n
     ("tasks", ["tasks_*.json"], tasks), ("heads", ["heads.json*"], heads), ("gates", ["gates.json*"], gates),
     ("sinks", ["sinks.json*"], sinks), ("needles", ["needles.json*"], needles), ("settings", ["settings.json*"], settings),
     ("budgets", ["budgets.json*"], budgets), ("combined", ["combined.json*"], combined),
-    ("unasked", ["unasked.json*"], unasked), ("bounds", ["bounds*.json"], bounds),
+    ("unasked", ["unasked.json*"], unasked), ("bounds", ["bounds*.json"], bounds), ("reads", ["reads.json*"], reads),
     ("language", ["language_*.json"], language), ("choices", ["choices.json*"], choices),
     ("storage", ["storage*.json"], storage), ("memory", ["memory.json*"], memory), ("peers", ["peers_*.json"], peers)]}

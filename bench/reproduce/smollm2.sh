@@ -19,8 +19,9 @@
 #   choices    short questions with four endings, where compression should cost nothing
 #   storage    8 to 2 bits, per token and per channel, by the number of exact rows, other codebooks, and widths for each head
 #   bounds     reads with a bound beside Quest's and TriForce's chunks, by the bytes that a token reads
+#   reads      plans that are searched by what a bound reads of each head and what dropping rows loses, within what a step reads
 #   memory     what the cache takes over the length of the text and the number of texts
-experiments=(tasks heads gates sinks needles settings budgets combined unasked language choices storage bounds memory)
+experiments=(tasks heads gates sinks needles settings budgets combined unasked language choices storage bounds reads memory)
 targets=(plan)
 results=$all_results/smollm2
 folder=models/smollm2
@@ -218,6 +219,20 @@ measure_bounds() {
   ask_keys 2 bounds_answers 2048 --plans "${plans[@]}"
 }
 
+# Heads were measured on the first 30 % of the novels, plans are on the rest. All keep as few exact rows as the search's.
+measure_reads() {
+  local share plan plans=(full bounded:0.05,residual=32)
+  mapfile -t -O ${#plans[@]} plans < <(each "%s:32" int8 int4 int3)
+  mkdir -p "build/reproduce/$model/reads"
+  for share in 1/2 1/3 1/4 1/6; do
+    plan=build/reproduce/$model/reads/${share/\//_}.json
+    "$tools/plan" search --shape "$folder" --damage "$weights/shares/damage.json" --context 2048 --bytes-read "$share" \
+      "$plan" >/dev/null || die "no plan was found that reads $share of a full cache"
+    plans+=("bounded@$plan:0.05")
+  done
+  go_on reads 2048 --text novels --compress text --plans "${plans[@]}"
+}
+
 measure_memory() {
   "$PYTHON" bench/memory_over_length.py --tool "$tools/plan" --shape smollm2-135m --contexts 512 1024 2048 4096 8192 \
     --plans full int8 int4 kivi2 "duo@$weights/duo:0.5" "duo+int4@$weights/duo:0.5" snapkv:512 snapkv:128 >"$results/memory.json"
@@ -235,6 +250,10 @@ identify() {
   find_file headkv/retrieval_heads.json headkv --model "$folder" --kind retrieval --lengths 512 1024 2048
   find_file headkv/enhanced_heads.json headkv --model "$folder" --kind enhanced --lengths 512 1024 2048
   find_file headkv/retrieval_reasoning_heads.json headkv --model "$folder" --kind reasoning --lengths 512 1024 2048 --depths 5
+  stage shares "$tools/identify_heads" shares --model "$folder" --text novels --length 2048 --texts 6 --later text \
+    --out "$found/shares" >"$found/shares.log" || die "what a bound reads could not be measured"
+  mkdir -p "$weights/shares"
+  cp "$found"/shares/*.json "$weights/shares/"
   find_file damage.json damage --model "$folder" --length 1024 --texts 1 --questions 4
   find_file bits.json damage --model "$folder" --length 1024 --texts 2 --questions 0 --menu bits --by divergence
 }

@@ -23,7 +23,6 @@ namespace kvpolicy::tools {
 namespace {
 
 namespace fs = std::filesystem;
-using Plan = HeadPlan<bfloat16>;
 
 SearchChoices measured(const fs::path& file, const ModelShape& shape) {
   io::DamageTable<bfloat16> table = io::load_damage<bfloat16>(file);
@@ -32,12 +31,13 @@ SearchChoices measured(const fs::path& file, const ModelShape& shape) {
           table.shape.head_dim, "; this one has ", shape.layers, ", ", shape.q_heads, ", ", shape.kv_heads,
           ", ", shape.head_dim);
   return {std::move(table.choices),
-          fmt::format("damages measured at {} tokens ({})", thousands(table.context), file.string())};
+          fmt::format("damages measured at {} tokens ({})", thousands(table.context), file.string()),
+          table.epsilon};
 }
 
 SearchChoices guessed(const HeadGates& importance, const ModelShape& shape, std::size_t context,
                       const std::string& from) {
-  return {choices_by_importance<bfloat16>(shape, importance, context), "a rule of thumb over " + from};
+  return {choices_by_importance<bfloat16>(shape, importance, context), "a rule of thumb over " + from, {}};
 }
 
 SearchChoices from_gates(const fs::path& path, const ModelShape& shape, std::size_t context) {
@@ -73,8 +73,7 @@ SearchChoices search_choices(const HeadKnowledge& known, const ModelShape& shape
                      context);
 }
 
-std::size_t parse_budget(const std::string& text, const ModelShape& shape, std::size_t context,
-                         const CacheOptions& options) {
+std::size_t parse_budget(const std::string& text, double whole) {
   const std::size_t slash = text.find('/');
   if (slash == std::string::npos) return parse_bytes(text);
   const auto number = [&](const std::string& digits) {
@@ -85,8 +84,7 @@ std::size_t parse_budget(const std::string& text, const ModelShape& shape, std::
     return value;
   };
   const double share = number(text.substr(0, slash)) / number(text.substr(slash + 1));
-  const std::size_t full = Plan{shape}.memory(context, options).total();
-  return static_cast<std::size_t>(share * static_cast<double>(full));
+  return static_cast<std::size_t>(share * whole);
 }
 
 }  // namespace kvpolicy::tools

@@ -19,7 +19,7 @@ namespace kvpolicy::tools {
 /// headkv/retrieval_heads.json.
 struct HeadKnowledge {
   std::string weights = {};
-  std::string damage = {};  ///< a file of `identify_heads damage`
+  std::string damage = {};  ///< a file of `identify_heads damage` or `identify_heads shares`
   std::string gates = {};   ///< a DuoAttention pattern folder
   std::string scores = {};  ///< a HeadKV score file
 
@@ -30,16 +30,16 @@ struct HeadKnowledge {
 
 struct SearchChoices {
   std::vector<HeadChoice<bfloat16>> choices;
-  std::string from;  ///< "damages measured at 2,048 tokens (…/damage.json)"
+  std::string from;                    ///< "damages measured at 2,048 tokens (…/damage.json)"
+  std::optional<double> epsilon = {};  ///< the bound under which choices with `rows_read` are read
 };
 
 /// @throws ConfigError if nothing is known or it does not fit the shape, FormatError for bad files
 [[nodiscard]] SearchChoices search_choices(const HeadKnowledge& known, const ModelShape& shape,
                                            std::size_t context);
 
-/// Parses "1/8" as a share of what a full cache takes at `context`, or bytes as parse_bytes does.
+/// Parses "1/8" as a share of `whole` bytes, or bytes as parse_bytes does.
 /// @throws ConfigError
-[[nodiscard]] std::size_t parse_budget(const std::string& text, const ModelShape& shape, std::size_t context,
-                                       const CacheOptions& options = {});
+[[nodiscard]] std::size_t parse_budget(const std::string& text, double whole);
 
 }  // namespace kvpolicy::tools

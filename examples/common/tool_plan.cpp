@@ -149,6 +149,7 @@ class Maker {
   // How it is read, `reading_of` says.
   [[nodiscard]] Plan bounded() {
     static_cast<void>(bound_of(spec_));
+    if (!spec_.source.empty()) return bounded_file();
     const std::size_t residual = spec_.count("residual", 128);
     const LowBits bits = spec_.storage.empty() ? LowBits{8, 4} : io::low_bits_named(spec_.storage);
     require(bits.keys == 8, spec_.storage,
@@ -158,6 +159,18 @@ class Maker {
     format.sinks = spec_.count("sinks", format.sinks);
     format = format.rotated(spec_.choice("hadamard", format.hadamard()));
     return Plan{shape_, format.head<bfloat16>()};
+  }
+
+  // A plan file of which some heads have keys in halves.
+  [[nodiscard]] Plan bounded_file() {
+    spec_.require_exact_rows();
+    Plan plan = of_this_model(io::load_plan<bfloat16>(spec_.source), spec_.source);
+    bool any = false;
+    plan.for_each_head([&](std::size_t, std::size_t, const HeadSettings<bfloat16>& settings) {
+      any = any || is_in_halves(settings.rule(shape_.head_dim).key_encoding);
+    });
+    require(any, spec_.source, ": no head has its keys in halves, so no read of it has a bound");
+    return plan;
   }
 
   [[nodiscard]] Plan kivi() {
@@ -348,10 +361,12 @@ class Maker {
     const std::string text = io::read_text_file(path);
     const io::Json json = io::parse_json(text, path.string());
     if (!json.is_object() || !json.contains("format")) return headkv(path);
-    const Plan plan = io::parse_plan<bfloat16>(text, path.string());
-    const ModelShape& own = plan.shape();
-    require(own == shape_, path.string(), ": is a plan for ", fmt::format("{}", own), "; the model has ",
-            fmt::format("{}", shape_));
+    return of_this_model(io::parse_plan<bfloat16>(text, path.string()), path.string());
+  }
+
+  [[nodiscard]] Plan of_this_model(Plan plan, const std::string& path) const {
+    require(plan.shape() == shape_, path, ": is a plan for ", fmt::format("{}", plan.shape()),
+            "; the model has ", fmt::format("{}", shape_));
     return plan;
   }
 
@@ -446,7 +461,8 @@ What a name leaves open is as published, or as listed here; other settings are w
   sink_recent, streaming_llm, duo  sinks=N recent=N mask=exact|chunk; duo also rule=exact_count|threshold
   bounded                          (how it is read is in the name, not in a plan file that is made from it)
                                    certainty=sure|four_sigma|none (estimates), key_group=64, residual=128;
-                                   bounded+int8:0.05 has values of 8 bits
+                                   bounded+int8:0.05 has values of 8 bits; bounded@FILE.json:0.05 reads the heads of a
+                                   plan file so whose keys are in halves, and the others as they are
   what is quantised                group=N channels that share a scale, residual=N, hadamard=none|keys|values|both
                                    (what is rotated first), normal=none|keys|values|both (codes that stand for
                                    Lloyd-Max numbers); kivi has flush=kivi|steady instead; fp8, mxfp4 and nvfp4 have

@@ -15,6 +15,7 @@ void add_duo(CLI::App& app, std::function<void()>& work);
 void add_headkv(CLI::App& app, std::function<void()>& work);
 void add_razor(CLI::App& app, std::function<void()>& work);
 void add_kvzip(CLI::App& app, std::function<void()>& work);
+void add_shares(CLI::App& app, std::function<void()>& work);
 void add_damage(CLI::App& app, std::function<void()>& work);
 
 }  // namespace kvpolicy::tools

@@ -34,6 +34,7 @@ smaller() {
     "identify_heads headkv"*--samples*) options=() ;;
     "identify_heads headkv"*) options=("--lengths 640" "--depths 2" "--threads 1") ;;
     "identify_heads razor"*) options=("--samples 1") ;;
+    "identify_heads shares"*) options=("--length 512" "--texts 1" "--budget 128" "--threads 1") ;;
     "identify_heads damage"*) options=("--length 512" "--texts 1" "--questions 1" "--min-rows 256") ;;
     *) options=() ;;
   esac
@@ -78,6 +79,8 @@ ln -s reference_model/weights/keyfinder DIR
 ln -s reference_model/weights/keyfinder-draft DIR-draft
 cp "$repository/tests/tools/data/labelled_texts.json" texts.json
 cp "$repository/tests/tools/data/needle_samples.json" samples.json
+mkdir shares
+cp "$repository/tests/tools/data/damage_with_reads.json" shares/damage.json
 head -c 700 "$repository/reference_model/weights/heldout_kjv.txt" >chapter.txt
 
 # ---- the examples

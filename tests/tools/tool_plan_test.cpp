@@ -11,6 +11,7 @@
 #include <common/files.hpp>
 #include <generate/plan_view.hpp>
 #include <kvpolicy/io/duo_pattern.hpp>
+#include <kvpolicy/io/plan_json.hpp>
 #include <kvpolicy/plan/low_bits.hpp>
 #include <kvpolicy/plan/shipped_policies.hpp>
 
@@ -70,6 +71,25 @@ TEST_CASE("--plan bounded: the format, and how it is read") {
                        "--plan bounded:0.1: is read with a bound, which serve does not do; generate, "
                        "compare, evaluate and visualize do",
                        ConfigError);
+}
+
+TEST_CASE("--plan bounded@FILE: a plan file whose heads in halves are read with a bound") {
+  const testing::TemporaryFolder folder;
+  const std::string file = (folder.path() / "mixed.json").string();
+  Plan mixed{shape, FullCache<Dense>::Config{}};
+  mixed.set(1, 0, LowBitFormat::of_bounded(shape).head<float>());
+  io::save_plan(file, mixed);
+  const std::string name = "bounded@" + file + ":0.2,certainty=four_sigma";
+  CHECK(plan_named(name) == mixed);
+  CHECK(reading_of(name, needs_of(mixed)) ==
+        Reading{.read = Read::bounded, .epsilon = 0.2F, .certainty = Certainty::four_sigma});
+  CHECK(refusal("bounded@" + file + ":0.2,residual=32").find("residual") != std::string::npos);
+  CHECK(refusal("bounded+int8@" + file + ":0.2").find("int8") != std::string::npos);
+  CHECK(refusal("bounded@" + (folder.path() / "none.json").string()).find("none.json") != std::string::npos);
+  io::save_plan(file, Plan{shape, FullCache<Dense>::Config{}});
+  CHECK(refusal("bounded@" + file).find("no head has its keys in halves") != std::string::npos);
+  io::save_plan(file, Plan{{1, 4, 2, 64}, LowBitFormat::of_bounded(shape).head<float>()});
+  CHECK(refusal("bounded@" + file).find("is a plan for") != std::string::npos);
 }
 
 TEST_CASE("--plan: a number of rows per head, ranked by the scorer that the name states") {

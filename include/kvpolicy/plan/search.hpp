@@ -15,6 +15,9 @@
 // damages may be measured, by trying each choice on each head (`identify_heads damage`), or guessed from
 // gates (plan/search_menu.hpp).
 //
+// What a decode step reads may be limited as well, with or instead of what a cache takes: a head that is read with a
+// bound holds every row and reads few, which a limit of memory alone does not see.
+//
 // Method: a multiple-choice knapsack by Lagrange multipliers (Everett, 1963). At a given price per byte
 // every head takes the choice that costs it least, and the price is lowered until the bytes are spent. The
 // remaining bytes go to single heads. The papers on per-head budgets do not mix policies: DuoAttention
@@ -24,20 +27,19 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <limits>
 #include <optional>
 #include <span>
-#include <tuple>
 #include <utility>
 #include <vector>
 
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/core/model_shape.hpp>
 #include <kvpolicy/plan/cache_options.hpp>
+#include <kvpolicy/plan/choose_offers.hpp>
 #include <kvpolicy/plan/head_plan.hpp>
 #include <kvpolicy/plan/head_table.hpp>
 #include <kvpolicy/plan/require_fits.hpp>
-#include <kvpolicy/plan/saturating.hpp>
+#include <kvpolicy/plan/step_costs.hpp>
 
 namespace kvpolicy {
 
@@ -48,6 +50,9 @@ template <Element E>
 struct HeadChoice {
   HeadSettings<E> settings;
   HeadDamage damage;
+  /// [layers, kv_heads]: the head is read with a bound (Read::bounded), which reads this share of its rows in halves in
+  /// full. Empty: it is read as its rule says.
+  HeadTable<double> rows_read = {};
 };
 
 /// Settings of `search_plan`: how many bytes a plan may take, and for how long a text.
@@ -55,6 +60,9 @@ struct SearchConfig {
   std::size_t bytes = 0;      ///< The most that a cache may take, tail and kept queries included.
   std::size_t context = 0;    ///< Tokens that the cache holds then.
   CacheOptions options = {};  ///< Options of that cache.
+  /// The most bytes of rows that a decode step may read then (plan/step_costs.hpp); none: any number. Heads with
+  /// `HeadChoice::rows_read` read what a bound leaves them.
+  std::optional<std::size_t> bytes_read = {};
 };
 
 /// The result of `search_plan`. `bytes` is `plan.memory(context, options, true).total()`: heads with a
@@ -63,113 +71,46 @@ template <Element E>
 struct FoundPlan {
   HeadPlan<E> plan;
   std::size_t bytes = 0;
-  double damage = 0;  ///< summed over the heads
+  double damage = 0;                      ///< summed over the heads
+  std::optional<double> bytes_read = {};  ///< by a decode step, where the config limits it
 };
 
 namespace detail {
 
-/// One choice for one head: the index of the choice, its bytes and its damage.
-struct Offer {
-  std::size_t choice = 0;
-  std::size_t bytes = 0;
-  double damage = 0;
-};
-
-/// One head's offers in ascending bytes, without those that another offer beats in both bytes and damage.
-[[nodiscard]] inline std::vector<Offer> worthwhile(std::vector<Offer> offers) {
-  // If two are equal in both, the first choice stays.
-  std::ranges::sort(offers, {},
-                    [](const Offer& offer) { return std::tuple{offer.bytes, offer.damage, offer.choice}; });
-  std::vector<Offer> kept;
-  for (const Offer& offer : offers) {
-    if (kept.empty() || offer.damage < kept.back().damage) kept.push_back(offer);
+/// Bytes that a decode step reads of each head under a choice.
+template <Element E>
+[[nodiscard]] HeadTable<double> step_reads(const HeadChoice<E>& choice, const ModelShape& shape,
+                                           std::size_t tokens) {
+  const LayerShape layer = shape.layer(0);
+  const HeadRule rule = choice.settings.rule(layer.head_dim);
+  HeadTable<double> read{shape.layers, layer.kv_heads, bytes_read(rule, tokens, layer, sizeof(E))};
+  for (std::size_t i = 0; i < choice.rows_read.values().size(); ++i) {
+    read.values()[i] = bytes_read_with_bound(rule, tokens, layer, sizeof(E), choice.rows_read.values()[i]);
   }
-  return kept;
+  return read;
 }
 
-/// The index of the offer that costs least if a byte costs `price`; the smaller offer if two cost the same.
-[[nodiscard]] inline std::size_t cheapest(std::span<const Offer> offers, double price) {
-  const auto cost = [&](const Offer& offer) {
-    return offer.damage + price * static_cast<double>(offer.bytes);
-  };
-  return static_cast<std::size_t>(std::ranges::min_element(offers, {}, cost) - offers.begin());
-}
-
-/// One offer index for each head, with at most `budget` bytes in total. The damage exceeds the minimum by
-/// at most the difference between two choices of one head. Every head must have an offer. Returns nothing
-/// if even the smallest offers do not fit.
-[[nodiscard]] inline std::optional<std::vector<std::size_t>> choose_offers(
-    std::span<const std::vector<Offer>> heads, std::size_t budget) {
-  std::vector<std::size_t> chosen(heads.size(), 0);
-  std::size_t used = 0;
-  for (const auto& offers : heads) {
-    if (offers.front().bytes > budget - used) return std::nullopt;
-    used += offers.front().bytes;
+/// The sum of what each head reads under the choice that reads least of it, in whole bytes.
+[[nodiscard]] inline std::size_t least_read(std::span<const HeadTable<double>> read) {
+  double sum = 0;
+  for (std::size_t i = 0; i < read.front().values().size(); ++i) {
+    double least = read.front().values()[i];
+    for (const HeadTable<double>& choice : read) least = std::min(least, choice.values()[i]);
+    sum += least;
   }
-  const auto at_price = [&](double price) {
-    std::vector<std::size_t> indices;
-    for (const auto& offers : heads) indices.push_back(cheapest(offers, price));
-    return indices;
-  };
-  const auto bytes_of = [&](const std::vector<std::size_t>& indices) {
-    std::size_t sum = 0;
-    for (std::size_t i = 0; i < heads.size(); ++i) {
-      sum = saturating_sum(sum, heads[i][indices[i]].bytes);
-    }
-    return sum;
-  };
-  // The price is found by bisection of its logarithm. At the highest price every head takes its smallest
-  // offer.
-  double low = 1e-30;
-  double high = 0;
-  for (const auto& offers : heads) high = std::max(high, offers.front().damage + 1.0);
-  if (const auto free = at_price(0.0); bytes_of(free) <= budget) {
-    chosen = free;
-  } else {
-    for (int step = 0; step < 200 && high > low * (1 + 1e-12); ++step) {
-      const double price = std::sqrt(low * high);
-      auto indices = at_price(price);
-      if (bytes_of(indices) <= budget) {
-        chosen = std::move(indices);
-        high = price;
-      } else {
-        low = price;
-      }
-    }
-  }
-  // The remaining bytes go to single changes: each time to the one that avoids the most damage per byte.
-  used = bytes_of(chosen);
-  for (;;) {
-    std::size_t best_head = heads.size();
-    std::size_t best_index = 0;
-    double best_gain = 0;
-    for (std::size_t i = 0; i < heads.size(); ++i) {
-      const Offer& now = heads[i][chosen[i]];
-      for (std::size_t index = chosen[i] + 1; index < heads[i].size(); ++index) {
-        const std::size_t more = heads[i][index].bytes - now.bytes;
-        if (more > budget - used) break;
-        const double gain = (now.damage - heads[i][index].damage) / static_cast<double>(more);
-        if (gain > best_gain) {
-          best_gain = gain;
-          best_head = i;
-          best_index = index;
-        }
-      }
-    }
-    if (best_head == heads.size()) return chosen;
-    used += heads[best_head][best_index].bytes - heads[best_head][chosen[best_head]].bytes;
-    chosen[best_head] = best_index;
-  }
+  return static_cast<std::size_t>(std::ceil(sum));
 }
 
 }  // namespace detail
 
 /// The plan with the smallest sum of `damage` whose cache takes at most `config.bytes` when it holds
-/// `config.context` tokens. Deterministic: ties go to the choice of fewer bytes, then to the earlier one. A
-/// pure function, so threads may call it at the same time.
-/// @throws ConfigError if there is no choice, a damage is negative or not finite, a table does not fit
-/// the shape, a config does not work, or `bytes` are fewer than the smallest plan takes; CapacityError for
-/// a context beyond `max_text_tokens`
+/// `config.context` tokens, and whose decode step reads at most `config.bytes_read` then, but for rounding.
+/// Deterministic: ties go to the choice of fewer bytes, then to the earlier one. A pure function, so threads may call
+/// it at the same time. Within one limit the damage is within one head's step of the least; within two it is near it.
+/// @throws ConfigError if there is no choice, a damage is negative or not finite, a table does not fit the shape, a
+/// config does not work, `rows_read` are no shares or of keys that are not in halves, a policy does not state its rule
+/// where a limit of what is read asks for it, or `bytes` or `bytes_read` are fewer than the smallest plan takes;
+/// CapacityError for a context beyond `max_text_tokens`
 template <Element E>
 [[nodiscard]] FoundPlan<E> search_plan(const ModelShape& shape, std::span<const HeadChoice<E>> choices,
                                        const SearchConfig& config) {
@@ -187,12 +128,16 @@ template <Element E>
   ModelShape one_head{1, 1, 1, layer.head_dim, layer.value_dim};
   if (layer.window > 0) one_head.change(0).window = layer.window;
   std::vector<std::size_t> size;
+  std::vector<HeadTable<double>> read(
+      choices.size());  // of each choice, if it counts, what a step reads of each head
   for (const HeadChoice<E>& choice : choices) {
     detail::require_fits(choice.damage, shape, "search_plan");
     for (const double damage : choice.damage.values()) {
       require(damage >= 0.0 && std::isfinite(damage), "search_plan: a damage of choice ", size.size(), " is ",
               damage, ", must be 0 or positive and finite");
     }
+    if (!choice.rows_read.values().empty()) detail::require_fits(choice.rows_read, shape, "search_plan");
+    if (config.bytes_read) read[size.size()] = detail::step_reads(choice, shape, context);
     size.push_back(HeadPlan<E>{one_head, choice.settings}.memory(context, options, true).heads);
   }
 
@@ -215,16 +160,27 @@ template <Element E>
       if (own > 0 && !with_queries) continue;
       queries = std::max(queries, own);
       for (std::size_t i = 0; i < heads.size(); ++i) {
-        heads[i].push_back({c, size[c], choices[c].damage.values()[i]});
+        heads[i].push_back(
+            {c, size[c], choices[c].damage.values()[i], config.bytes_read ? read[c].values()[i] : 0.0});
       }
     }
     if (heads.front().empty()) return std::nullopt;
-    for (auto& offers : heads) offers = detail::worthwhile(std::move(offers));
     const std::size_t taken = fixed.tail + queries;
     if (taken > bytes) return std::nullopt;
-    const auto indices = detail::choose_offers(heads, bytes - taken);
+    std::optional<std::vector<std::size_t>> indices;
+    if (config.bytes_read) {
+      for (auto& offers : heads) offers = detail::worthwhile_in_both(std::move(offers));
+      indices = detail::TwoLimits{heads, bytes - taken, static_cast<double>(*config.bytes_read)}.choose();
+    } else {
+      for (auto& offers : heads) offers = detail::worthwhile(std::move(offers));
+      indices = detail::choose_offers(heads, bytes - taken);
+    }
     if (!indices) return std::nullopt;
     FoundPlan<E> found{plan_of(heads, *indices), 0, 0};
+    if (config.bytes_read) {
+      found.bytes_read = 0.0;
+      for (std::size_t i = 0; i < heads.size(); ++i) *found.bytes_read += heads[i][(*indices)[i]].read;
+    }
     found.bytes = found.plan.memory(context, options, true).total();
     for (std::size_t i = 0; i < heads.size(); ++i) found.damage += heads[i][(*indices)[i]].damage;
     return found;
@@ -239,6 +195,12 @@ template <Element E>
     const std::size_t needed = HeadPlan<E>{shape, choices[static_cast<std::size_t>(least)].settings}
                                    .memory(context, options, true)
                                    .total();
+    if (config.bytes_read && needed <= bytes) {
+      fail<ConfigError>("search_plan: no plan was found that reads ", *config.bytes_read,
+                        " bytes at a step of ", context,
+                        " tokens: the least that each head can read adds up to ", detail::least_read(read),
+                        " bytes, and the least that a cache can take is ", needed);
+    }
     fail<ConfigError>("search_plan: ", bytes, " bytes are too few for ", context,
                       " tokens: with every head under the smallest of the ", choices.size(),
                       " choices a cache takes ", needed);

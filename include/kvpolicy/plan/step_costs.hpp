@@ -22,11 +22,15 @@ namespace kvpolicy {
 /// caller's: bytes, or times measured for heads of each kind.
 using HeadCosts = std::vector<std::vector<double>>;
 
-/// Bytes of rows that one query at the end of a text of `tokens` tokens reads of a head, keys and values, in a cache
-/// whose exact numbers have `element_bytes` bytes. A head that compresses has been compressed; one that selects reads
-/// its selection and the rows after the last full chunk, without the summaries that a new selection needs.
-[[nodiscard]] inline double bytes_read(const HeadRule& rule, std::size_t tokens, const LayerShape& layer,
-                                       std::size_t element_bytes) {
+namespace detail {
+
+/// The rows that one query at the end of a text reads of a head.
+struct StepRows {
+  std::size_t exact = 0;
+  std::size_t packed = 0;
+};
+
+[[nodiscard]] inline StepRows step_rows(const HeadRule& rule, std::size_t tokens) {
   std::size_t rows = tokens;
   if (rule.recent > 0) rows = rule.window_rule().kept_rows(tokens);
   if (rule.chunk > 0) {
@@ -37,17 +41,56 @@ using HeadCosts = std::vector<std::vector<double>>;
   // In an engine's pages all rows are codes, sinks as well.
   const std::size_t exact_rows = rule.engine_pages ? 0 : rule.sinks + rule.residual;
   const std::size_t packed = rule.is_quantized() ? rows - std::min(rows, exact_rows) : 0;
+  return {rows - packed, packed};
+}
+
+/// Bytes of one packed key or value, with its part of a scale and a zero.
+[[nodiscard]] inline double packed_bytes(std::size_t bits, Codebook codebook, std::size_t group,
+                                         std::size_t channels) {
+  const auto numbers = static_cast<double>(channels);
+  return numbers * static_cast<double>(bits) / 8 +
+         numbers * static_cast<double>(param_bytes_of_group(codebook)) / static_cast<double>(group);
+}
+
+}  // namespace detail
+
+/// Bytes of rows that one query at the end of a text of `tokens` tokens reads of a head, keys and values, in a cache
+/// whose exact numbers have `element_bytes` bytes. A head that compresses has been compressed; one that selects reads
+/// its selection and the rows after the last full chunk, without the summaries that a new selection needs.
+[[nodiscard]] inline double bytes_read(const HeadRule& rule, std::size_t tokens, const LayerShape& layer,
+                                       std::size_t element_bytes) {
+  const detail::StepRows rows = detail::step_rows(rule, tokens);
   const auto side = [&](Encoding encoding, Codebook codebook, std::size_t group, std::size_t channels) {
-    const auto numbers = static_cast<double>(channels);
-    const double exact = numbers * static_cast<double>(element_bytes) * static_cast<double>(rows - packed);
-    if (packed == 0) return exact;
-    const double code = numbers * static_cast<double>(bits_of(encoding)) / 8;
-    const double params =
-        numbers * static_cast<double>(param_bytes_of_group(codebook)) / static_cast<double>(group);
-    return exact + (code + params) * static_cast<double>(packed);
+    const double exact =
+        static_cast<double>(channels) * static_cast<double>(element_bytes) * static_cast<double>(rows.exact);
+    if (rows.packed == 0) return exact;
+    return exact + detail::packed_bytes(bits_of(encoding), codebook, group, channels) *
+                       static_cast<double>(rows.packed);
   };
   return side(rule.key_encoding, rule.key_codebook, rule.key_group, layer.head_dim) +
          side(rule.value_encoding, rule.value_codebook, rule.value_group, layer.value_dim);
+}
+
+/// The same for a head that is read with a bound (Read::bounded), of whose rows in halves the share `rows_read` is read
+/// in full: exact rows, the upper halves of all other keys, and those rows, whose upper halves count once more.
+/// @throws ConfigError for a head whose keys are not in halves, or a share that is not from 0 to 1
+[[nodiscard]] inline double bytes_read_with_bound(const HeadRule& rule, std::size_t tokens,
+                                                  const LayerShape& layer, std::size_t element_bytes,
+                                                  double rows_read) {
+  require(is_in_halves(rule.key_encoding), "bytes_read_with_bound: keys are ", name_of(rule.key_encoding),
+          ", must be in halves (", name_of(Encoding::uint4x2), "), of which a bound reads the upper ones");
+  require(rows_read >= 0.0 && rows_read <= 1.0, "bytes_read_with_bound: rows_read is ", rows_read,
+          ", must be a share of the rows in halves, 0 to 1");
+  const detail::StepRows rows = detail::step_rows(rule, tokens);
+  const double exact = static_cast<double>(layer.head_dim + layer.value_dim) *
+                       static_cast<double>(element_bytes) * static_cast<double>(rows.exact);
+  const double upper =
+      detail::packed_bytes(bits_of(upper_half_encoding), rule.key_codebook, rule.key_group, layer.head_dim);
+  const double whole =
+      detail::packed_bytes(bits_of(rule.key_encoding), rule.key_codebook, rule.key_group, layer.head_dim) +
+      detail::packed_bytes(bits_of(rule.value_encoding), rule.value_codebook, rule.value_group,
+                           layer.value_dim);
+  return exact + (upper + rows_read * whole) * static_cast<double>(rows.packed);
 }
 
 /// The same for every head of a plan. A layer that reads the cache of another layer has no heads of its own, and its
