@@ -13,8 +13,8 @@ namespace kvpolicy::tools {
 /// @throws ConfigError for heads of other policies, or windows that differ
 [[nodiscard]] io::DuoPattern pattern_of(const HeadPlan<bfloat16>& plan);
 
-/// Scores in proportion to the budgets; with beta = 1, and the capacity and the window that go to `config`, they give the
-/// same budgets again. @throws ConfigError for heads without a budget or with another scorer than SnapKV's
+/// Scores in proportion to the budgets; with beta = 1, and the capacity and the window that go to `config`, they give
+/// the same budgets again. @throws ConfigError for heads without a budget or with another scorer than SnapKV's
 [[nodiscard]] HeadScores scores_of(const HeadPlan<bfloat16>& plan, HeadKvConfig& config);
 
 }  // namespace kvpolicy::tools

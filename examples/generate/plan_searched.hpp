@@ -32,8 +32,8 @@ struct SearchArguments {
 /// The plan that was found, and what it was found by. Writes it to `output`.
 class SearchedPlan {
  public:
-  /// @throws as `search_choices`, `parse_budget` and `search_plan`, ConfigError where neither a shape nor a model folder
-  /// is given, StorageError if the plan cannot be written
+  /// @throws as `search_choices`, `parse_budget` and `search_plan`, ConfigError where neither a shape nor a model
+  /// folder is given, StorageError if the plan cannot be written
   SearchedPlan(const SearchArguments& arguments, std::size_t context, const CacheOptions& options);
 
   /// A picture of the plan below its costs.

@@ -35,6 +35,21 @@ class RealResults(unittest.TestCase):
                                    ("kivi2:32,flush=steady", "kivi2:flush=steady", "kivi2, flush steady")]:
             self.assertEqual(page.label(point(plan, "1", method)), name)
 
+    def test_plans_that_were_searched_are_called_by_what_they_may_read(self):
+        self.assertEqual(page.reads_label({"plan": "bounded@build/reads/1_3.json:0.05"}), "searched for 1/3")
+        self.assertEqual(page.reads_label({"plan": "bounded:0.05,residual=32"}), "`bounded:0.05,residual=32`")
+
+    def test_the_table_of_reads_has_the_plans_that_read_most_first(self):
+        def one(plan, read, kl):
+            return {"suite": "agreement", "tokens": 2048, "seed": 1, "plan": plan, "row_bytes": 100, "text_kl": [kl, kl],
+                    "text_bytes_read": [read, read], "text_same": [1.0, 0.5]}
+        lines = page.reads.__wrapped__({"points": [one("full", 100, 0.0), one("int4", 30, 0.5),
+                                       one("bounded@a/1_2.json:0.05", 50, 0.25)]}).splitlines()
+        self.assertEqual([line.split("|")[1].strip() for line in lines[-3:]],
+                         ["`full`", "searched for 1/2", "`int4`"])
+        self.assertIn("50 %", lines[-2])
+        self.assertIn("75.0", lines[-2])
+
     def test_a_plan_stands_in_the_smallest_column_that_it_fits(self):
         full = [point("full", "1", row_bytes=1000)]
         for rows, column in [(1000, 1), (560, 1), (500, 1 / 2), (260, 1 / 2), (250, 1 / 4), (126, 1 / 8), (31, 1 / 32), (1, 1 / 32)]:
