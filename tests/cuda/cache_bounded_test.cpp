@@ -23,9 +23,9 @@
 
 using kvpolicy::AttendOptions;
 using kvpolicy::Certainty;
+using kvpolicy::half;
 using kvpolicy::ModelShape;
 using kvpolicy::Read;
-using kvpolicy::half;
 using kvpolicy::cuda::CachedRows;
 using kvpolicy::cuda::CacheOptions;
 using test::DeviceArray;
@@ -92,7 +92,8 @@ std::vector<oracle::Row> all_rows(const DeviceCache& cache, std::size_t head, st
   std::vector<oracle::Row> all(rows.positions.size());
   for (std::size_t i = 0; i < all.size(); ++i) {
     all[i].position = rows.positions[i];
-    const auto first = static_cast<std::ptrdiff_t>(i * head_dim), last = first + static_cast<std::ptrdiff_t>(head_dim);
+    const auto first = static_cast<std::ptrdiff_t>(i * head_dim),
+               last = first + static_cast<std::ptrdiff_t>(head_dim);
     all[i].key.assign(rows.keys.begin() + first, rows.keys.begin() + last);
     all[i].value.assign(rows.values.begin() + first, rows.values.begin() + last);
   }
@@ -133,8 +134,9 @@ double check_outcome(const DeviceCache& cache, const std::vector<HeadSpec>& head
                                  row.position > t - static_cast<std::int64_t>(heads[head].recent);
           if (row.position <= t && in_window) seen.push_back(&row);
         }
-        oracle::Options how{.scale = options.scale ? static_cast<double>(*options.scale) : 1 / std::sqrt(64.0),
-                            .softcap = static_cast<double>(options.softcap)};
+        oracle::Options how{
+            .scale = options.scale ? static_cast<double>(*options.scale) : 1 / std::sqrt(64.0),
+            .softcap = static_cast<double>(options.softcap)};
         if (!sink_logits.empty()) how.sink_logit = static_cast<double>(sink_logits[q_head]);
         const auto expected = oracle::attend(query_of(chunk, token, q_head), seen, how);
         const std::size_t row = token * shape.q_heads + q_head;
@@ -308,7 +310,8 @@ TEST_CASE("numbers that are not finite, sink logits, and keys that are all alike
   DeviceChunk<> chunk{random, shape, 1};
   make_queries(chunk, 5.0F);
   AttendOptions options{.attention_sink_bias = {on_device.data(), sinks.size()}, .bound = {.epsilon = 0.1F}};
-  CHECK(check_outcome(cache, heads, chunk, attend(cache, chunk, options), options, sinks) <= 0.1 * (1 + 1e-5));
+  CHECK(check_outcome(cache, heads, chunk, attend(cache, chunk, options), options, sinks) <=
+        0.1 * (1 + 1e-5));
 
   // A query that is not finite knows no bound: all rows are read.
   auto q = chunk.q.download();

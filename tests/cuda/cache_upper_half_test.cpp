@@ -16,9 +16,9 @@
 #include "support/oracle.hpp"
 #include "support/plans.hpp"
 
+using kvpolicy::half;
 using kvpolicy::ModelShape;
 using kvpolicy::Read;
-using kvpolicy::half;
 using kvpolicy::cuda::CachedRows;
 using test::HeadSpec;
 using test::HostPair;
@@ -89,8 +89,10 @@ double attention_error(const HostPair& pair, const test::DeviceChunk<>& chunk, R
     }
     for (std::size_t q_head = 2 * head; q_head < 2 * head + 2; ++q_head) {
       std::vector<double> query;
-      for (std::size_t c = 0; c < head_dim; ++c) query.push_back(static_cast<float>(q[q_head * head_dim + c]));
-      const auto expected = oracle::attend(query, list, {.scale = 1 / std::sqrt(static_cast<double>(head_dim))});
+      for (std::size_t c = 0; c < head_dim; ++c)
+        query.push_back(static_cast<float>(q[q_head * head_dim + c]));
+      const auto expected =
+          oracle::attend(query, list, {.scale = 1 / std::sqrt(static_cast<double>(head_dim))});
       for (std::size_t c = 0; c < head_dim; ++c) {
         const double error =
             std::abs(static_cast<double>(static_cast<float>(out[q_head * head_dim + c])) - expected.out[c]);

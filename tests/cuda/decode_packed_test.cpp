@@ -87,7 +87,8 @@ TEST_CASE_TEMPLATE("decode: upper halves of codes, beside heads without them", E
   unsigned seed = 1400;
   for_each_head_dim([&]<int D>(std::integral_constant<int, D>) {
     for (const Codes& codes : test::codes_in_halves) {
-      for (const Grids& grid : {Grids{D, D}, Grids{32, 32}, Grids{8, 16}, Grids{32, D, true}, Grids{16, 32, true}}) {
+      for (const Grids& grid :
+           {Grids{D, D}, Grids{32, 32}, Grids{8, 16}, Grids{32, D, true}, Grids{16, 32, true}}) {
         CAPTURE(name_of(codes));
         CAPTURE(grid.key_group);
         CAPTURE(grid.per_channel);
@@ -96,10 +97,10 @@ TEST_CASE_TEMPLATE("decode: upper halves of codes, beside heads without them", E
         rotated.view.key_hadamard = rotated.view.value_hadamard = true;
         rotated.view.sinks = 3;
         const bool two_tiles = seed % 2 == 0;
-        const test::DecodeLayer<E> layer(
-            D, two_tiles ? 5 : 3, 3, 64,
-            {quantised(tokens, codes, grid, 40), rotated, quantised(tokens, Codes{kvpolicy::Encoding::uint4}, grid, 0)},
-            {.queries = two_tiles ? 3 : 1, .upper_half = true}, seed);
+        const test::DecodeLayer<E> layer(D, two_tiles ? 5 : 3, 3, 64,
+                                         {quantised(tokens, codes, grid, 40), rotated,
+                                          quantised(tokens, Codes{kvpolicy::Encoding::uint4}, grid, 0)},
+                                         {.queries = two_tiles ? 3 : 1, .upper_half = true}, seed);
         check<D>(layer, static_cast<int>(seed % 5) + 1, grouped_lse);
         ++seed;
       }

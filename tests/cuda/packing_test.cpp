@@ -120,7 +120,8 @@ TEST_CASE("the parts of a page follow each other and take what two pages of the 
   }
 }
 
-TEST_CASE("upper halves lie as codes of 4 bits do, after the lower ones, with scales and zeros of their own") {
+TEST_CASE(
+    "upper halves lie as codes of 4 bits do, after the lower ones, with scales and zeros of their own") {
   using kvpolicy::cuda::Sides;
   for (const int head_dim : {64, 128}) {
     CAPTURE(head_dim);

@@ -104,7 +104,8 @@ class Layer : public TextProgress<std::size_t> {
   }
   /// Whether any head has keys in halves, which bound their logits.
   [[nodiscard]] bool has_halves() const {
-    return std::ranges::any_of(heads, [](const HeadStore& h) { return is_in_halves(h.settings().key_encoding); });
+    return std::ranges::any_of(heads,
+                               [](const HeadStore& h) { return is_in_halves(h.settings().key_encoding); });
   }
   /// Whether any head has KIVI's flush.
   [[nodiscard]] bool flushes() const {

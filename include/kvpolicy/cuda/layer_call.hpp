@@ -204,14 +204,16 @@ class LayerCall {
 
   void check_bound() const {
     if (options_->read != Read::bounded) return;
-    require<CapacityError>(!capturing_,
-                           "cuda::KvCache: Read::bounded asks for memory by the length of the text, so it cannot "
-                           "be part of a graph, but the stream captures");
-    require(!cache_->options.has_slow_memory(),
-            "cuda::KvCache: Read::bounded chooses among rows on the device, and this cache has slow_memory; read "
-            "all or selected");
-    require(options_->bound.certainty != Certainty::four_sigma,
-            "cuda::KvCache: bound.certainty is '", names_of(Certainty{})[static_cast<std::size_t>(Certainty::four_sigma)],
+    require<CapacityError>(
+        !capturing_,
+        "cuda::KvCache: Read::bounded asks for memory by the length of the text, so it cannot "
+        "be part of a graph, but the stream captures");
+    require(
+        !cache_->options.has_slow_memory(),
+        "cuda::KvCache: Read::bounded chooses among rows on the device, and this cache has slow_memory; read "
+        "all or selected");
+    require(options_->bound.certainty != Certainty::four_sigma, "cuda::KvCache: bound.certainty is '",
+            names_of(Certainty{})[static_cast<std::size_t>(Certainty::four_sigma)],
             "', which is estimated on the host; a device has 'sure' and 'none'");
   }
 
@@ -273,8 +275,8 @@ class LayerCall {
   }
 
   void finish(const Rows& q) {
-    // A read of all rows, or of those that can matter, that asks for a refresh chooses for the reads that follow: after the call has
-    // attended, so that its own rows can be chosen.
+    // A read of all rows, or of those that can matter, that asks for a refresh chooses for the reads that follow: after
+    // the call has attended, so that its own rows can be chosen.
     const bool reads_all = options_->read == Read::all || options_->read == Read::bounded;
     if (reads_all && options_->refresh_selection && layer_->selects()) {
       refresh(0, layer_->heads.size(), q, 0);

@@ -111,7 +111,8 @@ class PackedPages {
       if (!layout.is_in_halves()) continue;
       std::byte* upper = device + layout_.upper_grids.of(key) + to * sizeof(half);
       const std::size_t from_host = (first + i) * sizeof(half);
-      std::memcpy(upper + scales_offset(key), at.page + layout.upper_scales_offset() + from_host, sizeof(half));
+      std::memcpy(upper + scales_offset(key), at.page + layout.upper_scales_offset() + from_host,
+                  sizeof(half));
       std::memcpy(upper + zeros_offset(key), at.page + layout.upper_zeros_offset() + from_host, sizeof(half));
     }
   }

@@ -67,7 +67,8 @@ class SeatedBatch {
   void seat(std::size_t seat, Cache& cache, Read read = Read::all, cudaStream_t stream = nullptr) {
     static_cast<void>(checked(seat));
     require(read != Read::bounded,
-            "cuda::SeatedBatch: a seat reads with Read::bounded, which asks for memory by the length of the text; it "
+            "cuda::SeatedBatch: a seat reads with Read::bounded, which asks for memory by the length of the "
+            "text; it "
             "must read all, selected or upper_half");
     refuse_capture(stream, "giving a seat");
     check_fits(cache);

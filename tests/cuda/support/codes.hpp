@@ -59,7 +59,6 @@ inline constexpr std::array all_codes{own_shapes[0],
 
 /// Those that have upper halves.
 inline constexpr std::array codes_in_halves{Codes{kvpolicy::Encoding::uint4x2},
-                                            all_codes[all_codes.size() - 2],
-                                            all_codes[all_codes.size() - 1]};
+                                            all_codes[all_codes.size() - 2], all_codes[all_codes.size() - 1]};
 
 }  // namespace test

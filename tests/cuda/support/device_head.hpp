@@ -42,7 +42,7 @@ class DeviceHead {
     view_.exact_pages = exact_.table.data();
     if (view.is_packed()) {
       const kvpolicy::cuda::Sides widths{kvpolicy::cuda::code_width(view.key_encoding),
-                                       kvpolicy::cuda::code_width(view.value_encoding)};
+                                         kvpolicy::cuda::code_width(view.value_encoding)};
       layout_ = {widths, head_dim, page_rows, view.key_per_channel, view.key_group, view.value_group};
       packed_.allocate(whole_pages(view.packed_ring > 0 ? view.packed_ring : line), page_rows,
                        static_cast<std::size_t>(layout_.page_bytes));

@@ -127,12 +127,11 @@ class Trial {
     params.kv_heads = static_cast<int>(c_.heads.size());
     params.group = c_.group;
     params.page_rows = c_.page_rows;
-    params.request = {
-        .queries = c_.queries,
-        .own_rows = c_.own_rows,
-        .selected = c_.selected,
-        .upper_half = c_.upper_half,
-        .tree = mask_.view()};
+    params.request = {.queries = c_.queries,
+                      .own_rows = c_.own_rows,
+                      .selected = c_.selected,
+                      .upper_half = c_.upper_half,
+                      .tree = mask_.view()};
     params.q = q_->tensor;
     if (c_.own_rows) params.k = k_->tensor, params.v = v_->tensor;
     params.out = out_->tensor;

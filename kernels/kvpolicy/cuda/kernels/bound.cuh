@@ -22,17 +22,17 @@ namespace kvpolicy::cuda {
 
 /// What a call with a bound keeps until its end. All pointers are device pointers; `columns` are queries times group.
 struct BoundMemory {
-  HeadView* heads = nullptr;       ///< [kv_heads], as the call reads them
-  Selections* choices = nullptr;   ///< [kv_heads]: the chosen units, as chunks of 16 rows
-  int* ends = nullptr;             ///< [kv_heads]
-  int* counts = nullptr;           ///< [kv_heads]
-  int* chosen = nullptr;           ///< [kv_heads, units], ascending
-  float* most = nullptr;           ///< [kv_heads, columns, units]: log2 of what a unit can weigh; NaN: not known
-  float* likely = nullptr;         ///< the same: of what it may be expected to weigh
-  float* largest = nullptr;        ///< [kv_heads, units], of choose_units.cuh
-  float* slack = nullptr;          ///< [kv_heads, blocks, columns]: how far arithmetic may have a logit off, in log2
-  float* log_sum_exp = nullptr;    ///< [tokens, q_heads]
-  CallSequence* again = nullptr;   ///< the call once more, with 0 tokens if that is not needed
+  HeadView* heads = nullptr;      ///< [kv_heads], as the call reads them
+  Selections* choices = nullptr;  ///< [kv_heads]: the chosen units, as chunks of 16 rows
+  int* ends = nullptr;            ///< [kv_heads]
+  int* counts = nullptr;          ///< [kv_heads]
+  int* chosen = nullptr;          ///< [kv_heads, units], ascending
+  float* most = nullptr;     ///< [kv_heads, columns, units]: log2 of what a unit can weigh; NaN: not known
+  float* likely = nullptr;   ///< the same: of what it may be expected to weigh
+  float* largest = nullptr;  ///< [kv_heads, units], of choose_units.cuh
+  float* slack = nullptr;  ///< [kv_heads, blocks, columns]: how far arithmetic may have a logit off, in log2
+  float* log_sum_exp = nullptr;   ///< [tokens, q_heads]
+  CallSequence* again = nullptr;  ///< the call once more, with 0 tokens if that is not needed
 };
 
 /// What is bounded. Of `call` the heads are those of the cache.
@@ -81,8 +81,8 @@ inline constexpr float bound_cap_error = 0x1p-18F;
 
 /// The sums that a width consists of, of two columns.
 struct WidthSums {
-  float scales[2] = {0.0F, 0.0F};      ///< of |query| |scale|
-  float zeros[2] = {0.0F, 0.0F};       ///< of |query| |zero|
+  float scales[2] = {0.0F, 0.0F};  ///< of |query| |scale|
+  float zeros[2] = {0.0F, 0.0F};   ///< of |query| |zero|
 };
 
 /// How a block's shared memory is divided.
@@ -159,7 +159,9 @@ class BoundBlock {
   KVPOLICY_DEVICE BlockSlice& slice() const {
     return *reinterpret_cast<BlockSlice*>(shared + Layout::slice_at);
   }
-  KVPOLICY_DEVICE float* magnitudes() const { return reinterpret_cast<float*>(shared + Layout::magnitudes_at); }
+  KVPOLICY_DEVICE float* magnitudes() const {
+    return reinterpret_cast<float*>(shared + Layout::magnitudes_at);
+  }
   KVPOLICY_DEVICE float* slacks() const { return reinterpret_cast<float*>(shared + Layout::slack_at); }
   KVPOLICY_DEVICE static float more(float a, float b) { return a > b ? a : b; }
   KVPOLICY_DEVICE static float size_of(float x) { return x < 0.0F ? -x : x; }
@@ -204,13 +206,14 @@ class BoundBlock {
     static_assert(Shape::tiles == 2);
     const HeadView& view = slice().head;
     const Sides widths = view.widths();
-    const PackedHead head{.p = p.call,
-                          .slice = slice(),
-                          .widths = widths,
-                          .layout = view.packed_layout(HeadDim, p.call.page_rows),
-                          .queries = codes,
-                          .stage = shared + Layout::stage_at + warp_index() * packed_stage_bytes<HeadDim, ColumnTiles>,
-                          .lane = lane_index()};
+    const PackedHead head{
+        .p = p.call,
+        .slice = slice(),
+        .widths = widths,
+        .layout = view.packed_layout(HeadDim, p.call.page_rows),
+        .queries = codes,
+        .stage = shared + Layout::stage_at + warp_index() * packed_stage_bytes<HeadDim, ColumnTiles>,
+        .lane = lane_index()};
     Keys keys{head};
     sync_warp();
     float slack[ColumnTiles][2] = {};
@@ -257,8 +260,9 @@ class BoundBlock {
     }
   }
 
-  /// Of keys with scales per token: those of a row of a tile.
-  KVPOLICY_DEVICE WidthSums sums_of_groups(const PackedHead& head, const TileAddress& tile, int row, int n) const {
+  /// The sums for a row of a tile, of keys with scales per token.
+  KVPOLICY_DEVICE WidthSums sums_of_groups(const PackedHead& head, const TileAddress& tile, int row,
+                                           int n) const {
     const HeadView& view = slice().head;
     const int vectors_of_group = view.key_group / 8;
     const int at = tile.row + row;
@@ -281,7 +285,7 @@ class BoundBlock {
     return sums;
   }
 
-  /// Of keys with scales per channel: those of all rows of a tile, by products without signs.
+  /// The sums for all rows of a tile, of keys with scales per channel, by products without signs.
   KVPOLICY_DEVICE WidthSums sums_of_channels(const PackedHead& head, const TileAddress& tile, int n) const {
     using Queries = QueryOperands<HeadDim, ColumnTiles>;
     constexpr std::uint32_t magnitude = 0x7fff7fffU;
@@ -298,7 +302,8 @@ class BoundBlock {
       KVPOLICY_UNROLL
       for (int step = 0; step < 2; ++step) {
         const std::uint32_t a[4] = {zero.word[2 * step] & magnitude, scale.word[2 * step] & magnitude,
-                                    zero.word[2 * step + 1] & magnitude, scale.word[2 * step + 1] & magnitude};
+                                    zero.word[2 * step + 1] & magnitude,
+                                    scale.word[2 * step + 1] & magnitude};
         multiply_add<half>(products, a, q.word[2 * step] & magnitude, q.word[2 * step + 1] & magnitude);
       }
     }

@@ -61,7 +61,8 @@ class UnitChooser {
   }
   /// The place of a column's query among [tokens, q_heads].
   KVPOLICY_DEVICE int row_of(int column) const {
-    return column / p.call.group * p.call.kv_heads * p.call.group + head * p.call.group + column % p.call.group;
+    return column / p.call.group * p.call.kv_heads * p.call.group + head * p.call.group +
+           column % p.call.group;
   }
   /// The log-sum-exp of what was read, in log2.
   KVPOLICY_DEVICE float read_until_now(int column) const {
@@ -143,7 +144,8 @@ class UnitChooser {
           sum, shared.left);
       if (thread_index() < columns) {
         const float top = shared.allowed[thread_index()];
-        const float weight = shared.left[thread_index()] + exp2_approximate(read_until_now(thread_index()) - top);
+        const float weight =
+            shared.left[thread_index()] + exp2_approximate(read_until_now(thread_index()) - top);
         shared.allowed[thread_index()] = top + log2_exact(p.epsilon * weight);
       }
     } else if (thread_index() < columns) {
@@ -176,7 +178,8 @@ class UnitChooser {
         },
         sum, shared.left);
     bool fits = true;
-    for (int column = 0; column < columns; ++column) fits = fits && shared.left[column] * (1.0F + 0x1p-12F) <= 1.0F;
+    for (int column = 0; column < columns; ++column)
+      fits = fits && shared.left[column] * (1.0F + 0x1p-12F) <= 1.0F;
     return fits;
   }
 

@@ -263,7 +263,8 @@ struct AnyCodeTile {
     if (width == both_halves) return join_halves();
     std::uint32_t upper[nibble_words / 2];
     KVPOLICY_UNROLL
-    for (int i = 0; i < nibble_words / 2; ++i) upper[i] = word[nibble_words + i];  // unused unless 5 or 6 bits
+    for (int i = 0; i < nibble_words / 2; ++i)
+      upper[i] = word[nibble_words + i];  // unused unless 5 or 6 bits
     KVPOLICY_UNROLL
     for (int i = nibble_words - 1; i >= 0; --i) {
       const std::uint32_t nibbles = word[i];

@@ -91,7 +91,8 @@ struct HeadView {
   bool kivi_flush = false;   ///< All keys are quantised whenever their number is a multiple of `residual`.
   int coded_keys = 0;        ///< Keys of earlier rows had codes when the head came from the host.
   int coded_values = 0;      ///< The same for values.
-  bool upper_half = false;   ///< Of packed codes in halves the upper ones are read; set for a call, in its copy.
+  bool upper_half =
+      false;  ///< Of packed codes in halves the upper ones are read; set for a call, in its copy.
   // Rotation for sinks that are read as if they came right before the window.
   const float* inverse_frequencies = nullptr;  ///< [head_dim / 2] or null
   int rotation_limit = 0;                      ///< latest position that a query is rotated to
@@ -179,7 +180,7 @@ struct DeviceSegment {
   Source source = Source::exact;
   bool rotated = false;  ///< the query is read at min(its position, HeadView::rotation_limit)
   int rows = 0;
-  int first = 0;     ///< row number, with `chunks` of chunk 0; for the call's own rows, their index in the call
+  int first = 0;  ///< row number, with `chunks` of chunk 0; for the call's own rows, their index in the call
   int position = 0;  ///< text position of row `first` (with `chunks`: of row 0 of the head)
   int window = unlimited;
   const int* chunks = nullptr;
@@ -202,8 +203,8 @@ struct DeviceSegment {
 /// What a call requests from every head.
 struct Request {
   int queries = 1;
-  bool own_rows = true;   ///< the call brings its rows; else they are appended already
-  bool selected = false;  ///< Read::selected
+  bool own_rows = true;     ///< the call brings its rows; else they are appended already
+  bool selected = false;    ///< Read::selected
   bool upper_half = false;  ///< Read::upper_half
   CallTree tree = {};
 

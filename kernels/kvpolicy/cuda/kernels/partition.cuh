@@ -49,7 +49,7 @@ struct Units {
 };
 /// `upper_half` is as Request has it.
 KVPOLICY_HOST_DEVICE Units units_of(const HeadView& head, const DeviceSegment& segment,
-                                     bool upper_half = false) {
+                                    bool upper_half = false) {
   const bool packed = segment.source == DeviceSegment::Source::packed;
   const Sides widths = packed ? head.widths(upper_half) : Sides{16, 16};
   Units units{.rows = rows_of_unit(widths), .weight = cost_of_unit(widths)};

@@ -102,7 +102,8 @@ struct PackedLoader {
     float number[8];
     constexpr int tile_bytes = tile_rows * HeadDim * bits_stored(Width) / 8;
     const std::byte* codes = page + (Values ? layout.values_offset : 0);
-    unpack_chunk<Width, HeadDim, Values>(codes + row / tile_rows * tile_bytes, row % tile_rows, chunk, number);
+    unpack_chunk<Width, HeadDim, Values>(codes + row / tile_rows * tile_bytes, row % tile_rows, chunk,
+                                         number);
     const auto* scales = reinterpret_cast<const std::uint16_t*>(
         page + (Values ? layout.value_scales_offset : layout.key_scales_offset));
     const auto* zeros = reinterpret_cast<const std::uint16_t*>(
