@@ -20,6 +20,7 @@
 #include "cuda/support/host_pair.hpp"
 #include "support/oracle.hpp"
 #include "support/plans.hpp"
+#include "support/repeats.hpp"
 
 using kvpolicy::AttendOptions;
 using kvpolicy::Certainty;
@@ -188,7 +189,7 @@ TEST_CASE("a device reads with a bound, and the bound holds") {
     DeviceCache cache = cache_of(shape, heads);
     for (const std::size_t tokens : {1U, 90U, 330U, 129U}) {
       test::feed_device(cache, random(), {tokens});
-      for (int round = 0; round < 8; ++round) {
+      for (int round = 0; round < 2 + test::repeats(9); ++round) {
         const float loudness = test::one_of(random, std::vector<float>{1.0F, 4.0F, 12.0F});
         const float epsilon = round == 0 ? 0.0F : test::one_of(random, std::vector<float>{0.01F, 0.2F, 1.0F});
         CAPTURE(group);

@@ -153,8 +153,8 @@ struct ValueTile {
 /// 1024 as both halves of a word: its mantissa counts ones.
 inline constexpr std::uint32_t code_bias = 0x64006400U;
 
-/// Loads this lane's words of a part of a tile (packing.cuh), each `Step` after the one before.
-template <int Words, int Step = 1>
+/// Loads this lane's words of a part of a tile (packing.cuh).
+template <int Words>
 KVPOLICY_DEVICE void load_words(std::uint32_t* words, const std::byte* part, int lane) {
   constexpr int vector_words = Words < 4 ? Words : 4;
   using Vector =
@@ -164,7 +164,7 @@ KVPOLICY_DEVICE void load_words(std::uint32_t* words, const std::byte* part, int
     const Vector vector =
         load_once(reinterpret_cast<const Vector*>(part + (i * warp_lanes + lane * vector_words) * 4));
     KVPOLICY_UNROLL
-    for (int j = 0; j < vector_words; ++j) words[(i + j) * Step] = vector.word[j];
+    for (int j = 0; j < vector_words; ++j) words[i + j] = vector.word[j];
   }
 }
 
@@ -177,7 +177,7 @@ struct CodeTile {
 
   /// Calls `use` with the width, as a type.
   template <class Use>
-  KVPOLICY_DEVICE static void with_width(int, Use use) {
+  KVPOLICY_DEVICE static void with_bits(int, Use use) {
     use(std::integral_constant<int, Bits>{});
   }
   template <class Width>
@@ -230,10 +230,8 @@ struct AnyCodeTile {
   std::uint32_t word[words];
 
   template <class Use>
-  KVPOLICY_DEVICE static void with_width(int width, Use use) {
-    switch (width) {
-      case both_halves: return use(std::integral_constant<int, both_halves>{});
-      case upper_halves: return use(std::integral_constant<int, upper_halves>{});
+  KVPOLICY_DEVICE static void with_bits(int bits, Use use) {
+    switch (bits) {
       case 8: return use(std::integral_constant<int, 8>{});
       case 6: return use(std::integral_constant<int, 6>{});
       case 5: return use(std::integral_constant<int, 5>{});
@@ -242,16 +240,16 @@ struct AnyCodeTile {
       default: return use(std::integral_constant<int, 2>{});
     }
   }
-  template <int Width>
-  KVPOLICY_DEVICE void load(std::integral_constant<int, Width>, const std::byte* tile, int lane) {
-    constexpr TilePart lower = tile_part(Width, 0);
+  /// Upper halves are a tile of 4-bit codes. A tile of whole codes in halves has as many words as one of 8-bit codes,
+  /// the lower halves' first, so that neither needs loads of its own.
+  template <int Bits>
+  KVPOLICY_DEVICE void load(std::integral_constant<int, Bits>, const std::byte* tile, int lane) {
+    constexpr TilePart lower = tile_part(Bits, 0);
     constexpr int lower_words = HeadDim * lower.bits / 64;
-    constexpr int step = Width == both_halves ? 2 : 1;  // a lower half and its upper one are neighbours
-    load_words<lower_words, step>(word, tile + tile_rows * HeadDim * lower.first / 8, lane);
-    if constexpr (tile_parts(Width) > 1) {
-      constexpr TilePart upper = tile_part(Width, 1);
-      load_words<HeadDim * upper.bits / 64, step>(word + (step == 2 ? 1 : lower_words),
-                                                  tile + tile_rows * HeadDim * upper.first / 8, lane);
+    load_words<lower_words>(word, tile, lane);
+    if constexpr (tile_parts(Bits) > 1) {
+      constexpr int upper_words = HeadDim * (Bits - lower.bits) / 64;
+      load_words<upper_words>(word + lower_words, tile + tile_rows * HeadDim * lower.bits / 8, lane);
     }
   }
   /// Makes bytes of the codes that `load` loaded, in place. Those of 2 and 3 bits are nibbles on the way, so that
@@ -313,11 +311,14 @@ struct AnyCodeTile {
   }
   /// Bytes of codes in halves.
   KVPOLICY_DEVICE void join_halves() {
+    std::uint32_t halves[words];
     KVPOLICY_UNROLL
-    for (int i = 0; i < words; i += 2) {
-      const std::uint32_t low = word[i], high = word[i + 1];
-      word[i] = (low & 0x0f0f0f0fU) | (high << 4 & 0xf0f0f0f0U);
-      word[i + 1] = (low >> 4 & 0x0f0f0f0fU) | (high & 0xf0f0f0f0U);
+    for (int i = 0; i < words; ++i) halves[i] = word[i];
+    KVPOLICY_UNROLL
+    for (int i = 0; i < nibble_words; ++i) {
+      const std::uint32_t low = halves[i], high = halves[nibble_words + i];
+      word[2 * i] = (low & 0x0f0f0f0fU) | (high << 4 & 0xf0f0f0f0U);
+      word[2 * i + 1] = (low >> 4 & 0x0f0f0f0fU) | (high & 0xf0f0f0f0U);
     }
   }
   /// 8-bit codes in the order of bytes that are made of nibbles.

@@ -65,9 +65,10 @@ KVPOLICY_DEVICE TileAddress address_of_tile(const AttendParams& p, const BlockSl
 template <class Tile, int Tiles>
 KVPOLICY_DEVICE void load_codes(Tile (&codes)[Tiles], const TileAddress& address, int offset, int width,
                                 int lane) {
-  Tile::with_width(width, [&](auto known) KVPOLICY_INLINE_LAMBDA {
-    constexpr int tile_bytes = tile_rows * Tile::head_dim * bits_stored(decltype(known)::value) / 8;
-    const auto* mine = address.at(offset + address.row / tile_rows * tile_bytes);
+  const int first = width == upper_halves ? tile_rows * Tile::head_dim * 4 / 8 : 0;  // in a tile
+  const int tile_bytes = tile_rows * Tile::head_dim * bits_stored(width) / 8;
+  const auto* mine = address.at(offset + address.row / tile_rows * tile_bytes + first);
+  Tile::with_bits(bits_read(width), [&](auto known) KVPOLICY_INLINE_LAMBDA {
     KVPOLICY_UNROLL
     for (int tile = 0; tile < Tiles; ++tile) {
       const auto* from =
