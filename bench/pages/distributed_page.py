@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of docs/distributed.md, from bench/shards.py."""
+"""The tables of docs/distributed.md, from bench/shards."""
 import json
 
 from .markdown import table
@@ -19,7 +19,7 @@ def shards(path):
             name = f"{pattern}, {own[ranks[0]]['kv_heads']} KV heads" if division == "even" else ""
             rows.append([name, words.format(message=results["message_us"])]
                         + [f"{own[count]['over_mean'][division]:.2f}" for count in ranks])
-    context = (f"`bench/shards.py`: sparsity {results['sparsity']:g}, {results['context']:,} tokens, "
+    context = (f"`bench/shards/imbalance.py`: sparsity {results['sparsity']:g}, {results['context']:,} tokens, "
                f"{cases[0]['bandwidth'] / 1e9:,.0f} GB/s.")
     return context + "\n\n" + table(["pattern", "", *(f"{count} ranks" for count in ranks)], rows, left=2)
 
