@@ -99,14 +99,18 @@ class Predictions {
               fmt::format("{}, {}, {} ranks", model.name, plan, ranks));
           for (const Network& network : networks(ranks)) {
             for (const bool equal : {true, false}) {
-              Json one{{"model", model.name},
-                       {"plan", plan},
-                       {"ranks", ranks},
-                       {"node", std::min(network.node, ranks)},
-                       {"network", network.nodes(ranks) == 1 ? "NVLink" : "NVLink and 400 Gb/s"},
-                       {"division", equal ? "equal heads" : "balanced"}};
-              one.update(loads(own, model, network, ranks, equal));
-              cases.push_back(std::move(one));
+              for (const RowsBy by : {RowsBy::times, RowsBy::bytes}) {
+                by_ = by;
+                Json one{{"model", model.name},
+                         {"plan", plan},
+                         {"ranks", ranks},
+                         {"node", std::min(network.node, ranks)},
+                         {"network", network.nodes(ranks) == 1 ? "NVLink" : "NVLink and 400 Gb/s"},
+                         {"division", equal ? "equal heads" : "balanced"},
+                         {"rows_by", by == RowsBy::times ? "times" : "bytes"}};
+                one.update(loads(own, model, network, ranks, equal));
+                cases.push_back(std::move(one));
+              }
             }
           }
         }
@@ -152,8 +156,18 @@ class Predictions {
     return std::filesystem::path{a_.pattern}.lexically_normal().filename().string();
   }
 
-  // Seconds of a device over rows, which reads them as many times as fast as this processor as its memory is faster.
+  // What a device takes over rows lies between two numbers: their bytes at its memory's bandwidth, and what this
+  // processor took, which computes more slowly than it reads, times the ratio of the bandwidths.
+  enum class RowsBy { times, bytes };
+
   [[nodiscard]] HeadCosts seconds(const Plan& plan, std::size_t queries) const {
+    if (by_ == RowsBy::bytes) {
+      HeadCosts costs = bytes_read(plan, a_.context);
+      for (auto& layer : costs) {
+        for (double& cost : layer) cost /= device_.bandwidth;
+      }
+      return costs;
+    }
     ModelShape shape = plan.shape();
     shape.q_heads = shape.kv_heads * queries;
     Plan own{shape};
@@ -204,6 +218,7 @@ class Predictions {
   }
 
   PredictArguments a_;
+  RowsBy by_ = RowsBy::times;
   io::MeasuredCosts<bfloat16> costs_;
   Device device_;
   io::DuoPattern pattern_;
@@ -218,6 +233,7 @@ inline void predict_all(const PredictArguments& arguments) {
              "node", fmt::format("ms of {}", arguments.texts), "users", "tokens/s");
   for (const auto& one : json["cases"]) {
     const bool any = one.contains("full_memory");
+    if (one["rows_by"] == "bytes") continue;
     fmt::print("{:<13} {:<9} {:<12} {:>5} {:>5} {:>12.2f} {:>6} {:>10}\n", one["model"].get<std::string>(),
                one["plan"].get<std::string>(), one["division"].get<std::string>(),
                one["ranks"].get<std::size_t>(), one["node"].get<std::size_t>(),

@@ -33,7 +33,7 @@ large as the last-level cache is read before each sample. Times are processor ti
 
 constexpr const char* predict_footer =
     R"(A rank is a device that reads weights at the bandwidth of its memory, and rows as many times as fast as the processor
-that was measured as its memory is faster. Messages take what NCCL's own model of NVLink and networks says. Nothing overlaps.
+that was measured as its memory is faster; the JSON also has steps whose rows take their bytes at that bandwidth. Messages take what NCCL's own model of NVLink and networks says. Nothing overlaps.
 docs/distributed.md says where this stops being believable.)";
 
 }  // namespace
