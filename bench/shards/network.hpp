@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // How long ranks take to add up numbers and to gather them: the latency-bandwidth model by which NCCL chooses between
-// its algorithms, with the constants that it has for Hopper (src/graph/tuning.cc, version 2.22), and the bandwidths
+// its algorithms, with the constants that it has for Hopper (src/graph/tuning.cc at b6475625), and the bandwidths
 // that NVIDIA publishes: 900 GB/s of NVLink in both directions of an H100, 400 Gb/s of a ConnectX-7, one for each GPU.
 //
 // A call takes a start, a latency for each step that a message makes in turn, and its bytes over the bandwidth. Its
