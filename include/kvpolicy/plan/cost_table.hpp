@@ -73,7 +73,7 @@ namespace detail {
 template <Element E>
 class CostTable {
  public:
-  /// Of heads with `head_dim` channels of a key and `value_dim` of a value.
+  /// The costs of heads with `head_dim` channels of a key and `value_dim` of a value.
   /// @throws ConfigError if there is no curve, a curve has no measurement, two are of the same format and query heads,
   /// rows do not ascend from at least 1, or seconds are not from 1e-12 to 1e6
   CostTable(std::size_t head_dim, std::size_t value_dim, std::vector<CostCurve<E>> curves)
