@@ -16,8 +16,8 @@ using namespace kvpolicy;
 using namespace kvpolicy::bench;
 
 constexpr const char* description =
-    R"(Measures what KV heads of each kind cost on one thread of this processor, and predicts steps of decoding over many
-ranks from it. What several processes take on this machine is shards_mpi's to measure.)";
+    R"(Measures what KV heads of each kind cost on one thread of this processor, and predicts steps of
+decoding over many ranks from it. What several processes take on this machine is shards_mpi's to measure.)";
 
 constexpr const char* examples =
     R"(Examples:
@@ -28,12 +28,14 @@ constexpr const char* examples =
 'shards_bench COMMAND --help' says more about each.)";
 
 constexpr const char* costs_footer =
-    R"(A head of each kind, length and number of query heads is checked against plain loops and then timed, cold: a buffer as
-large as the last-level cache is read before each sample. Times are processor time of one thread. The file has the median, and the 10th and 90th percentile.)";
+    R"(A head of each kind, length and number of query heads is checked against plain loops and then timed,
+cold: a buffer as large as the last-level cache is read before each sample. Times are processor time of
+one thread. The file has the median, and the 10th and 90th percentile.)";
 
 constexpr const char* predict_footer =
-    R"(A rank is a device that reads weights at the bandwidth of its memory, and rows as many times as fast as the processor
-that was measured as its memory is faster; the JSON also has steps whose rows take their bytes at that bandwidth. Messages take what NCCL's own model of NVLink and networks says. Nothing overlaps.
+    R"(A rank is a device that reads weights at the bandwidth of its memory, and rows as many times as fast as
+the processor that was measured as its memory is faster; the JSON also has steps whose rows take their
+bytes at that bandwidth. Messages take what NCCL's own model of NVLink and networks says. Nothing overlaps.
 docs/distributed.md says where this stops being believable.)";
 
 }  // namespace

@@ -33,8 +33,8 @@ using HeadCosts = std::vector<std::vector<double>>;
   return rule.recent > 0 ? rule.window_rule().kept_rows(tokens) : tokens;
 }
 
-/// Bytes of the rows that such a query reads, keys and values, in a cache whose exact numbers have `element_bytes`
-/// bytes; without the summaries that a new selection needs.
+/// Bytes of the rows that one query at the end of a text of `tokens` tokens reads of a head (`rows_read`), keys and
+/// values, in a cache whose exact numbers have `element_bytes` bytes; without the summaries that a new selection needs.
 [[nodiscard]] inline double bytes_read(const HeadRule& rule, std::size_t tokens, const LayerShape& layer,
                                        std::size_t element_bytes) {
   const std::size_t rows = rows_read(rule, tokens);
