@@ -184,7 +184,7 @@ struct PredictedStep {
 }
 
 /// Divided by `balance` for so many texts: whole heads, or some cut by rows where that is predicted to be faster.
-/// `bytes_of_device` of rows are `seconds`, both of one text.
+/// `seconds` over rows and `bytes` of rows are those of one text.
 template <class... T>
 [[nodiscard]] Division balanced(const HeadPlan<T...>& plan, const ModelSize& model, const Device& device,
                                 const Network& network, std::size_t ranks, std::size_t texts,
