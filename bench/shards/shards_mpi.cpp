@@ -123,7 +123,10 @@ Json times_alone(const Llama& model, const HeadPlan<float>& plan, const Shards& 
 }
 
 Json spread(const Samples& samples) {
-  return {{"median", samples.median()}, {"p10", samples.at(0.1)}, {"p90", samples.at(0.9)}};
+  return {{"best", samples.best()},
+          {"median", samples.median()},
+          {"p10", samples.at(0.1)},
+          {"p90", samples.at(0.9)}};
 }
 
 Json times_together(const Llama& model, const HeadPlan<float>& plan, const Shards& shards, const Arguments& a,
