@@ -79,6 +79,7 @@ constexpr const char* examples = R"(Examples:
 
   # which rank of eight holds which heads, so that all take equally long
   plan shards --ranks 8 --shape llama-3-8b --plan duo@PATTERN_FOLDER:0.5 --context 131072
+  plan shards --ranks 8 --shape llama-3-8b --plan duo+int4@PATTERN_FOLDER:0.5 --costs COSTS.json
 
   # a published pattern as a plan file, and back
   plan convert PATTERN_FOLDER duo.json --shape llama-3-8b --sparsity 0.5
@@ -469,10 +470,14 @@ int main(int argc, char** argv) {
   add_plan_options(*shards_command, a.plan);
   add_context(*shards_command);
   a.shards.add_to(*shards_command);
-  shards_command->footer(
-      models +
-      "\nCosts are the bytes of rows that a step of decoding reads. Times are predicted from them, "
-      "not measured:\nthey leave out weights and everything else that a layer does.");
+  shards_command->footer(models +
+                         "\nCosts are the bytes of rows that a step of decoding reads, or with --costs the "
+                         "times that an engine took "
+                         "over\nheads of each kind (`shards_bench costs --json FILE` measures a processor; "
+                         "docs/formats.md has the "
+                         "format,\nfor engines of your own). Times of ranks are predicted from them, not "
+                         "measured: they leave out "
+                         "weights and\neverything else that a layer does.");
 
   CLI::App* convert_command =
       add_command(app, "convert",

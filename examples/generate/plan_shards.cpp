@@ -8,7 +8,9 @@
 #include <fmt/format.h>
 
 #include <kvpolicy/format.hpp>
+#include <kvpolicy/io/cost_table_json.hpp>
 
+#include "../common/error_text.hpp"
 #include "../common/model_sizes.hpp"
 #include "../common/run_tool.hpp"
 #include "../common/table.hpp"
@@ -17,10 +19,21 @@
 namespace kvpolicy::tools {
 namespace {
 
+double seconds_per_cost(const ShardArguments& a) {
+  return a.costs.empty() ? 1 / (a.bandwidth_gb * 1e9) : 1.0;
+}
+
+// Seconds that were measured, or bytes.
+HeadCosts costs_of(const HeadPlan<bfloat16>& plan, std::size_t context, const ShardArguments& a) {
+  if (a.costs.empty()) return bytes_read(plan, context);
+  return named_by(a.costs,
+                  [&] { return seconds_read(plan, context, io::load_costs<bfloat16>(a.costs).table); });
+}
+
 BalanceConfig config_of(const ShardArguments& a) {
   BalanceConfig config = a.balance;
   config.cut_rows = !a.whole && !config.equal_heads;
-  config.merge_cost = a.message_us * 1e-6 * a.bandwidth_gb * 1e9;
+  config.merge_cost = a.message_us * 1e-6 / seconds_per_cost(a);
   if (!a.memory.empty()) config.most_bytes = static_cast<double>(parse_bytes(a.memory));
   return config;
 }
@@ -42,10 +55,18 @@ void ShardArguments::add_to(CLI::App& command) {
       ->check(whole_number(0, 1 << 20))
       ->capture_default_str();
   command.add_option("--memory", memory, "What a rank may hold: 40GB, 24GiB, …")->type_name("SIZE");
+  auto* costs_option =
+      command
+          .add_option(
+              "--costs", costs,
+              "Costs that were measured, as `shards_bench costs` writes them: divide heads by these times "
+              "instead of bytes")
+          ->type_name("FILE");
   command
       .add_option("--bandwidth", bandwidth_gb,
                   "GB that a device reads in a second; 2,039: an A100 with 80 GB")
       ->check(number_from(1e-3, 1e9))
+      ->excludes(costs_option)
       ->capture_default_str();
   command.add_option("--message", message_us, "Microseconds that each part of a cut head adds to its layer")
       ->check(number_from(0, 1e9))
@@ -57,30 +78,34 @@ PlanShards::PlanShards(const HeadPlan<bfloat16>& plan, std::size_t context, cons
     : arguments_{arguments},
       context_{context},
       heads_{plan.shape().kv_head_count()},
-      shards_{balance(plan, context, config_of(arguments), options)},
-      rank_bytes_(shards_.ranks(), 0.0) {
+      seconds_per_cost_{seconds_per_cost(arguments)},
+      costs_{costs_of(plan, context, arguments)},
+      shards_{balance(plan, costs_, bytes_held(plan, context, options), config_of(arguments))},
+      ranks_(shards_.ranks()) {
   const std::size_t ranks = shards_.ranks();
   const HeadCosts read = bytes_read(plan, context);
   const HeadCosts held = bytes_held(plan, context, options);
   double all = 0;
-  for (const auto& layer : read) all += std::accumulate(layer.begin(), layer.end(), 0.0);
-  ideal_seconds_ = all / static_cast<double>(ranks) / (arguments.bandwidth_gb * 1e9);
+  for (const auto& layer : costs_) all += std::accumulate(layer.begin(), layer.end(), 0.0);
+  ideal_seconds_ = all / static_cast<double>(ranks) * seconds_per_cost_;
   for (std::size_t layer = 0; layer < shards_.layers(); ++layer) {
     for (std::size_t rank = 0; rank < ranks; ++rank) {
       for (const HeadPart& part : shards_.parts(layer, rank)) {
-        rank_bytes_[rank] += held[layer][part.head] * part.rows.share();
+        ranks_[rank].read_bytes += read[layer][part.head] * part.rows.share();
+        ranks_[rank].seconds += part.cost * seconds_per_cost_;
+        ranks_[rank].held_bytes += held[layer][part.head] * part.rows.share();
       }
     }
   }
   const bool divides =
       std::ranges::all_of(read, [&](const std::vector<double>& heads) { return heads.size() % ranks == 0; });
-  if (divides) even_seconds_ = seconds_of(even_shards(plan, read, ranks));
+  if (divides) even_seconds_ = seconds_of(even_shards(plan, costs_, ranks));
 }
 
 double PlanShards::seconds_of(const Shards& shards) const {
   double cost = 0;
   for (std::size_t layer = 0; layer < shards.layers(); ++layer) cost += shards.slowest(layer);
-  return cost / (arguments_.bandwidth_gb * 1e9);
+  return cost * seconds_per_cost_;
 }
 
 std::size_t PlanShards::cut_heads() const {
@@ -91,19 +116,37 @@ std::size_t PlanShards::cut_heads() const {
 
 std::string PlanShards::text(bool bold) const {
   const double seconds = seconds_of(shards_);
+  const std::string source = arguments_.costs.empty() ? fmt::format("{:g} GB/s", arguments_.bandwidth_gb)
+                                                      : "the times in " + arguments_.costs;
   std::string text = fmt::format(
-      "on {} ranks at {} tokens; whole heads by number, a cut one with the share of its rows\n\n{}\n"
-      "rows of a step, predicted for {:g} GB/s and {:g} us for each part of a cut head: {:.3f} ms\n"
+      "on {} ranks at {} tokens; whole heads by number, a cut one with the share of its rows\n\n{}\n{}\n"
+      "rows of a step, predicted for {} and {:g} us for each part of a cut head: {:.3f} ms\n"
       "  if nobody waited for anybody, and messages took no time: {:.3f} ms, {:.2f}x\n",
-      shards_.ranks(), thousands(context_), map(bold), arguments_.bandwidth_gb, arguments_.message_us,
+      shards_.ranks(), thousands(context_), map(bold), sums(bold), source, arguments_.message_us,
       1e3 * seconds, 1e3 * ideal_seconds_, seconds / ideal_seconds_);
   if (even_seconds_) {
     text += fmt::format("  with equally many heads a rank, in their order: {:.3f} ms, {:.2f}x\n",
                         1e3 * *even_seconds_, *even_seconds_ / ideal_seconds_);
   }
-  const auto [least, most] = std::ranges::minmax(rank_bytes_);
+  const auto [least, most] = std::ranges::minmax(ranks_, {}, &RankSum::held_bytes);
   return text + fmt::format("{} of {} heads cut; a rank holds {} to {}\n", cut_heads(), heads_,
-                            Bytes{static_cast<std::size_t>(least)}, Bytes{static_cast<std::size_t>(most)});
+                            Bytes{static_cast<std::size_t>(least.held_bytes)},
+                            Bytes{static_cast<std::size_t>(most.held_bytes)});
+}
+
+std::string PlanShards::sums(bool bold) const {
+  Table table;
+  table.add_column("rank");
+  table.add_column("reads");
+  table.add_column("predicted ms");
+  table.add_column("holds");
+  for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+    const RankSum& sum = ranks_[rank];
+    const auto bytes = [](double count) { return fmt::format("{}", Bytes{static_cast<std::size_t>(count)}); };
+    table.add_row({std::to_string(rank), bytes(sum.read_bytes), fmt::format("{:.3f}", 1e3 * sum.seconds),
+                   bytes(sum.held_bytes)});
+  }
+  return table.text(bold);
 }
 
 std::string PlanShards::map(bool bold) const {
@@ -155,16 +198,27 @@ nlohmann::ordered_json PlanShards::json() const {
                       {"slowest", shards_.slowest(layer)},
                       {"mean", shards_.mean(layer)}});
   }
+  const auto of_ranks = [&](double RankSum::*what) {
+    std::vector<double> numbers;
+    for (const RankSum& sum : ranks_) numbers.push_back(sum.*what);
+    return numbers;
+  };
   nlohmann::ordered_json json{{"context", context_},
                               {"ranks", shards_.ranks()},
                               {"predicted", true},
-                              {"bandwidth", arguments_.bandwidth_gb * 1e9},
                               {"message_seconds", arguments_.message_us * 1e-6},
                               {"step_seconds", seconds_of(shards_)},
                               {"ideal_seconds", ideal_seconds_},
                               {"cut_heads", cut_heads()},
-                              {"rank_bytes", rank_bytes_},
+                              {"rank_bytes", of_ranks(&RankSum::held_bytes)},
+                              {"rank_read_bytes", of_ranks(&RankSum::read_bytes)},
+                              {"rank_seconds", of_ranks(&RankSum::seconds)},
                               {"layers", std::move(layers)}};
+  if (arguments_.costs.empty()) {
+    json["bandwidth"] = arguments_.bandwidth_gb * 1e9;
+  } else {
+    json["costs"] = arguments_.costs;
+  }
   json["even_seconds"] = even_seconds_ ? nlohmann::ordered_json(*even_seconds_) : nlohmann::ordered_json{};
   return json;
 }

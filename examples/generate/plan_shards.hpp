@@ -24,7 +24,8 @@ struct ShardArguments {
   BalanceConfig balance = {.ranks = 2};  ///< cut_rows, merge_cost and most_bytes follow from the others
   bool whole = false;
   std::string memory = {};     ///< of a rank; empty: any
-  double bandwidth_gb = 2039;  ///< that a device reads in a second: an A100 with 80 GB
+  std::string costs = {};      ///< a file of measured costs; empty: costs are bytes
+  double bandwidth_gb = 2039;  ///< that a device reads in a second, without such a file: an A100 with 80 GB
   double message_us = 10;      ///< that a part of a cut head adds to its layer
 
   void add_to(CLI::App& command);
@@ -32,7 +33,8 @@ struct ShardArguments {
 
 class PlanShards {
  public:
-  /// @throws as `balance`, and for a size of memory that is none
+  /// @throws as `balance`, for a size of memory that is none, and for a file of costs that cannot be read or does not
+  /// have what the plan needs
   PlanShards(const HeadPlan<bfloat16>& plan, std::size_t context, const CacheOptions& options,
              const ShardArguments& arguments);
 
@@ -43,18 +45,26 @@ class PlanShards {
   [[nodiscard]] nlohmann::ordered_json json() const;
 
  private:
-  // The slowest ranks' time for all layers: costs are bytes.
+  // The slowest ranks' time for all layers.
   [[nodiscard]] double seconds_of(const Shards& shards) const;
   [[nodiscard]] std::string map(bool bold) const;
+  [[nodiscard]] std::string sums(bool bold) const;
   [[nodiscard]] std::size_t cut_heads() const;
+
+  // What a rank does in a step, and what it holds.
+  struct RankSum {
+    double read_bytes = 0, seconds = 0, held_bytes = 0;
+  };
 
   ShardArguments arguments_;
   std::size_t context_;
   std::size_t heads_;
+  double seconds_per_cost_;  // costs are seconds, or bytes at the bandwidth
+  HeadCosts costs_;
   Shards shards_;
   double ideal_seconds_;                // if nobody waited, and messages took no time
   std::optional<double> even_seconds_;  // with equally many heads, in their order
-  std::vector<double> rank_bytes_;
+  std::vector<RankSum> ranks_;
 };
 
 }  // namespace kvpolicy::tools

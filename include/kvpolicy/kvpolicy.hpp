@@ -16,6 +16,7 @@
 #include <kvpolicy/headkv.hpp>
 #include <kvpolicy/kivi.hpp>
 #include <kvpolicy/memory/limited_memory.hpp>
+#include <kvpolicy/plan/cost_table.hpp>
 #include <kvpolicy/plan/low_bits.hpp>
 #include <kvpolicy/plan/reorder.hpp>
 #include <kvpolicy/plan/search.hpp>

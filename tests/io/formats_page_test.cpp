@@ -9,6 +9,7 @@
 
 #include <doctest/doctest.h>
 
+#include <kvpolicy/io/cost_table_json.hpp>
 #include <kvpolicy/io/damage_json.hpp>
 #include <kvpolicy/io/duo_pattern.hpp>
 #include <kvpolicy/io/head_scores.hpp>
@@ -54,6 +55,10 @@ TEST_CASE("docs/formats.md: every file on the page is read") {
   CHECK(damage.context == 2048);
   CHECK(damage.choices.size() == 2);
   CHECK(damage.choices[1].damage(0, 0) == 0.7);
+
+  const auto costs = io::parse_costs<float>(shown("costs"));
+  CHECK(costs.table.head_dim() == 128);
+  CHECK(costs.table.curves()[0].measured.size() == 2);
 }
 
 TEST_CASE("docs/formats.md: the limits are those of the code") {

@@ -67,6 +67,8 @@ awk 'BEGIN {
       printf "%s\"%d-%d\": [%.3f, %.3f]", layer + head ? ", " : "{", layer, head, (layer * 32 + head) * 7 % 101 / 100, head / 32
   print "}"
 }' >Meta-Llama-3-8B-Instruct_retrieval_heads.json
+# Costs that were measured, for heads of 128 channels.
+ln -s "$repository"/bench/results/costs_intel_xeon_processor_2core.json COSTS.json
 # A model without its tokenizer, one with a tokenizer and gates, and a byte model.
 mkdir -p path/to models/smollm2/duo
 ln -s "$repository"/tests/model/goldens/gqa2_d80/{config.json,model.safetensors} models/smollm2

@@ -22,22 +22,27 @@ namespace kvpolicy {
 /// caller's: bytes, or times measured for heads of each kind.
 using HeadCosts = std::vector<std::vector<double>>;
 
+/// Rows that one query at the end of a text of `tokens` tokens reads of a head. A head that compresses has been
+/// compressed; one that selects reads its selection and the rows after the last full chunk.
+[[nodiscard]] inline std::size_t rows_read(const HeadRule& rule, std::size_t tokens) {
+  if (rule.compresses) return rule.budget_rule().survivors(tokens, tokens);
+  if (rule.chunk > 0) {
+    const auto chunks = rule.chunk_rule();
+    return chunks.chosen(tokens) * rule.chunk + tokens - chunks.closed_rows(tokens);
+  }
+  return rule.recent > 0 ? rule.window_rule().kept_rows(tokens) : tokens;
+}
+
 namespace detail {
 
-/// The rows that one query at the end of a text reads of a head.
+/// The rows of `rows_read`, by how they are stored.
 struct StepRows {
   std::size_t exact = 0;
   std::size_t packed = 0;
 };
 
 [[nodiscard]] inline StepRows step_rows(const HeadRule& rule, std::size_t tokens) {
-  std::size_t rows = tokens;
-  if (rule.recent > 0) rows = rule.window_rule().kept_rows(tokens);
-  if (rule.chunk > 0) {
-    const auto chunks = rule.chunk_rule();
-    rows = chunks.chosen(tokens) * rule.chunk + tokens - chunks.closed_rows(tokens);
-  }
-  if (rule.compresses) rows = rule.budget_rule().survivors(tokens, tokens);
+  const std::size_t rows = rows_read(rule, tokens);
   // In an engine's pages all rows are codes, sinks as well.
   const std::size_t exact_rows = rule.engine_pages ? 0 : rule.sinks + rule.residual;
   const std::size_t packed = rule.is_quantized() ? rows - std::min(rows, exact_rows) : 0;
@@ -54,9 +59,8 @@ struct StepRows {
 
 }  // namespace detail
 
-/// Bytes of rows that one query at the end of a text of `tokens` tokens reads of a head, keys and values, in a cache
-/// whose exact numbers have `element_bytes` bytes. A head that compresses has been compressed; one that selects reads
-/// its selection and the rows after the last full chunk, without the summaries that a new selection needs.
+/// Bytes of the rows that one query at the end of a text of `tokens` tokens reads of a head (`rows_read`), keys and
+/// values, in a cache whose exact numbers have `element_bytes` bytes; without the summaries that a new selection needs.
 [[nodiscard]] inline double bytes_read(const HeadRule& rule, std::size_t tokens, const LayerShape& layer,
                                        std::size_t element_bytes) {
   const detail::StepRows rows = detail::step_rows(rule, tokens);
