@@ -101,11 +101,11 @@ std::vector<oracle::Row> all_rows(const DeviceCache& cache, std::size_t head, st
   return all;
 }
 
-std::vector<double> query_of(const DeviceChunk<>& chunk, std::size_t token, std::size_t q_head) {
-  const std::vector<half> q = chunk.q.download();
+std::vector<double> query_of(const std::vector<half>& q, std::size_t q_heads, std::size_t token,
+                             std::size_t q_head) {
   std::vector<double> query;
   for (std::size_t c = 0; c < head_dim; ++c) {
-    query.push_back(static_cast<float>(q[(token * chunk.shape.q_heads + q_head) * head_dim + c]));
+    query.push_back(static_cast<float>(q[(token * q_heads + q_head) * head_dim + c]));
   }
   return query;
 }
@@ -116,6 +116,7 @@ double check_outcome(const DeviceCache& cache, const std::vector<HeadSpec>& head
                      const Outcome& got, const AttendOptions& options,
                      std::span<const float> sink_logits = {}) {
   const ModelShape& shape = cache.plan().shape();
+  const std::vector<half> q = chunk.q.download();
   double largest = 0;
   for (std::size_t head = 0; head < shape.kv_heads; ++head) {
     CAPTURE(head);
@@ -139,7 +140,7 @@ double check_outcome(const DeviceCache& cache, const std::vector<HeadSpec>& head
             .scale = options.scale ? static_cast<double>(*options.scale) : 1 / std::sqrt(64.0),
             .softcap = static_cast<double>(options.softcap)};
         if (!sink_logits.empty()) how.sink_logit = static_cast<double>(sink_logits[q_head]);
-        const auto expected = oracle::attend(query_of(chunk, token, q_head), seen, how);
+        const auto expected = oracle::attend(query_of(q, shape.q_heads, token, q_head), seen, how);
         const std::size_t row = token * shape.q_heads + q_head;
         const double unread = got.unread[row];
         REQUIRE(unread >= 0);
@@ -184,10 +185,10 @@ TEST_CASE("a device reads with a bound, and the bound holds") {
   std::vector<HeadSpec> heads = bounded_heads();
   for (const HeadSpec& head : other_heads()) heads.push_back(head);
   test::Random random{41};
-  for (const std::size_t group : {1U, 3U, 8U}) {
+  for (const std::size_t group : {1U, 5U}) {
     const ModelShape shape{1, group * heads.size(), heads.size(), head_dim};
     DeviceCache cache = cache_of(shape, heads);
-    for (const std::size_t tokens : {1U, 90U, 330U, 129U}) {
+    for (const std::size_t tokens : {1U, 90U, 200U}) {
       test::feed_device(cache, random(), {tokens});
       for (int round = 0; round < 2 + test::repeats(9); ++round) {
         const float loudness = test::one_of(random, std::vector<float>{1.0F, 4.0F, 12.0F});
@@ -196,7 +197,7 @@ TEST_CASE("a device reads with a bound, and the bound holds") {
         CAPTURE(tokens);
         CAPTURE(loudness);
         CAPTURE(epsilon);
-        const bool two = test::below(random, 2) == 0 && group < 8 && tokens > 1;
+        const bool two = test::below(random, 2) == 0 && tokens > 1;
         const DeviceChunk<> chunk{random, shape, two ? 2U : 1U};
         make_queries(chunk, loudness);
         AttendOptions options{.softcap = test::below(random, 3) == 0 ? 15.0F : 0.0F};
@@ -216,13 +217,13 @@ TEST_CASE("a device reads few rows where few matter, and as many as it may") {
   const std::vector<HeadSpec> heads = bounded_heads();
   const ModelShape shape{1, 2 * heads.size(), heads.size(), head_dim};
   test::HostPair pair{test::plan_of<half>(shape, heads), {.max_rollback = 4, .max_append = 600}};
-  for (const std::size_t tokens : {600U, 300U}) pair.step(tokens);
+  for (const std::size_t tokens : {400U, 200U}) pair.step(tokens);
   DeviceCache& cache = pair.there;
   test::Random random{6};
   const DeviceChunk<> chunk{random, shape, 1};
   make_queries(chunk, 10.0F);
   // The host's units are half as large, so of rows that are drawn at random it reads half as many at least.
-  std::size_t before = heads.size() * 900;
+  std::size_t before = heads.size() * 600;
   for (const float epsilon : {0.0F, 0.01F, 0.05F, 0.5F}) {
     CAPTURE(epsilon);
     AttendOptions options{.bound = {.epsilon = epsilon}};
@@ -244,13 +245,13 @@ TEST_CASE("a device reads few rows where few matter, and as many as it may") {
     CHECK(rows <= 2 * host_rows);
     before = rows;
   }
-  CHECK(before < heads.size() * 900 * 2 / 3);
-  for (const std::size_t most : {0U, 1U, 16U, 33U, 160U, 5000U}) {
+  CHECK(before < heads.size() * 600 * 3 / 4);
+  const Outcome none = attend(cache, chunk, {.bound = {.epsilon = 0.01F, .most_rows = 0}});
+  for (const std::size_t most : {1U, 33U, 160U}) {
     CAPTURE(most);
     const AttendOptions options{.bound = {.epsilon = 0.01F, .most_rows = most}};
     const Outcome got = attend(cache, chunk, options);
     check_outcome(cache, heads, chunk, got, options);
-    const Outcome none = attend(cache, chunk, {.bound = {.epsilon = 0.01F, .most_rows = 0}});
     for (std::size_t head = 0; head < heads.size(); ++head) {
       CHECK(got.rows_read[head] >= none.rows_read[head]);
       CHECK(got.rows_read[head] <= none.rows_read[head] + most / tile * tile);
