@@ -32,7 +32,7 @@ class UnitChooser {
  public:
   KVPOLICY_DEVICE UnitChooser(const BoundParams& params)
       : p{params},
-        shared{*reinterpret_cast<ChooseShared*>(shared_memory() + select_shared_bytes())},
+        shared{*reinterpret_cast<ChooseShared*>(shared_memory() + sizeof(SelectShared))},
         head{block_x()},
         columns{p.columns()},
         units{bounded_units(p, p.call.heads[head], *p.call.states)},
