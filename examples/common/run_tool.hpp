@@ -5,6 +5,7 @@
 #pragma once
 
 #include <charconv>
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <exception>
@@ -31,6 +32,14 @@ namespace kvpolicy::tools {
     return whole && number >= least && number <= most ? "" : "'" + text + "' is not " + range;
   };
   return CLI::Validator{check, ""};
+}
+/// Adds an option that takes a whole number.
+inline CLI::Option* add_count(CLI::App& command, const char* name, std::size_t& value, const char* about,
+                              std::uint64_t least, std::uint64_t most) {
+  return command.add_option(name, value, about)
+      ->check(whole_number(least, most))
+      ->type_name("N")
+      ->capture_default_str();
 }
 /// Validates seeds.
 [[nodiscard]] inline CLI::Validator any_whole_number() {

@@ -149,16 +149,10 @@ void add_damage(CLI::App& app, std::function<void()>& work) {
       ->type_name("DIR")
       ->capture_default_str();
   command->add_option("--out", a->out, "Where the table goes")->type_name("FILE")->capture_default_str();
-  const auto count = [&](const char* name, std::size_t& value, const char* about, std::size_t least,
-                         std::size_t most) {
-    command->add_option(name, value, about)
-        ->check(whole_number(least, most))
-        ->type_name("N")
-        ->capture_default_str();
-  };
-  count("--length", a->length, "Tokens of text, question and answer together", 512, 1'000'000);
-  count("--texts", a->texts, "Texts", 1, 10'000);
-  count("--questions", a->questions, "Questions on each text, at most; 0: only the text's end counts", 0, 32);
+  add_count(*command, "--length", a->length, "Tokens of text, question and answer together", 512, 1'000'000);
+  add_count(*command, "--texts", a->texts, "Texts", 1, 10'000);
+  add_count(*command, "--questions", a->questions,
+            "Questions on each text, at most; 0: only the text's end counts", 0, 32);
   command
       ->add_option(
           "--by", a->by,
@@ -172,14 +166,14 @@ void add_damage(CLI::App& app, std::function<void()>& work) {
       ->check(CLI::IsMember({"all", "bits"}))
       ->type_name("WHICH")
       ->capture_default_str();
-  count("--min-rows", a->min_rows, "Rows of the smallest budget", 17, 65'536);
-  count("--window", a->window, "Latest queries by which budgets choose", 1, 1024);
-  count("--kernel", a->kernel, "Rows that they pool, odd", 1, 1023);
+  add_count(*command, "--min-rows", a->min_rows, "Rows of the smallest budget", 17, 65'536);
+  add_count(*command, "--window", a->window, "Latest queries by which budgets choose", 1, 1024);
+  add_count(*command, "--kernel", a->kernel, "Rows that they pool, odd", 1, 1023);
   command->add_option("--seed", a->seed, "Other texts and questions")
       ->check(any_whole_number())
       ->type_name("N")
       ->capture_default_str();
-  count("--threads", a->threads, "Threads; 0: all that OpenMP offers", 0, most_threads);
+  add_count(*command, "--threads", a->threads, "Threads; 0: all that OpenMP offers", 0, most_threads);
   a->context.add_to(*command);
   command->add_flag("--json", a->json, "Print the table as JSON");
   command->footer(damage_footer);

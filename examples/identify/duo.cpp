@@ -304,13 +304,6 @@ void add_duo(CLI::App& app, std::function<void()>& work) {
         ->check(CLI::IsMember(std::move(choices)))
         ->type_name("NAME");
   };
-  const auto count = [&](const char* name, std::size_t& value, const char* about, std::uint64_t least,
-                         std::uint64_t most) {
-    return command->add_option(name, value, about)
-        ->check(whole_number(least, most))
-        ->type_name("N")
-        ->capture_default_str();
-  };
   text("--model", a->model, "Hugging Face folder of the model", "DIR")->capture_default_str();
   text("--out", a->out, "Folder that the gates go to", "DIR");
   choice("--method", a->method, "optimise, ablation or profile, see below",
@@ -320,16 +313,17 @@ void add_duo(CLI::App& app, std::function<void()>& work) {
   choice("--mask", a->mask, "What streaming heads see: both, or only sinks or recent rows",
          {"both", "sinks", "recent"})
       ->capture_default_str();
-  count("--sinks", a->sinks, "First rows of a streaming head", 0, 1'000'000);
-  count("--recent", a->recent, "Latest rows of a streaming head", 1, 1'000'000);
-  count("--steps", a->steps, "Steps of training, a text each; the paper's are 2000", 1, 10'000'000);
-  count("--samples", a->samples, "Texts of ablation and profile", 1, 1'000'000);
+  add_count(*command, "--sinks", a->sinks, "First rows of a streaming head", 0, 1'000'000);
+  add_count(*command, "--recent", a->recent, "Latest rows of a streaming head", 1, 1'000'000);
+  add_count(*command, "--steps", a->steps, "Steps of training, a text each; the paper's are 2000", 1,
+            10'000'000);
+  add_count(*command, "--samples", a->samples, "Texts of ablation and profile", 1, 1'000'000);
   CLI::Option* own = text("--labelled", a->labelled, "Texts of your own, as token ids", "FILE");
   // The options for drawing texts have no meaning for texts from a file.
-  own->excludes(
-      count("--context", a->set.context, "Tokens of the longest text, all included", 256, 10'000'000));
-  own->excludes(count("--lengths", a->set.lengths, "Different lengths", 1, 1'000'000));
-  own->excludes(count("--passkeys", a->set.passkeys, "Passkeys in a text", 1, 1000));
+  own->excludes(add_count(*command, "--context", a->set.context, "Tokens of the longest text, all included",
+                          256, 10'000'000));
+  own->excludes(add_count(*command, "--lengths", a->set.lengths, "Different lengths", 1, 1'000'000));
+  own->excludes(add_count(*command, "--passkeys", a->set.passkeys, "Passkeys in a text", 1, 1000));
   own->excludes(choice("--passkey-kind", a->keys, "digits, or the published 32 words", {"digits", "words"})
                     ->capture_default_str());
   own->excludes(choice("--texts", a->texts,
@@ -356,8 +350,9 @@ void add_duo(CLI::App& app, std::function<void()>& work) {
       ->check(CLI::Range(0.0, 1.0))
       ->type_name("X")
       ->capture_default_str();
-  count("--save-every", a->save_every, "Steps between checkpoints", 1, 10'000'000);
-  count("--stop-after", a->stop_after, "Stop at that step, to continue later; 0: never", 0, 10'000'000);
+  add_count(*command, "--save-every", a->save_every, "Steps between checkpoints", 1, 10'000'000);
+  add_count(*command, "--stop-after", a->stop_after, "Stop at that step, to continue later; 0: never", 0,
+            10'000'000);
   command->add_flag(
       "--resume", a->resume,
       "Continue from the checkpoint in --out if there is one; do nothing if its gates are complete");

@@ -117,10 +117,7 @@ class SharedText {
       one.unread.assign(q.heads, 0.0F);
       one.rows_read.assign(heads, 0);
       options.read = Read::bounded;
-      options.bound = {.epsilon = config_.epsilon,
-                       .certainty = config_.certainty,
-                       .unread = one.unread,
-                       .rows_read = one.rows_read};
+      options.bound = {.epsilon = config_.epsilon, .unread = one.unread, .rows_read = one.rows_read};
     }
     const TensorView<float> out{one.out.data(), 1, q.heads, full.head_dim};
     reference::step_layer(one.cache, layer, q, k, v, out, options);

@@ -42,10 +42,9 @@ struct SettingShares {
   SampledShares unread;
 };
 
-/// How heads whose keys are in halves are read.
+/// How heads whose keys are in halves are read: with a sure bound, as a plan that is found by the shares is.
 struct SharesConfig {
   float epsilon = 0.05F;
-  Certainty certainty = Certainty::sure;
 };
 
 /// Is called with the share of the work that is done.

@@ -155,18 +155,14 @@ void add_razor(CLI::App& app, std::function<void()>& work) {
   command->add_option("--out", a->out, "Folder that the files go to")
       ->type_name("DIR")
       ->capture_default_str();
-  const auto count = [&](const char* name, std::size_t& value, const char* about, std::uint64_t least,
-                         std::uint64_t most) {
-    command->add_option(name, value, about)
-        ->check(whole_number(least, most))
-        ->type_name("N")
-        ->capture_default_str();
-  };
-  count("--tokens", a->tokens, "Different random tokens of a text; all if there are fewer", 3, 1'000'000);
-  count("--repetitions", a->repetitions, "How often a text has them", 2, 1000);
-  count("--samples", a->samples, "Texts", 1, 10'000);
-  count("--sinks", a->sinks, "First rows of a streaming head, as config.json says", 0, 1'000'000);
-  count("--recent", a->recent, "Latest rows of a streaming head, as config.json says", 1, 1'000'000);
+  add_count(*command, "--tokens", a->tokens, "Different random tokens of a text; all if there are fewer", 3,
+            1'000'000);
+  add_count(*command, "--repetitions", a->repetitions, "How often a text has them", 2, 1000);
+  add_count(*command, "--samples", a->samples, "Texts", 1, 10'000);
+  add_count(*command, "--sinks", a->sinks, "First rows of a streaming head, as config.json says", 0,
+            1'000'000);
+  add_count(*command, "--recent", a->recent, "Latest rows of a streaming head, as config.json says", 1,
+            1'000'000);
   command->add_option("--sparsity", a->sparsity, "Share of streaming heads in the picture")
       ->check(CLI::Range(0.0, 1.0))
       ->type_name("X")
@@ -175,7 +171,7 @@ void add_razor(CLI::App& app, std::function<void()>& work) {
       ->check(any_whole_number())
       ->type_name("N")
       ->capture_default_str();
-  count("--threads", a->threads, "Threads; 0: all that OpenMP offers", 0, most_threads);
+  add_count(*command, "--threads", a->threads, "Threads; 0: all that OpenMP offers", 0, most_threads);
   a->context.add_to(*command);
   command->add_flag("--json", a->json, "Print settings and gates as JSON");
   command->callback([a, &work] { work = [a] { run(*a); }; });

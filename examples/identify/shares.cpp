@@ -75,7 +75,6 @@ struct SharesArguments {
   std::string text = "kjv";
   std::string scorer = "keydiff";
   std::string later = "both";
-  std::string certainty = "sure";
   double epsilon = 0.05;
   std::size_t length = 2048;
   std::size_t texts = 4;
@@ -179,10 +178,7 @@ SampledShares short_samples(SampledShares samples) {
 SharesFound find(const SharesArguments& a, const TextModel& model) {
   SharesFound found{.menu = menu_of(a, model.config()), .shares = {}, .table = {}};
   const std::vector<SplitText> texts = draw_texts(model, a);
-  const SharesConfig config{.epsilon = static_cast<float>(a.epsilon),
-                            .certainty = a.certainty == "sure"         ? Certainty::sure
-                                         : a.certainty == "four_sigma" ? Certainty::four_sigma
-                                                                       : Certainty::none};
+  const SharesConfig config{.epsilon = static_cast<float>(a.epsilon)};
   const ModelShape shape = model.config().shape();
   Progress progress{!a.json};
   const Stopwatch took;
@@ -236,7 +232,6 @@ void print_json(const SharesArguments& a, const SharesFound& found) {
                           {"later", a.later},
                           {"seed", a.seed},
                           {"epsilon", a.epsilon},
-                          {"certainty", a.certainty},
                           {"scorer", a.scorer},
                           {"budget", a.budget},
                           {"rows_read", by_layer(mean_of(bounded.rows_read))},
@@ -337,10 +332,6 @@ void add_shares(CLI::App& app, std::function<void()>& work) {
       ->check(number_from(0, 1))
       ->type_name("EPSILON")
       ->capture_default_str();
-  command->add_option("--certainty", a->certainty, "How sure the bound is: for sure, or an estimate")
-      ->check(CLI::IsMember({"sure", "four_sigma", "none"}))
-      ->type_name("HOW")
-      ->capture_default_str();
   command->add_option("--scorer", a->scorer, "What ranks the rows of budgets, without a question")
       ->check(CLI::IsMember({"keydiff", "expected", "keynorm"}))
       ->type_name("WHICH")
@@ -351,23 +342,16 @@ void add_shares(CLI::App& app, std::function<void()>& work) {
       ->check(CLI::IsMember({"question", "text", "both"}))
       ->type_name("WHAT")
       ->capture_default_str();
-  const auto count = [&](const char* name, std::size_t& value, const char* about, std::uint64_t least,
-                         std::uint64_t most) {
-    command->add_option(name, value, about)
-        ->check(whole_number(least, most))
-        ->type_name("N")
-        ->capture_default_str();
-  };
-  count("--length", a->length, "Tokens of a text, with what comes later", 512, 1'000'000);
-  count("--texts", a->texts, "Texts", 1, 10'000);
-  count("--tokens", a->tokens, "Tokens with which a text goes on", 1, 256);
-  count("--budget", a->budget, "Rows of the budget whose loss goes to lost.json", 1, 1'000'000);
-  count("--min-rows", a->min_rows, "Rows of the smallest window and budget", 17, 65'536);
+  add_count(*command, "--length", a->length, "Tokens of a text, with what comes later", 512, 1'000'000);
+  add_count(*command, "--texts", a->texts, "Texts", 1, 10'000);
+  add_count(*command, "--tokens", a->tokens, "Tokens with which a text goes on", 1, 256);
+  add_count(*command, "--budget", a->budget, "Rows of the budget whose loss goes to lost.json", 1, 1'000'000);
+  add_count(*command, "--min-rows", a->min_rows, "Rows of the smallest window and budget", 17, 65'536);
   command->add_option("--seed", a->seed, "Other texts and questions")
       ->check(any_whole_number())
       ->type_name("N")
       ->capture_default_str();
-  count("--threads", a->threads, "Threads; 0: all that OpenMP offers", 0, most_threads);
+  add_count(*command, "--threads", a->threads, "Threads; 0: all that OpenMP offers", 0, most_threads);
   a->context.add_to(*command);
   command->add_flag("--json", a->json, "Print settings and shares as JSON");
   command->callback([a, &work] { work = [a] { run(*a); }; });
