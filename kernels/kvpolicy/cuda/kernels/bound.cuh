@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include <kvpolicy/core/attention.hpp>
+#include <kvpolicy/core/key_width.hpp>
 #include <kvpolicy/cuda/kernels/attend.cuh>
 #include <kvpolicy/cuda/kernels/block_slice.cuh>
 #include <kvpolicy/cuda/kernels/decode.cuh>
@@ -73,11 +74,6 @@ KVPOLICY_HOST_DEVICE HeadView bounded_view(const BoundParams& p, const HeadView&
 /// keys have scales per channel its product with a scale, are rounded to half, once for the bound and once for the
 /// row itself.
 inline constexpr float bound_rounding = 0x1p-9F;
-/// detail::KeyWidth's numbers, of core/key_width.hpp.
-inline constexpr float bound_half_range = 7.5F / 16.0F;
-inline constexpr float bound_zero_error = 0x1.01p-11F;
-inline constexpr float bound_smallest_error = 0x1p-24F;
-inline constexpr float bound_cap_error = 0x1p-18F;
 
 /// The sums that a width consists of, of two columns.
 struct WidthSums {
@@ -108,6 +104,7 @@ constexpr std::size_t bound_shared_bytes() {
 
 template <Element E, int HeadDim, int ColumnTiles>
 class BoundBlock {
+  using KeyWidth = kvpolicy::detail::KeyWidth;
   using Layout = BoundLayout<E, HeadDim, ColumnTiles>;
   static constexpr int columns = Layout::columns;
   static constexpr int vectors = Layout::vectors;
@@ -217,6 +214,16 @@ class BoundBlock {
     Keys keys{head};
     sync_warp();
     float slack[ColumnTiles][2] = {};
+    float magnitude[ColumnTiles][2];  // of this lane's columns, over all channels
+    KVPOLICY_UNROLL
+    for (int n = 0; n < ColumnTiles; ++n) {
+      KVPOLICY_UNROLL
+      for (int j = 0; j < 2; ++j) {
+        magnitude[n][j] = 0.0F;
+        const float* of_column = magnitudes() + (n * tile_columns + lane_index() % 4 * 2 + j) * vectors;
+        for (int i = 0; i < vectors; ++i) magnitude[n][j] += of_column[i];
+      }
+    }
     const int warps = grid_x() * Layout::warps;
     KVPOLICY_NO_UNROLL
     for (int pair = block_x() * Layout::warps + warp_index(); pair < units / 2; pair += warps) {
@@ -234,17 +241,21 @@ class BoundBlock {
       float logits[2][ColumnTiles][4];
       keys.logits(logits, tiles);
       KVPOLICY_UNROLL
-      for (int tile = 0; tile < 2; ++tile) {
+      for (int n = 0; n < ColumnTiles; ++n) {
+        WidthSums of_rows;  // the same for all rows of a group, which has a tile or both
         KVPOLICY_UNROLL
-        for (int n = 0; n < ColumnTiles; ++n) {
+        for (int tile = 0; tile < 2; ++tile) {
+          if constexpr (Groups::value == Grouping::rows) {
+            if (tile == 0 || Finest::value < 32) of_rows = sums_of_channels(head, address.of(tile), n);
+          }
           const auto sums = [&](int upper) {
             if constexpr (Groups::value == Grouping::rows) {
-              return sums_of_channels(head, address.of(tile), n);
+              return of_rows;
             } else {
               return sums_of_groups(head, address.of(tile), upper * 8 + lane_index() / 4, n);
             }
           };
-          bound_unit(logits[tile][n], sums, pair * 2 + tile, n, slack[n]);
+          bound_unit(logits[tile][n], sums, magnitude[n], pair * 2 + tile, n, slack[n]);
         }
       }
       sync_warp();  // the staged scales are read
@@ -313,8 +324,8 @@ class BoundBlock {
   /// Writes the bounds of a unit for 8 columns. `logits` are in the layout of products; `sums(upper)` are those of rows
   /// lane / 4 + 8 upper for the columns of this lane, whose largest slacks are kept.
   template <class Sums>
-  KVPOLICY_DEVICE void bound_unit(const float (&logits)[4], const Sums& sums, int unit, int n,
-                                  float (&slack)[2]) const {
+  KVPOLICY_DEVICE void bound_unit(const float (&logits)[4], const Sums& sums, const float (&magnitude)[2],
+                                  int unit, int n, float (&slack)[2]) const {
     float highest[2][2], width[2] = {0.0F, 0.0F};
     KVPOLICY_UNROLL
     for (int upper = 0; upper < 2; ++upper) {
@@ -324,17 +335,16 @@ class BoundBlock {
         const int column = n * tile_columns + lane_index() % 4 * 2 + j;
         const float to_logit = size_of(codes.columns[column].scale);
         const float arithmetic =
-            bound_rounding * to_logit * (own.zeros[j] + 15.0F * own.scales[j]) + bound_smallest_error;
+            bound_rounding * to_logit * (own.zeros[j] + 15.0F * own.scales[j]) + KeyWidth::smallest_error;
         float wide = 0.0F;
         if (p.sure) {
-          float magnitude = 0.0F;
-          for (int i = 0; i < vectors; ++i) magnitude += magnitudes()[column * vectors + i];
-          wide = arithmetic + to_logit * (bound_half_range * own.scales[j] + bound_zero_error * own.zeros[j] +
-                                          bound_smallest_error * magnitude);
+          wide = arithmetic +
+                 to_logit * (KeyWidth::half_range * own.scales[j] + KeyWidth::zero_error * own.zeros[j] +
+                             KeyWidth::smallest_error * magnitude[j]);
         }
         float bound = logits[upper * 2 + j] + wide;
         if (p.call.softcap != 0.0F) {
-          const float error = p.call.softcap * log2_e * bound_cap_error;
+          const float error = p.call.softcap * log2_e * kvpolicy::detail::cap_error;
           bound = capped(bound, p.call.softcap) + error;
           wide += error;
         }
