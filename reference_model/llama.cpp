@@ -95,6 +95,8 @@ void Llama::check_weights() const {
 const ValueOutputs* Llama::value_outputs() const {
   const std::lock_guard lock{projections_->mutex};
   if (projections_->views) return &*projections_->views;
+  const auto is_int8 = [](const LlamaLayer& layer) { return layer.o.weight.format() == WeightFormat::int8; };
+  if (std::ranges::any_of(weights_.layers, is_int8)) return nullptr;  // before the others are checked
   std::vector<WeightMatrix> matrices;
   ValueOutputs views{config_.shape()};
   for (const LlamaLayer& layer : weights_.layers) {

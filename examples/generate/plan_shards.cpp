@@ -80,11 +80,11 @@ PlanShards::PlanShards(const HeadPlan<bfloat16>& plan, std::size_t context, cons
       heads_{plan.shape().kv_head_count()},
       seconds_per_cost_{seconds_per_cost(arguments)},
       costs_{costs_of(plan, context, arguments)},
-      shards_{balance(plan, costs_, bytes_held(plan, context, options), config_of(arguments))},
+      held_{bytes_held(plan, context, options)},
+      shards_{balance(plan, costs_, held_, config_of(arguments))},
       ranks_(shards_.ranks()) {
   const std::size_t ranks = shards_.ranks();
   const HeadCosts read = bytes_read(plan, context);
-  const HeadCosts held = bytes_held(plan, context, options);
   double all = 0;
   for (const auto& layer : costs_) all += std::accumulate(layer.begin(), layer.end(), 0.0);
   ideal_seconds_ = all / static_cast<double>(ranks) * seconds_per_cost_;
@@ -93,7 +93,7 @@ PlanShards::PlanShards(const HeadPlan<bfloat16>& plan, std::size_t context, cons
       for (const HeadPart& part : shards_.parts(layer, rank)) {
         ranks_[rank].read_bytes += read[layer][part.head] * part.rows.share();
         ranks_[rank].seconds += part.cost * seconds_per_cost_;
-        ranks_[rank].held_bytes += held[layer][part.head] * part.rows.share();
+        ranks_[rank].held_bytes += held_[layer][part.head] * part.rows.share();
       }
     }
   }

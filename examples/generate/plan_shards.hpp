@@ -61,6 +61,7 @@ class PlanShards {
   std::size_t heads_;
   double seconds_per_cost_;  // costs are seconds, or bytes at the bandwidth
   HeadCosts costs_;
+  HeadCosts held_;  // bytes
   Shards shards_;
   double ideal_seconds_;                // if nobody waited, and messages took no time
   std::optional<double> even_seconds_;  // with equally many heads, in their order

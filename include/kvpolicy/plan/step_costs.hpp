@@ -97,7 +97,7 @@ struct StepRows {
   return exact + (upper + rows_read * whole) * static_cast<double>(rows.packed);
 }
 
-/// The same for every head of a plan. A layer that reads the cache of another layer has no heads of its own, and its
+/// `bytes_read` of every head of a plan. A layer that reads the cache of another layer has no heads of its own, and its
 /// reading is not counted.
 /// @throws ConfigError if a policy does not state its rule
 template <class... T>

@@ -441,8 +441,7 @@ class HeadBudgetCache {
   // Rows that are ranked: all but the latest that the scorer always keeps.
   [[nodiscard]] std::size_t candidates() const { return budget_rule(*config_).candidates(storage_.end()); }
 
-  // The ranks of the candidates; higher ranks survive. Max pooling gives equal scores to the neighbours of a row with
-  // much attention, so rows of equal score are ranked by the attention that they got themselves.
+  // The ranks of the candidates, by scores, and by scores and values where a share of the budget goes by scores alone.
   [[nodiscard]] SharingHead ranked(std::span<const float> sums, std::size_t group,
                                    std::size_t queries) const {
     const std::vector<float> scored = scores(sums, group, queries);
@@ -453,6 +452,8 @@ class HeadBudgetCache {
             .weighed = std::move(by_values),
             .unweighed_share = config_->unweighed_share};
   }
+  // The ranks of the candidates; higher ranks survive. Max pooling gives equal scores to the neighbours of a row with
+  // much attention, so rows of equal score are ranked by the attention that they got themselves.
   [[nodiscard]] std::vector<std::uint64_t> ranks_of(std::span<const float> scored,
                                                     [[maybe_unused]] std::span<const float> sums,
                                                     [[maybe_unused]] std::size_t group) const {

@@ -128,8 +128,8 @@ template <ObservingScorer Scorer>
   }
   const double heads = votes == Votes::mean ? static_cast<double>(group) : 1.0;
   for (std::size_t row = 0; row < scores.size(); ++row) {
-    scores[row] = scores[row] < std::numeric_limits<float>::max() ? times_norm(1.0F, together[row] / heads)
-                                                                  : scores[row];
+    if (scores[row] < std::numeric_limits<float>::max())
+      scores[row] = times_norm(1.0F, together[row] / heads);
   }
   return scores;
 }
