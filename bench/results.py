@@ -14,7 +14,7 @@ GATES = {"duo": "optimised", "duo-ablation": "single-head ablation",
          "duo-profile": "attention profiling", "duo-lm": "language-modelling loss",
          "duo-lm-passkeys": "language-modelling loss, passkeys alone",
          "duo-sinks": "optimised, mask of sinks only", "duo-recent": "optimised, mask of recent only",
-         "razor": "RazorAttention"}
+         "razor": "RazorAttention", "kvzip": "KVzip's scores"}
 
 SCORES = {"retrieval_heads": "HeadKV-R (retrieval)", "enhanced_heads": "HeadKV-ER (enhanced)",
           "retrieval_reasoning_heads": "HeadKV-R2 (reasoning)", "echo_heads": "RazorAttention (echo)",
@@ -70,6 +70,9 @@ def plain_name(method):
             known = GATES if part == "duo@" else SCORES
             return known.get(stem, stem) + (f" + {storage}" if plus else "")
     plain, plus, storage = method.partition("+")
+    name, at, _ = plain.partition("@")
+    if at and name in METHODS:
+        return f"{METHODS[name]}, rows by head"
     if "/" in plain:
         return Path(plain).stem
     return METHODS.get(plain, plain) + (f" + {storage}" if plus else "")

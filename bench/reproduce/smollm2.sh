@@ -13,7 +13,7 @@
 #   settings   HeadKV's kernel and beta and SnapKV's kernel, chosen on texts that nothing else is measured on
 #   budgets    HeadKV's three kinds of scores against other methods at 32 to 256 rows a head
 #   combined   every method at a half to a 32nd of the bytes
-#   unasked    rows are dropped before any question is known, and two questions are asked of what is left
+#   unasked    rows are dropped before any question is known, and ten questions are asked of what is left
 #   language   KL divergence to the full cache and surprise, on three kinds of prose and on code, far into a text and near
 #              its beginning
 #   choices    short questions with four endings, where compression should cost nothing
@@ -88,7 +88,7 @@ measure_heads() {
 measure_gates() {
   local plans=(full) gates random
   mapfile -t random < <(random_gates 3)
-  for gates in "$weights"/{duo,duo-ablation,duo-profile,razor} "${random[@]}"; do
+  for gates in "$weights"/{duo,duo-ablation,duo-profile,razor,kvzip} "${random[@]}"; do
     if [ -d "$gates" ]; then plans+=("duo@$gates:0.5" "duo@$gates:0.75"); fi
   done
   ask_keys 2 gates 2048 --plans "${plans[@]}"
@@ -159,11 +159,15 @@ measure_combined() {
   ask combined 2048 --suite "${tasks[@]}" --text novels --bytes 1/2 1/4 1/8 1/16 1/32 --plans "${plans[@]}"
 }
 
-# The methods whose budgets are in rows, each head's own, a layer's, and the model's.
+# The methods whose budgets are in rows: each head's own, a layer's, the model's, or by what heads needed of other texts.
+# Ten questions at ten depths to forks of one compressed text.
 measure_unasked() {
-  local plans=(full snapkv snapkv:compete=model h2o keynorm keydiff keydiff:compete=layer keydiff:compete=model expected
-    expected:compete=model kvzip:compete=head kvzip:compete=layer,safeguard=0 kvzip)
-  ask_keys 2 unasked 2048 --compress text --bytes 1/2 1/4 1/8 1/16 --plans "${plans[@]}"
+  local kept=$weights/kvzip/kept.json
+  local plans=(full snapkv h2o keynorm keydiff keydiff:compete=layer keydiff:compete=model "keydiff@$kept" expected
+    "expected@$kept" "duo@$weights/kvzip:sinks=16,recent=64" kvzip:compete=head kvzip:compete=layer,safeguard=0 kvzip)
+  local ask=(--suite niah_depths --text novels --depths 10 --per-text 10 --questions $((10 * texts)) --compress text)
+  experiment unasked 2048 "${ask[@]}" --bytes 1/4 1/8 --plans "${plans[@]}"
+  experiment unasked_ends 2048 "${ask[@]}" --bytes 1/2 1/16 --plans "${plans[@]}"
 }
 
 # 512 rows are a quarter of the longer texts, and all of the shorter ones.

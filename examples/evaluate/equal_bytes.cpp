@@ -92,7 +92,13 @@ std::string at_equal_bytes(const std::string& method, const ByteBudget& budget) 
       " has no setting that makes it keep a share of the bytes; those that have are duo, "
       "streaming_llm, sink_recent, headkv, snapkv, criticalkv, pyramid, adakv, h2o, tova, keynorm, keydiff, "
       "kvzip, expected and search");
-  return plan.with_numbers(fmt::format("{}", std::min(rows, budget.length)));
+  const std::size_t capacity = std::min(rows, budget.length);
+  // Budgets by the shares of a file also say how many rows a head can have at most.
+  constexpr std::string_view shared[]{"keynorm", "keydiff", "expected"};
+  if (!plan.source.empty() && std::ranges::count(shared, plan.name) > 0) {
+    return plan.with_numbers(fmt::format("{},{}", capacity, budget.length));
+  }
+  return plan.with_numbers(fmt::format("{}", capacity));
 }
 
 std::string method_of(const std::string& plan) { return PlanName{plan}.method(); }

@@ -22,6 +22,7 @@
 #include <kvpolicy/plan/search.hpp>
 #include <kvpolicy/plan/search_menu.hpp>
 #include <kvpolicy/plan/shards.hpp>
+#include <kvpolicy/plan/share_budgets.hpp>
 #include <kvpolicy/plan/shipped_policies.hpp>
 #include <kvpolicy/pyramidkv.hpp>
 #include <kvpolicy/razor_attention.hpp>

@@ -42,6 +42,8 @@ double kept(const reference::Llama& model, const std::string& plan_name, std::si
 TEST_CASE("methods get the setting that fits their bytes") {
   CHECK(at_equal_bytes("h2o", budget(0.25, 1024)) == "h2o:256");
   CHECK(at_equal_bytes("headkv@a/b.json", budget(1.0 / 32, 4096)) == "headkv@a/b.json:128");
+  CHECK(at_equal_bytes("keydiff", budget(1.0 / 32, 4096)) == "keydiff:128");
+  CHECK(at_equal_bytes("keydiff@a/b.json", budget(1.0 / 32, 4096)) == "keydiff@a/b.json:128,4096");
   CHECK(at_equal_bytes("snapkv", budget(1.0 / 3, 3000)) == "snapkv:1000");
   CHECK(at_equal_bytes("criticalkv", budget(1.0 / 3, 3000)) == "criticalkv:1000");
   CHECK(at_equal_bytes("tova", budget(1, 77)) == "tova:77");

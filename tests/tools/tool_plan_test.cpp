@@ -11,6 +11,7 @@
 #include <common/files.hpp>
 #include <generate/plan_view.hpp>
 #include <kvpolicy/io/duo_pattern.hpp>
+#include <kvpolicy/io/head_scores.hpp>
 #include <kvpolicy/io/plan_json.hpp>
 #include <kvpolicy/plan/low_bits.hpp>
 #include <kvpolicy/plan/shipped_policies.hpp>
@@ -140,6 +141,39 @@ TEST_CASE("--plan: a number of rows per head, ranked by the scorer that the name
   CHECK(refusal("tova+int4:9").find("tova cannot be combined with int4") != std::string::npos);
   CHECK(refusal("h2o:9,3").find("takes at most 1 numbers") != std::string::npos);
   CHECK(needs_of(plan_named("h2o:9")).compress);
+}
+
+TEST_CASE("--plan: rows on average, divided by the shares in a file") {
+  const testing::TemporaryFolder folder;
+  const std::string file = (folder.path() / "kept.json").string();
+  io::save_head_scores(file, HeadScores{2, 2, {0.125, 0.25, 0.5, 1.0}});
+  using Different = HeadBudgetCache<Dense, KeyDiffScorer>;
+  const auto budgets = [&](const std::string& rest) {
+    const Plan plan = plan_named("keydiff@" + file + rest);
+    std::vector<std::size_t> found;
+    plan.for_each_head([&](std::size_t, std::size_t, const HeadSettings<float>& head) {
+      const auto own = head.get<Different>();
+      CHECK(own == Different::Config{.budget = own.budget});
+      found.push_back(own.budget);
+    });
+    return found;
+  };
+  using Rows = std::vector<std::size_t>;
+  CHECK(budgets(":15") == Rows{4, 8, 16, 32});  // a context of 4,096
+  CHECK(budgets(":15,18") == Rows{8, 16, 18, 18});
+  CHECK(plan_named("keynorm@" + file + ":15").at(1, 1) ==
+        HeadSettings<float>{HeadBudgetCache<Dense, KeyNormScorer>::Config{.budget = 32}});
+  CHECK(refusal("keydiff@" + file + ":19,18").find("capacity is 19, must be 1 to most_rows = 18") !=
+        std::string::npos);
+  CHECK(refusal("keydiff@" + file + ":15,compete=model").find("no setting 'compete'") != std::string::npos);
+  for (const std::string name : {"h2o", "full", "int4", "quest"}) {
+    CHECK(refusal(name + "@" + file).find(name + " takes no file") != std::string::npos);
+  }
+  io::save_head_scores(file, HeadScores{1, 2, {0.5, 1.0}});
+  CHECK(refusal("keydiff@" + file + ":15").find(file) != std::string::npos);
+  io::save_head_scores(file, HeadScores{2, 2, {0.5, 1.0, 2.0, 0.1}});
+  CHECK(refusal("keydiff@" + file + ":15").find("the share of layer 1, head 0 is 2, must be 0 to 1") !=
+        std::string::npos);
 }
 
 TEST_CASE("a pattern's view says how many heads tie at the cut") {
