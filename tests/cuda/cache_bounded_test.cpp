@@ -368,3 +368,112 @@ TEST_CASE("steps, forks and rollbacks go on after reads with a bound on a device
   CHECK(one.unread == three.unread);
   CHECK(std::ranges::equal(one.out, three.out));
 }
+
+namespace {
+
+/// A cache of two layers, what its steps read and write, and a step with a bound that says what it read.
+struct Stepper {
+  DeviceCache cache;
+  std::vector<DeviceChunk<>> chunks;  // of each layer
+  std::vector<DeviceArray<float>> unread;
+  std::vector<DeviceArray<std::size_t>> rows_read;
+  float epsilon;
+
+  Stepper(const ModelShape& shape, const std::vector<HeadSpec>& heads, std::size_t tokens, float bound)
+      : cache{cache_of(shape, heads)}, epsilon{bound} {
+    for (std::size_t l = 0; l < shape.layers; ++l) {
+      chunks.emplace_back(shape, tokens);
+      unread.emplace_back(tokens * shape.q_heads);
+      rows_read.emplace_back(shape.kv_heads);
+    }
+  }
+  void put_step(const test::Stream& stream) {
+    for (std::size_t l = 0; l < chunks.size(); ++l) {
+      const AttendOptions options{.read = Read::bounded,
+                                  .bound = {.epsilon = epsilon,
+                                            .unread = {unread[l].data(), unread[l].size()},
+                                            .rows_read = {rows_read[l].data(), rows_read[l].size()}}};
+      chunks[l].step(cache, l, options, stream);
+    }
+  }
+  /// New numbers, and queries that pay their attention to few rows.
+  void randomize(std::uint64_t seed, const test::Stream& stream) const {
+    test::Random random{seed};
+    for (std::size_t l = 0; l < chunks.size(); ++l) {
+      chunks[l].randomize(random, stream);
+      auto q = chunks[l].q.download(stream);
+      for (half& number : q) number = half{8.0F * static_cast<float>(number)};
+      chunks[l].q.upload(q, stream);
+      rows_read[l].upload(std::vector<std::size_t>(rows_read[l].size(), 0), stream);
+    }
+  }
+  [[nodiscard]] std::vector<float> results(const test::Stream& stream) const {
+    std::vector<float> all;
+    for (std::size_t l = 0; l < chunks.size(); ++l) {
+      for (const float number : chunks[l].results(stream)) all.push_back(number);
+      for (const float number : unread[l].download(stream)) all.push_back(number);
+      for (const std::size_t rows : rows_read[l].download(stream)) all.push_back(static_cast<float>(rows));
+    }
+    return all;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a captured step with a bound, replayed while the text grows, is the step") {
+  const test::SmallDevice device;
+  const test::Stream stream;
+  const std::vector<HeadSpec> heads{
+      bounded_heads()[0], bounded_heads()[3], other_heads()[3], bounded_heads()[1], {},
+      bounded_heads()[6]};  // three of each layer
+  const ModelShape shape{2, 6, 3, head_dim};
+  constexpr std::size_t tokens = 3;
+  Stepper stepper{shape, heads, tokens, 0.3F}, twin{shape, heads, tokens, 0.3F};
+  const auto capture = [&] { return test::Graph{stream, [&] { stepper.put_step(stream); }}; };
+  for (Stepper* each : {&stepper, &twin}) test::feed_device(each->cache, 3, {200}, {}, stream);
+  {
+    // Room for rows is not room for their bounds.
+    const std::string why = test::thrown<kvpolicy::CapacityError>([&] { static_cast<void>(capture()); });
+    CHECK(test::contains(why, "there is room for 0; reserve first"));
+    cudaGraph_t failed = nullptr;
+    static_cast<void>(cudaStreamEndCapture(stream, &failed));
+    static_cast<void>(cudaGraphDestroy(failed));
+  }
+  stepper.cache.reserve(280, stream);
+  twin.cache.reserve(280, stream);
+  const auto replay = [&](const test::Graph& graph, std::uint64_t seed) {
+    for (const Stepper* each : {&stepper, &twin}) each->randomize(seed, stream);
+    stepper.cache.replayed(1, tokens);
+    graph.launch(stream);
+    twin.put_step(stream);
+    return test::same_bits(stepper.results(stream), twin.results(stream));
+  };
+  const test::Graph graph = capture();
+  bool equal = true;
+  for (std::uint64_t i = 0; i < 26; ++i) equal = replay(graph, i) && equal;
+  CHECK(equal);
+  CHECK(stepper.cache.tokens() == 278);
+  CHECK(test::dump_device(stepper.cache, true, stream) == test::dump_device(twin.cache, true, stream));
+  const auto rows_read = [&] {
+    std::size_t rows = 0;
+    for (const auto& layer : stepper.rows_read) {
+      for (const std::size_t own : layer.download(stream)) rows += own;
+    }
+    return rows;
+  };
+  const std::size_t window = 2 + 40 + tokens - 1;  // what the head with a window reads of any text
+  CHECK(rows_read() < 5 * 278 + window);
+
+  // More room keeps the graph valid; beyond the room that it was captured with it reads all rows.
+  for (Stepper* each : {&stepper, &twin}) {
+    each->cache.reserve(500, stream);
+    test::feed_device(each->cache, 5, {150}, {}, stream);
+  }
+  twin.epsilon = 0.0F;
+  CHECK(replay(graph, 50));
+  CHECK(rows_read() == 5 * 431 + window);
+  const test::Graph again = capture();
+  twin.epsilon = 0.3F;
+  CHECK(replay(again, 51));
+  CHECK(rows_read() < 5 * 434 + window);
+}

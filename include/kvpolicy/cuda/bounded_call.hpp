@@ -13,6 +13,7 @@
 #include <kvpolicy/core/attention.hpp>
 #include <kvpolicy/core/dtype.hpp>
 #include <kvpolicy/cuda/array_carver.hpp>
+#include <kvpolicy/cuda/bound_room.hpp>
 #include <kvpolicy/cuda/dispatch.hpp>
 #include <kvpolicy/cuda/engine.hpp>
 #include <kvpolicy/cuda/kernels/bound.cuh>
@@ -26,7 +27,7 @@ namespace kvpolicy::cuda {
 template <Element E>
 class BoundedCall {
  public:
-  /// `rows`: the rows of the text, at least. `has_halves`: some head has keys in halves. `params` are as
+  /// `rows`: the rows of the text, at least; a head of which a graph finds more reads all. `has_halves`: some head has keys in halves. `params` are as
   /// Engine::attend has them, of one sequence; its heads are those of the cache.
   BoundedCall(const Engine<E>& engine, const AttendParams& params, const ReadBound& bound, std::size_t rows,
               bool has_halves)
@@ -43,20 +44,22 @@ class BoundedCall {
     }
     const int columns = made_.columns();
     if (!has_halves || bound.epsilon == 0.0F || columns > decode_most_columns) return;
-    made_.units = static_cast<int>(rows / tile_rows);
-    const int pairs_of_block = 2 * bound_threads / warp_lanes;
-    made_.blocks = std::clamp(made_.units / pairs_of_block, 1,
-                              quotient_up(2 * engine.device().multiprocessors, params.kv_heads));
+    extent_ = BoundExtent::of(rows, params.kv_heads, columns, engine.device().multiprocessors);
+    made_.units = extent_.units;
+    made_.blocks = extent_.blocks;
   }
 
   /// Obtains the memory that the call needs. @throws std::bad_alloc, DeviceError
   void prepare(MemoryResource* memory, cudaStream_t stream) {
     if (made_.units == 0) return;
-    ArrayCarver counting;
-    static_cast<void>(carve(counting));
-    block_ = allocate(memory, counting.bytes(), stream);
-    ArrayCarver carver{block_.get()};
-    made_.memory = carve(carver);
+    block_ = allocate(memory, extent_.bytes(), stream);
+    use(block_.get());
+  }
+  /// The same from a block that has room for it (BoundRoom).
+  void use(std::byte* block) {
+    if (made_.units == 0) return;
+    ArrayCarver carver{block};
+    made_.memory = extent_.carve(carver);
   }
 
   /// @throws DeviceError
@@ -86,22 +89,6 @@ class BoundedCall {
   }
 
  private:
-  [[nodiscard]] BoundMemory carve(ArrayCarver& carver) const {
-    const auto heads = static_cast<std::size_t>(made_.call.kv_heads);
-    const auto units = static_cast<std::size_t>(made_.units);
-    const auto columns = static_cast<std::size_t>(made_.columns());
-    return {.heads = carver.take<HeadView>(heads),
-            .choices = carver.take<Selections>(heads),
-            .ends = carver.take<int>(heads),
-            .counts = carver.take<int>(heads),
-            .chosen = carver.take<int>(heads * units),
-            .most = carver.take<float>(heads * columns * units),
-            .likely = carver.take<float>(heads * columns * units),
-            .largest = carver.take<float>(heads * units),
-            .slack = carver.take<float>(heads * static_cast<std::size_t>(made_.blocks) * columns),
-            .log_sum_exp = carver.take<float>(heads * columns),
-            .again = carver.take<CallSequence>(1)};
-  }
   template <int D, int ColumnTiles>
   void bound(cudaStream_t stream) const {
     launch(bound_kernel<E, D, ColumnTiles>,
@@ -120,6 +107,7 @@ class BoundedCall {
 
   const Engine<E>* engine_;
   BoundParams made_;
+  BoundExtent extent_;
   DeviceBuffer block_;
 };
 

@@ -17,6 +17,7 @@
 #include <kvpolicy/cache/call_checks.hpp>
 #include <kvpolicy/cache/plan_checks.hpp>
 #include <kvpolicy/cache/progress_checks.hpp>
+#include <kvpolicy/cuda/bound_room.hpp>
 #include <kvpolicy/cuda/device_state.hpp>
 #include <kvpolicy/cuda/device_tree.hpp>
 #include <kvpolicy/cuda/engine.hpp>
@@ -46,6 +47,7 @@ class CachedLayers {
   DeviceState device;
   std::vector<Layer> layers;
   DeviceTree tree{options.memory};
+  BoundRoom bound_room;           ///< of reads with a bound that graphs record
   std::size_t observed_rows = 0;  ///< see KvCache::observed_rows
   mutable StreamOrder order;      ///< of all calls; reading (rows, fork) is one, too
 
@@ -67,6 +69,7 @@ class CachedLayers {
     device = std::move(other.device);
     layers = std::move(other.layers);
     tree = std::move(other.tree);
+    bound_room = std::move(other.bound_room);
     observed_rows = other.observed_rows;
     order = std::move(other.order);
     return *this;
@@ -167,6 +170,13 @@ class CachedLayers {
     }
     writes.flush();
   }
+  /// Room for reads with a bound of so many tokens in graphs, where some head has keys in halves.
+  /// @throws std::bad_alloc, DeviceError
+  void make_bound_room(std::size_t tokens, cudaStream_t stream) {
+    if (std::ranges::none_of(layers, &Layer::has_halves)) return;
+    bound_room.reserve(tokens, static_cast<int>(plan.shape().kv_heads), engine->device().multiprocessors,
+                       options.memory, stream);
+  }
   /// Room for `tokens` more in one layer: whole pages, so that a step asks once for the tokens of a page.
   /// @throws as `grow`
   void make_room(std::size_t l, std::size_t tokens, bool capturing, cudaStream_t stream) {
@@ -202,6 +212,7 @@ class CachedLayers {
     if (options.has_slow_memory()) engine->join_copies(use.stream());
     for (Layer& layer : layers) layer.give_back_on(use);
     tree.give_back_on(use);
+    bound_room.give_back_on(use);
     device.give_back_on(use);
     if (engine.use_count() > 1) engine->leave(use.stream());
   }

@@ -117,7 +117,9 @@ class KvCache {
   }
 
   /// Makes room for a text of `tokens`: as long as it grows no further, no call asks for memory.
-  /// Graphs that were captured before stay valid.
+  /// Graphs that were captured before stay valid. Where some head has keys in halves it is also the room that graphs
+  /// need to read with a bound (Read::bounded); a graph reads all rows of a text that has outgrown what was reserved
+  /// when it was captured.
   /// @throws CapacityError beyond max_tokens, std::bad_alloc
   void reserve(std::size_t tokens, cudaStream_t stream = nullptr) {
     require<CapacityError>(options().max_tokens == 0 || tokens <= options().max_tokens,
@@ -126,6 +128,7 @@ class KvCache {
     refuse_capture(stream, "reserve");
     static_cast<void>(held(cache_.layers));
     cache_.enter(stream);
+    cache_.make_bound_room(tokens, stream);  // if the rest fails, it is there for the next time
     cache_.grow(0, cache_.layers.size(), tokens, stream);
     cache_.order.mark();  // a graph is captured next
   }
@@ -309,9 +312,10 @@ class KvCache {
     }
     return total;
   }
-  /// Device bytes besides: page tables, descriptions, selections. The engine's workspace is its own.
+  /// Device bytes besides: page tables, descriptions, selections, and what `reserve` obtains for reads with a bound in
+  /// graphs. The engine's workspace is its own.
   [[nodiscard]] std::size_t overhead_bytes() const {
-    std::size_t total = cache_.device.bytes() + cache_.tree.bytes();
+    std::size_t total = cache_.device.bytes() + cache_.tree.bytes() + cache_.bound_room.bytes();
     for (const Layer& layer : held(cache_.layers)) {
       total += layer.overhead_bytes();
       for (const HeadStore& head : layer.heads) total += head.overhead_bytes();

@@ -204,10 +204,11 @@ class LayerCall {
 
   void check_bound() const {
     if (options_->read != Read::bounded) return;
-    require<CapacityError>(
-        !capturing_,
-        "cuda::KvCache: Read::bounded asks for memory by the length of the text, so it cannot "
-        "be part of a graph, but the stream captures");
+    const BoundRoom& room = cache_->bound_room;
+    require<CapacityError>(!capturing_ || !layer_->has_halves() || room.rows() >= layer_->tokens,
+                           "cuda::KvCache: Read::bounded of ", layer_->tokens,
+                           " tokens needs memory that a graph cannot ask for, and there is room for ",
+                           room.rows(), "; reserve first");
     require(
         !cache_->options.has_slow_memory(),
         "cuda::KvCache: Read::bounded chooses among rows on the device, and this cache has slow_memory; read "
@@ -237,8 +238,10 @@ class LayerCall {
     call.log_sum_exp = options_->log_sum_exp.empty() ? nullptr : options_->log_sum_exp.data();
     const std::size_t longest = longest_read();
     if (options_->read == Read::bounded) {
-      BoundedCall<E> bounded{*cache_->engine, call, options_->bound, layer_->tokens, layer_->has_halves()};
-      bounded.prepare(cache_->options.memory, stream_);
+      const BoundRoom& room = cache_->bound_room;
+      const std::size_t rows = capturing_ ? room.rows() : layer_->tokens;
+      BoundedCall<E> bounded{*cache_->engine, call, options_->bound, rows, layer_->has_halves()};
+      capturing_ ? bounded.use(room.get()) : bounded.prepare(cache_->options.memory, stream_);
       return bounded.run(layer_->packs(), longest, stream_);
     }
     if (cache_->options.launches == Launches::joint) {

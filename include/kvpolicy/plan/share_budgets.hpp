@@ -75,11 +75,12 @@ inline void check_shares(const HeadShares& shares) {
       return sum > 0.0 ? left * (needs[head] / sum) : left / static_cast<double>(open.size());
     };
     for (const std::size_t head : open) budgets[head] = std::min(part(head), most);
-    const auto full =
-        std::ranges::stable_partition(open, [&](std::size_t head) { return budgets[head] < most; });
-    if (full.empty()) break;
-    left = std::max(left - most * static_cast<double>(full.size()), 0.0);
-    open.erase(full.begin(), full.end());
+    // Of <algorithm>, because clang 14 cannot compile the range that std::ranges gives back.
+    const auto full = std::stable_partition(open.begin(), open.end(),
+                                            [&](std::size_t head) { return budgets[head] < most; });
+    if (full == open.end()) break;
+    left = std::max(left - most * static_cast<double>(open.end() - full), 0.0);
+    open.erase(full, open.end());
   }
   return {shares.layers(), shares.heads(), round_to_sum(budgets, total)};
 }

@@ -53,11 +53,13 @@ struct BoundParams {
 
 inline constexpr int bound_threads = 256;
 
-/// The units of a head whose rows are bounded; 0 for a head that reads all its rows.
+/// The units of a head whose rows are bounded; 0 for a head that reads all its rows, as one does of a text that has
+/// outgrown the room that a graph was recorded with.
 KVPOLICY_HOST_DEVICE int bounded_units(const BoundParams& p, const HeadView& head, const LayerState& state) {
   const bool can_be = p.units > 0 && head.key_encoding == Encoding::uint4x2 && head.recent == 0 &&
                       head.evicted == 0 && head.slow == nullptr;
-  return can_be ? larger(head.packed_end(state.committed) - head.sinks, 0) / tile_rows : 0;
+  const int units = can_be ? larger(head.packed_end(state.committed) - head.sinks, 0) / tile_rows : 0;
+  return units <= p.units ? units : 0;
 }
 
 /// Whose exact rows alone are read, until some units are chosen.
