@@ -243,9 +243,8 @@ def combined(run):
 
 
 @measured_by("unasked")
-def unasked(*runs):
-    # Every run has the full cache; once is enough.
-    points = runs[0]["points"] + [point for run in runs[1:] for point in run["points"] if point["plan"] != "full"]
+def unasked(run):
+    points = run["points"]
     measured = {point.get("share") for point in points}
     columns = [column for column, share in enumerate(SHARES) if share in measured]
     rows = [[row[0], *(row[1 + column] for column in columns)] for row in at_equal_bytes(points)]
@@ -422,6 +421,6 @@ TABLES = {f"smollm2_{name}": ([f"smollm2/{file}" for file in files], make) for n
     ("tasks", ["tasks_*.json"], tasks), ("heads", ["heads.json*"], heads), ("gates", ["gates.json*"], gates),
     ("sinks", ["sinks.json*"], sinks), ("needles", ["needles.json*"], needles), ("settings", ["settings.json*"], settings),
     ("budgets", ["budgets.json*"], budgets), ("combined", ["combined.json*"], combined),
-    ("unasked", ["unasked*.json"], unasked), ("bounds", ["bounds*.json"], bounds), ("reads", ["reads.json*"], reads),
+    ("unasked", ["unasked.json*"], unasked), ("unasked_ten", ["unasked_ten.json*"], unasked), ("bounds", ["bounds*.json"], bounds), ("reads", ["reads.json*"], reads),
     ("language", ["language_*.json"], language), ("choices", ["choices.json*"], choices),
     ("storage", ["storage*.json"], storage), ("memory", ["memory.json*"], memory), ("peers", ["peers_*.json"], peers)]}

@@ -13,7 +13,7 @@
 #   settings   HeadKV's kernel and beta and SnapKV's kernel, chosen on texts that nothing else is measured on
 #   budgets    HeadKV's three kinds of scores against other methods at 32 to 256 rows a head
 #   combined   every method at a half to a 32nd of the bytes
-#   unasked    rows are dropped before any question is known, and ten questions are asked of what is left
+#   unasked    rows are dropped before any question is known, and two and ten questions are asked of what is left
 #   language   KL divergence to the full cache and surprise, on three kinds of prose and on code, far into a text and near
 #              its beginning
 #   choices    short questions with four endings, where compression should cost nothing
@@ -160,14 +160,14 @@ measure_combined() {
 }
 
 # The methods whose budgets are in rows: each head's own, a layer's, the model's, or by what heads needed of other texts.
-# Ten questions at ten depths to forks of one compressed text.
+# Two pass keys in a text, and ten, each asked for of a fork of one compressed text.
 measure_unasked() {
   local kept=$weights/kvzip/kept.json
   local plans=(full snapkv h2o keynorm keydiff keydiff:compete=layer keydiff:compete=model "keydiff@$kept" expected
     "expected@$kept" "duo@$weights/kvzip:sinks=16,recent=64" kvzip:compete=head kvzip:compete=layer,safeguard=0 kvzip)
-  local ask=(--suite niah_depths --text novels --depths 10 --per-text 10 --questions $((10 * texts)) --compress text)
-  experiment unasked 2048 "${ask[@]}" --bytes 1/4 1/8 --plans "${plans[@]}"
-  experiment unasked_ends 2048 "${ask[@]}" --bytes 1/2 1/16 --plans "${plans[@]}"
+  ask_keys 2 unasked 2048 --compress text --bytes 1/4 1/8 --plans "${plans[@]}"
+  experiment unasked_ten 2048 --suite niah_depths --text novels --depths 10 --per-text 10 --questions "$((10 * texts))" \
+    --compress text --bytes 1/4 1/8 --plans "${plans[@]}"
 }
 
 # 512 rows are a quarter of the longer texts, and all of the shorter ones.
