@@ -225,23 +225,24 @@ struct HopperAttention {
   const QueryTile& queries;
   const LiveTiles& live;
   RingBarriers<Shape::stages>& barriers;
+  int warpgroup;  ///< 0 or 1
   LogitScale scale{params};
   RingPlace<HeadDim> place = {};
   QueryForm form = QueryForm::plain;
 
-  KVPOLICY_DEVICE static int warpgroup() { return warp_index() / warpgroup_warps; }
-  /// This warpgroup's queries in shared memory.
-  KVPOLICY_DEVICE static int own_queries() { return warpgroup() * 64 * HeadDim * 2; }
-  KVPOLICY_DEVICE static void sync_warpgroup() {
-    named_barrier_sync(warpgroup_barrier + warpgroup(), warpgroup_threads);
+  /// This warpgroup's queries in shared memory. The compiler is not to know that it is the same for every tile, or the
+  /// descriptors of all their parts would take registers.
+  KVPOLICY_DEVICE int own_queries() const { return shuffle(warpgroup * 64 * HeadDim * 2, 0); }
+  KVPOLICY_DEVICE void sync_warpgroup() const {
+    named_barrier_sync(warpgroup_barrier + warpgroup, warpgroup_threads);
   }
 
   /// Waits for this warpgroup's turn to start products, and gives the other one its turn.
-  KVPOLICY_DEVICE static void await_turn() {
-    named_barrier_sync(turn_barrier + warpgroup(), Shape::multiplying_threads);
+  KVPOLICY_DEVICE void await_turn() const {
+    named_barrier_sync(turn_barrier + warpgroup, Shape::multiplying_threads);
   }
-  KVPOLICY_DEVICE static void give_turn() {
-    named_barrier_arrive(turn_barrier + (1 - warpgroup()), Shape::multiplying_threads);
+  KVPOLICY_DEVICE void give_turn() const {
+    named_barrier_arrive(turn_barrier + (1 - warpgroup), Shape::multiplying_threads);
   }
 
   KVPOLICY_DEVICE int await_tile() const {
@@ -303,7 +304,7 @@ struct HopperAttention {
     load_queries();
     fence_shared_for_products();
     sync_warpgroup();
-    if (warpgroup() == 1 && tiles > 1) give_turn();  // the first one begins
+    if (warpgroup == 1 && tiles > 1) give_turn();  // the first one begins
 
     LogitTile<Shape> logits;
     WeightTile<Shape> weights;
@@ -333,7 +334,7 @@ struct HopperAttention {
       place.advance();
       wgmma_fence(output.at[0], weights.at[0]);
       Products::multiply_values(output, weights, values);
-      if (warpgroup() == 0 || left > 1) give_turn();
+      if (warpgroup == 0 || left > 1) give_turn();
       wgmma_wait<1>(logits.at[0]);
       release(keys_stage);
       const bool grown = soften_in_place(logits, states, cursor, factors);
@@ -370,9 +371,11 @@ prefill_hopper_kernel(const KVPOLICY_GRID_CONSTANT AttendParams params) {
     const PrefillItem& item = notes.item;
     const long long all = notes.live.tiles;
     const int first = static_cast<int>(all * item.split / params.splits);
-    const int tiles = static_cast<int>(all * (item.split + 1) / params.splits) - first;
+    // The same in all lanes, and the compiler knows: what follows from them, descriptors above all, is computed once a warp.
+    const int tiles = shuffle(static_cast<int>(all * (item.split + 1) / params.splits) - first, 0);
+    const int warp = shuffle(warp_index(), 0);
 
-    if (warp_index() >= Shape::first_loading_warp) {
+    if (warp >= Shape::first_loading_warp) {
       lower_register_limit<40>();
       if (tiles > 0) {
         HopperLoader<HeadDim>{notes.live, own.barriers}.run(params, item, TileCursor{notes.live, first},
@@ -383,7 +386,8 @@ prefill_hopper_kernel(const KVPOLICY_GRID_CONSTANT AttendParams params) {
       OutputTile<Shape> output;
       output.clear();
       RowStates<Shape> states;
-      HopperAttention<E, HeadDim> attention{params, item, notes.queries, notes.live, own.barriers};
+      HopperAttention<E, HeadDim> attention{params,     item,         notes.queries,
+                                            notes.live, own.barriers, warp / warpgroup_warps};
       if (tiles > 0) attention.run(output, states, TileCursor{notes.live, first}, tiles);
       states.gather(attention.scale.factor);
       if (params.splits == 1) {
