@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The prefill kernel for Hopper, against the same oracle as the other one (support/prefill_trial.hpp), and the layout of
-// its tiles.
+// The prefill kernel for Hopper, against the same oracle as the other one (support/prefill_trial.hpp), and the layout
+// of its tiles.
 #include <doctest/doctest.h>
 
 #include <array>
@@ -204,8 +204,9 @@ TEST_CASE("Hopper prefill: results do not depend on who comes first") {
 
 #if !defined(__CUDACC__)
 // ---- the tiles' layout ---------------------------------------------------------------------------
-// Where the canonical layout of the PTX manual has a number, for rows along the contraction (K-major): of eight rows and 64
-// numbers, [8, 64] : (64, 1), then eight rows `stride` bytes apart, 64 numbers 1,024 bytes apart; Swizzle<3, 4, 3>.
+// Where the canonical layout of the PTX manual has a number, for rows along the contraction (K-major): of eight rows
+// and 64 numbers, [8, 64] : (64, 1), then eight rows `stride` bytes apart, 64 numbers 1,024 bytes apart; Swizzle<3,
+// 4, 3>.
 int canonical(int row, int channel, int stride) {
   const int plain = row / 8 * stride + channel / 64 * 1024 + row % 8 * 128 + channel % 64 * 2;
   return plain ^ ((plain >> 7 & 7) << 4);
@@ -228,8 +229,8 @@ void check_layout() {
   CHECK(places.size() == static_cast<std::size_t>(Shape::query_bytes / 16));
   CHECK(*places.rbegin() == Shape::query_bytes - 16);
 
-  // Eight accesses of 16 bytes that meet in one clock: the rows of a core matrix at a chunk, of keys, queries and values
-  // alike; eight neighbouring lanes of a copy, which have chunks of one row.
+  // Eight accesses of 16 bytes that meet in one clock: the rows of a core matrix at a chunk, of keys, queries and
+  // values alike; eight neighbouring lanes of a copy, which have chunks of one row.
   const auto distinct = [&](auto offset_of) {
     std::set<int> banks;
     for (int i = 0; i < 8; ++i) {

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The verbs of kernels/simt_hopper.cuh. Products follow the PTX manual's layouts of registers and of shared memory, element
-// by element. They are as lazy as they may be: accumulators are NaN from the start of a product until its group has been
-// waited for. A fault names what a device would let pass in silence:
+// The verbs of kernels/simt_hopper.cuh. Products follow the PTX manual's layouts of registers and of shared memory,
+// element by element. They are as lazy as they may be: accumulators are NaN from the start of a product until its
+// group has been waited for. A fault names what a device would let pass in silence:
 // - registers of a product that were written after the fence, or while it was under way;
-// - shared memory that changed while a product read it, that a copy had not reached yet, or whose copies were not fenced by
-//   the thread that made them (stores without a copy are not followed);
-// - descriptors that do not fit the swizzle, warps of a warpgroup that start different products, a phase that was missed.
+// - shared memory that changed while a product read it, that a copy had not reached yet, or whose copies were not
+//   fenced by the thread that made them (stores without a copy are not followed);
+// - descriptors that do not fit the swizzle, warps of a warpgroup that start different products, a phase that was
+//   missed.
 #pragma once
 
 #include <algorithm>

@@ -83,7 +83,8 @@ struct WarpgroupThread {
   void reset() { *this = WarpgroupThread{}; }
 };
 
-/// Whether a copy has written a chunk of 16 bytes of shared memory, by which thread, and how often that thread had fenced.
+/// Whether a copy has written a chunk of 16 bytes of shared memory, by which thread, and how often that thread had
+/// fenced.
 struct ChunkMark {
   static constexpr std::uint32_t copying = ~0U;
   std::uint32_t fences = 0;  // 0: no copy has

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Products of warpgroups, barriers and registers of the emulation. Matrices lie in shared memory where the PTX manual's
-// canonical layouts put them ("Asynchronous Warpgroup Level Matrix Shared Memory Layout"), which are written out here as it
-// writes them: shapes and strides of modes, and a swizzle of address bits.
+// Products of warpgroups, barriers and registers of the emulation. Matrices lie in shared memory where the PTX
+// manual's canonical layouts put them ("Asynchronous Warpgroup Level Matrix Shared Memory Layout"), which are written
+// out here as it writes them: shapes and strides of modes, and a swizzle of address bits.
 #include <doctest/doctest.h>
 
 #include <array>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What only Hopper runs, for every head dimension that it is written for: compiled where nvcc is found, also where nothing
-// can run it.
+// What only Hopper runs, for every head dimension that it is written for: compiled where nvcc is found, also where
+// nothing can run it.
 #include <kvpolicy/cuda/kernels/prefill_hopper.cuh>
 
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)

@@ -118,8 +118,8 @@ KVPOLICY_DEVICE void multiply_values(OutputTile<PrefillShape<HeadDim>>& output,
   }
 }
 
-/// Grid: prefill_items<Shape>(params) * params.splits blocks, of a ragged call as many as all its sequences have, of prefill_threads threads. `Packed`: some
-/// head may have quantised rows.
+/// Grid: prefill_items<PrefillShape<HeadDim>>(params) * params.splits blocks, of a ragged call as many as all its
+/// sequences have, of prefill_threads threads. `Packed`: some head may have quantised rows.
 template <Element E, int HeadDim, bool Packed>
 KVPOLICY_KERNEL(prefill_threads, 2)
 prefill_kernel(const KVPOLICY_GRID_CONSTANT AttendParams params) {

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// prefill.cuh for Hopper (sm_90a), for heads whose rows are all exact: the same items, tiles of keys, masks and results,
-// by products that read shared memory themselves (wgmma). The division of labour is FlashAttention-3's (Shah et al.,
-// arXiv:2407.08608): one warpgroup copies rows, two multiply, each 64 query rows of a tile of 128. A warpgroup starts the
-// product of the next keys before the softmax of this tile's logits is in the outputs, and the two take turns, so that one's
-// softmax hides beneath the other's products.
+// prefill.cuh for Hopper (sm_90a), for heads whose rows are all exact: the same items, tiles of keys, masks and
+// results, by products that read shared memory themselves (wgmma). The division of labour is FlashAttention-3's (Shah
+// et al., arXiv:2407.08608): one warpgroup copies rows, two multiply, each 64 query rows of a tile of 128. A
+// warpgroup starts the product of the next keys before the softmax of this tile's logits is in the outputs, and the
+// two take turns, so that one's softmax hides beneath the other's products.
 //
-// Rows come by copies of 16 bytes (cp.async), and not by the copy engine: a tile's rows lie on any pages, at any stride, in
-// rings that wrap inside a tile, and the call's own rows where the caller has them, while the engine's copies without a
-// tensor map cannot swizzle and those with one take boxes of one size. A warpgroup that does nothing else issues the copies
-// in a small part of the issue slots.
+// Rows come by copies of 16 bytes (cp.async), and not by the copy engine: a tile's rows lie on any pages, at any
+// stride, in rings that wrap inside a tile, and the call's own rows where the caller has them, while the engine's
+// copies without a tensor map cannot swizzle and those with one take boxes of one size. A warpgroup that does nothing
+// else issues the copies in a small part of the issue slots.
 #pragma once
 
 #include <cstddef>
@@ -34,13 +34,13 @@ inline constexpr bool has_hopper_prefill = HeadDim == 64 || HeadDim == 128 || He
 template <int HeadDim>
 struct SwizzledChunk;
 
-/// Sizes of a block's work (PrefillShape). Outputs, logits and weights of a thread are 32 + 64 + 32 registers at head_dim
-/// 64, 64 + 64 + 32 at 128 and 128 + 48 + 24 at 256. Keys and values pass through one ring of tiles in the order in which
-/// they are needed. Wide tiles of keys, because a product reads the queries' 64 rows as well as the keys', and shared memory
-/// gives 128 bytes a clock: at 64 keys it would be the limit.
+/// Sizes of a block's work (PrefillShape). Outputs, logits and weights of a thread are 32 + 64 + 32 registers at
+/// head_dim 64, 64 + 64 + 32 at 128 and 128 + 48 + 24 at 256. Keys and values pass through one ring of tiles in the
+/// order in which they are needed. Wide tiles of keys, because a product reads the queries' 64 rows as well as the
+/// keys', and shared memory gives 128 bytes a clock: at 64 keys it would be the limit.
 template <int HeadDim>
 struct HopperShape {
-  using Place = SwizzledChunk<HeadDim>;
+  using Chunk = SwizzledChunk<HeadDim>;
   static constexpr int head_dim = HeadDim;
   static constexpr int multiplying_warpgroups = 2;
   static constexpr int multiplying_threads = multiplying_warpgroups * warpgroup_threads;
@@ -59,8 +59,8 @@ struct HopperShape {
   static_assert(has_hopper_prefill<HeadDim>);
 };
 
-/// Eight rows lie together, 64 channels of each in 1,024 bytes, swizzled as matrix_descriptor says. Added rows and chunks
-/// must not carry into or out of the lowest three bits of the first ones (ChunkRow).
+/// Eight rows lie together, 64 channels of each in 1,024 bytes, swizzled as matrix_descriptor says. Added rows and
+/// chunks must not carry into or out of the lowest three bits of the first ones (ChunkRow).
 template <int HeadDim>
 struct SwizzledChunk {
   static constexpr int eight_rows_bytes = 8 * HeadDim * 2;
@@ -97,9 +97,9 @@ constexpr std::size_t prefill_hopper_shared_bytes() {
   return bytes;
 }
 
-/// A place in the ring: a stage, and the parity of the phase in which it is used.
+/// Where a warp is in the ring: a stage, and the parity of the phase in which it is used.
 template <int HeadDim>
-struct RingPlace {
+struct RingCursor {
   using Shape = HopperShape<HeadDim>;
   int stage = 0;
   int parity = 0;
@@ -114,28 +114,28 @@ struct RingPlace {
 };
 
 // ---- the warpgroup that copies -----------------------------------------------------------------
-/// Fills the ring: the keys of the first two tiles, the first values, the third keys, the second values, and so on, as they
-/// are needed.
+/// Fills the ring: the keys of the first two tiles, the first values, the third keys, the second values, and so on,
+/// as they are needed.
 template <int HeadDim>
 struct HopperLoader {
   using Shape = HopperShape<HeadDim>;
   const LiveTiles& live;
   RingBarriers<Shape::stages>& barriers;
-  RingPlace<HeadDim> place = {};
+  RingCursor<HeadDim> ring = {};
   SharedBarrier* under_way = nullptr;  ///< the barrier of the tile whose copies were started last
 
   /// Waits for room, and starts the copies of a tile.
   template <class Copy>
   KVPOLICY_DEVICE void load(Copy copy) {
-    mbarrier_wait(&barriers.empty[place.stage], place.parity ^ 1);
-    copy(place.tile());
+    mbarrier_wait(&barriers.empty[ring.stage], ring.parity ^ 1);
+    copy(ring.tile());
     cp_async_commit();
     if (under_way != nullptr) {
       cp_async_wait<1>();
       pass_on();
     }
-    under_way = &barriers.full[place.stage];
-    place.advance();
+    under_way = &barriers.full[ring.stage];
+    ring.advance();
   }
   KVPOLICY_DEVICE void finish() {
     cp_async_wait<0>();
@@ -227,7 +227,7 @@ struct HopperAttention {
   RingBarriers<Shape::stages>& barriers;
   int warpgroup;  ///< 0 or 1
   LogitScale scale{params};
-  RingPlace<HeadDim> place = {};
+  RingCursor<HeadDim> ring = {};
   QueryForm form = QueryForm::plain;
 
   /// This warpgroup's queries in shared memory. The compiler is not to know that it is the same for every tile, or the
@@ -246,8 +246,8 @@ struct HopperAttention {
   }
 
   KVPOLICY_DEVICE int await_tile() const {
-    mbarrier_wait(&barriers.full[place.stage], place.parity);
-    return place.tile();
+    mbarrier_wait(&barriers.full[ring.stage], ring.parity);
+    return ring.tile();
   }
   /// Frees a stage whose tile this warp has no product of under way.
   KVPOLICY_DEVICE void release(int stage) const {
@@ -314,8 +314,8 @@ struct HopperAttention {
     wgmma_fence(logits.at[0]);
     Products::multiply_keys(logits, own_queries(), first_keys);
     wgmma_wait<0>(logits.at[0]);
-    release(place.stage);
-    place.advance();
+    release(ring.stage);
+    ring.advance();
     soften_in_place(logits, states, cursor, factors);
     pack_weights(weights, logits);
 
@@ -324,14 +324,14 @@ struct HopperAttention {
       cursor = cursor.next(live);
       form_queries(live.segment[cursor.segment].queries);
       await_turn();
-      const int keys_stage = place.stage;
+      const int keys_stage = ring.stage;
       const int keys = await_tile();
-      place.advance();
+      ring.advance();
       wgmma_fence(logits.at[0]);
       Products::multiply_keys(logits, own_queries(), keys);
-      const int values_stage = place.stage;
+      const int values_stage = ring.stage;
       const int values = await_tile();
-      place.advance();
+      ring.advance();
       wgmma_fence(output.at[0], weights.at[0]);
       Products::multiply_values(output, weights, values);
       if (warpgroup == 0 || left > 1) give_turn();
@@ -351,8 +351,8 @@ struct HopperAttention {
   }
 };
 
-/// Grid: prefill_items<HopperShape<HeadDim>>(params) * params.splits blocks, of a ragged call as many as all its sequences
-/// have, of HopperShape::threads threads. No head has quantised rows.
+/// Grid: prefill_items<HopperShape<HeadDim>>(params) * params.splits blocks, of a ragged call as many as all its
+/// sequences have, of HopperShape::threads threads. No head has quantised rows.
 template <Element E, int HeadDim>
 KVPOLICY_HOPPER_KERNEL(HopperShape<HeadDim>::threads)
 prefill_hopper_kernel(const KVPOLICY_GRID_CONSTANT AttendParams params) {
@@ -371,7 +371,8 @@ prefill_hopper_kernel(const KVPOLICY_GRID_CONSTANT AttendParams params) {
     const PrefillItem& item = notes.item;
     const long long all = notes.live.tiles;
     const int first = static_cast<int>(all * item.split / params.splits);
-    // The same in all lanes, and the compiler knows: what follows from them, descriptors above all, is computed once a warp.
+    // The same in all lanes, and the compiler knows: what follows from them, descriptors above all, is computed once
+    // a warp.
     const int tiles = shuffle(static_cast<int>(all * (item.split + 1) / params.splits) - first, 0);
     const int warp = shuffle(warp_index(), 0);
 

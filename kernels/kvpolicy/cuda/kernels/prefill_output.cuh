@@ -45,7 +45,7 @@ KVPOLICY_DEVICE void write_rows(const OutputTile<Shape>& output, const RowStates
       if (item.log_sum_exp != nullptr && lane_index() % 4 == 0 && row < queries.rows) {
         target.write_log_sum_exp(params, item.log_sum_exp, finished.log_sum_exp);
       }
-      const typename Shape::Place place{staging, row, 0};
+      const typename Shape::Chunk place{staging, row, 0};
       KVPOLICY_UNROLL
       for (int n = 0; n < HeadDim / 8; ++n) {
         auto* chunk = reinterpret_cast<std::uint32_t*>(place.plus(0, n));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The queries of a prefill kernel's tile, in shared memory: copied there, and turned for sinks that seem to stand before
-// the window.
+// The queries of a prefill kernel's tile, in shared memory: copied there, and turned for sinks that seem to stand
+// before the window.
 #pragma once
 
 #include <kvpolicy/core/dtype.hpp>

@@ -141,8 +141,8 @@ struct LogitScale {
   }
 };
 
-/// Which rows of a tile a lane's queries see: 16 bits (8 of tiles of 32 rows, 32 of those of 128) for each of its query rows,
-/// in order, and of these bit 2 n + i for its column 8 n + i.
+/// Which rows of a tile a lane's queries see: 16 bits (8 of tiles of 32 rows, 32 of those of 128) for each of its
+/// query rows, in order, and of these bit 2 n + i for its column 8 n + i.
 template <class Shape>
 struct SeenRows {
   static constexpr int columns = Shape::key_rows / 4;
@@ -284,8 +284,8 @@ KVPOLICY_DEVICE void multiply_rows(OutputTile<Shape>& output, const RowNumbers<S
   }
 }
 
-/// Converts logits, none of which is above the states' maxima, to weights and adds these to the sums. A row that has seen
-/// nothing yet has maximum -infinity and weights of 0. Calls use(m, n, half, low, high) with each two weights.
+/// Converts logits, none of which is above the states' maxima, to weights and adds these to the sums. A row that has
+/// seen nothing yet has maximum -infinity and weights of 0. Calls use(m, n, half, low, high) with each two weights.
 template <class Shape, class Use>
 KVPOLICY_DEVICE void weigh(const LogitTile<Shape>& logits, RowStates<Shape>& states, float scale, Use use) {
   KVPOLICY_UNROLL

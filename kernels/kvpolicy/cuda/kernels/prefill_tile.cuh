@@ -29,7 +29,7 @@ struct ChunkRow;
 /// other.
 template <int HeadDim>
 struct PrefillShape {
-  using Place = ChunkRow<HeadDim>;
+  using Chunk = ChunkRow<HeadDim>;
   static constexpr int head_dim = HeadDim;
   static constexpr int threads = prefill_threads;
   static constexpr int multiplying_threads = threads;
@@ -71,7 +71,7 @@ struct ChunkRow {
 /// Address of chunk `chunk` of row `row` of the tile at offset `tile`.
 template <class Shape>
 KVPOLICY_DEVICE std::byte* tile_chunk(int tile, int row, int chunk) {
-  return typename Shape::Place{tile, row, chunk}.plus(0, 0);
+  return typename Shape::Chunk{tile, row, chunk}.plus(0, 0);
 }
 
 /// 2^31 / group, rounded up: with it a row is divided by the group in two instructions.
@@ -309,7 +309,7 @@ struct RowLoader {
     if constexpr (whole_passes) {
       const int row = lane_index() / Shape::chunks;
       const int chunk = lane_index() % Shape::chunks;
-      const typename Shape::Place to{tile_memory, first_row() + row, chunk};
+      const typename Shape::Chunk to{tile_memory, first_row() + row, chunk};
       KVPOLICY_UNROLL
       for (int pass = 0; pass < passes; ++pass) {
         cp_async_16(to.plus(pass * pass_rows, 0),

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a Hopper multiprocessor (sm_90a) can do besides simt.cuh: barriers in shared memory, barriers of some warps, products
-// that a warpgroup starts and that read their operands from shared memory (wgmma), and registers that warps hand each
-// other. A warpgroup is four warps, of which the first one's index is a multiple of 4.
+// What a Hopper multiprocessor (sm_90a) can do besides simt.cuh: barriers in shared memory, barriers of some warps,
+// products that a warpgroup starts and that read their operands from shared memory (wgmma), and registers that warps
+// hand each other. A warpgroup is four warps, of which the first one's index is a multiple of 4.
 //
-// A kernel that uses this is written KVPOLICY_HOPPER_KERNEL, and its body is in `if constexpr (has_warpgroups)`: compiled for
-// another target it has no code and takes one warp, so that a launch is refused and `is_compiled_for` (cuda/runtime.hpp)
-// says so before.
+// A kernel that uses this is written KVPOLICY_HOPPER_KERNEL, and its body is in `if constexpr (has_warpgroups)`:
+// compiled for another target it has no code and takes one warp, so that a launch is refused and `is_compiled_for`
+// (cuda/runtime.hpp) says so before.
 #pragma once
 
 #include <cstddef>
@@ -24,13 +24,16 @@ struct alignas(8) SharedBarrier {
   std::uint64_t state;
 };
 
-/// What a descriptor of a matrix in shared memory says to a product. Rows of 64 numbers, 128 bytes, lie below each other,
-/// each eight of them in 1,024 bytes that begin at a multiple of 1,024, and the chunk of 16 bytes at place c of row r of the
-/// eight is at place c ^ r (the swizzle of 128 bytes). `eight_rows_apart`: bytes from eight rows to the next eight;
-/// `columns_apart`: bytes from 64 numbers of a row to the next 64, for matrices that are read transposed.
+/// What a descriptor of a matrix in shared memory says to a product. Rows of 64 numbers, 128 bytes, lie below each
+/// other, each eight of them in 1,024 bytes that begin at a multiple of 1,024, and the chunk of 16 bytes at place c
+/// of row r of the eight is at place c ^ r (the swizzle of 128 bytes). `eight_rows_apart`: bytes from eight rows to
+/// the next eight; `columns_apart`: bytes from 64 numbers of a row to the next 64, for matrices that are read
+/// transposed.
 ///
-/// From one product's numbers to the next one's a descriptor advances by bytes / 16: 16 numbers along a row are 32 bytes.
-KVPOLICY_HOST_DEVICE constexpr std::uint64_t matrix_descriptor(std::uint32_t address, int columns_apart, int eight_rows_apart) {
+/// From one product's numbers to the next one's a descriptor advances by bytes / 16: 16 numbers along a row are 32
+/// bytes.
+KVPOLICY_HOST_DEVICE constexpr std::uint64_t matrix_descriptor(std::uint32_t address, int columns_apart,
+                                                               int eight_rows_apart) {
   constexpr std::uint64_t swizzle_128 = 1;
   const auto field = [](std::uint64_t bytes) { return (bytes & 0x3ffffU) >> 4; };
   return field(address) | field(static_cast<std::uint64_t>(columns_apart)) << 16 |
@@ -91,8 +94,8 @@ KVPOLICY_DEVICE void named_barrier_arrive(int barrier, int threads) {
   asm volatile("barrier.cta.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-/// What this thread has written to shared memory, by stores and by copies that have arrived, is seen by products of threads
-/// that it meets afterwards.
+/// What this thread has written to shared memory, by stores and by copies that have arrived, is seen by products of
+/// threads that it meets afterwards.
 KVPOLICY_DEVICE void fence_shared_for_products() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
@@ -110,8 +113,8 @@ KVPOLICY_DEVICE void raise_register_limit() {
 }
 
 // ---- products --------------------------------------------------------------------------------
-// A product belongs to its thread's open group. Until the group has been waited for, nobody reads or writes its registers
-// or changes its operands in shared memory; further products may add to the same accumulators.
+// A product belongs to its thread's open group. Until the group has been waited for, nobody reads or writes its
+// registers or changes its operands in shared memory; further products may add to the same accumulators.
 
 /// Keeps the compiler from moving what it knows of these registers past this place.
 template <int Rows>
@@ -139,8 +142,8 @@ KVPOLICY_DEVICE void wgmma_fence(Registers&... registers) {
 }
 /// Closes the group.
 KVPOLICY_DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-/// Waits until at most `Pending` of this thread's latest groups are incomplete. Named are the registers of the groups that
-/// complete.
+/// Waits until at most `Pending` of this thread's latest groups are incomplete. Named are the registers of the groups
+/// that complete.
 template <int Pending, class... Registers>
 KVPOLICY_DEVICE void wgmma_wait(Registers&... registers) {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
@@ -198,8 +201,8 @@ KVPOLICY_DEVICE void wgmma(float (&d)[All][4], std::uint64_t a, std::uint64_t b)
   if constexpr (Columns == 128 && bf16) KVPOLICY_WGMMA_SHARED(128, "bf16", 64, 65, 66);
   if constexpr (Columns == 128 && !bf16) KVPOLICY_WGMMA_SHARED(128, "f16", 64, 65, 66);
 }
-/// Starts d += a b for a in registers, warp by warp as multiply_add's, and b transposed: its rows of `Columns` numbers lie
-/// below each other. `First`: the first of the accumulators' columns, in eights.
+/// Starts d += a b for a in registers, warp by warp as multiply_add's, and b transposed: its rows of `Columns`
+/// numbers lie below each other. `First`: the first of the accumulators' columns, in eights.
 template <Element E, int Columns, int First, int All>
 KVPOLICY_DEVICE void wgmma_transposed(float (&all)[All][4], const std::uint32_t (&a)[4], std::uint64_t b) {
   static_assert(First + Columns / 8 <= All && (Columns == 64 || Columns == 128));
