@@ -44,15 +44,18 @@ void check(Case c) {
 }
 
 TEST_CASE_TEMPLATE("Hopper prefill: every head_dim, tiles cut and whole", E, half, bfloat16) {
-  // A ring of six tiles, or of three, goes round in 12 tiles of 128 rows, or in 3 of 96.
-  for (const auto& [queries, history] :
-       {std::pair{1, 0}, {17, 200}, {65, 127}, {128, 128}, {129, 95}, {40, 1700}}) {
+  for (const auto& [queries, history] : {std::pair{1, 0}, {17, 200}, {65, 127}, {129, 95}}) {
     const Case c{.group = 2, .queries = queries, .histories = {history}};
     check<E, 64>(c);
     check<E, 128>(c);
-    if (history < 1000) check<E, 256>(c);
+    check<E, 256>(c);
   }
-  check<E, 256>({.queries = 20, .histories = {800}});
+}
+
+TEST_CASE("Hopper prefill: a ring of tiles that goes round more than twice") {
+  check<bfloat16, 64>({.queries = 17, .histories = {1700}});  // six tiles of 128 rows
+  check<half, 128>({.queries = 17, .histories = {1700}});
+  check<bfloat16, 256>({.queries = 17, .histories = {800}});  // three of 96
 }
 
 TEST_CASE("Hopper prefill: groups share tiles of query rows that they need not divide") {
@@ -62,8 +65,8 @@ TEST_CASE("Hopper prefill: groups share tiles of query rows that they need not d
 }
 
 TEST_CASE("Hopper prefill: any number of queries after any history") {
-  for (const int history : {0, 1, 127, 128, 129, 300}) {
-    for (const int queries : {1, 64, 127, 130}) {
+  for (const int history : {0, 1, 127, 128, 300}) {
+    for (const int queries : {1, 64, 130}) {
       check<bfloat16, 64>(
           {.queries = queries, .histories = {history}, .page_rows = history == 300 ? 128 : 64});
     }
@@ -85,7 +88,7 @@ TEST_CASE("Hopper prefill: mixed heads of several sequences, longest first or no
 }
 
 TEST_CASE("Hopper prefill: windows, own rows or appended ones") {
-  for (const int history : {0, 3, 150, 400}) {
+  for (const int history : {0, 3, 400}) {
     for (const bool own_rows : {true, false}) {
       check<half, 64>({.heads = {window(0, 1, 192), window(5, 64, 192), window(64, 100, 256),
                                  window(5, 60, 192, true), window(130, 7, 192)},
@@ -169,7 +172,7 @@ TEST_CASE("Hopper prefill: soft cap, sink logits, scales") {
 
 TEST_CASE("Hopper prefill: trees") {
   std::uint32_t seed = 1;
-  for (const int queries : {1, 65, 130}) {
+  for (const int queries : {1, 130}) {
     for (const int older : {0, 70}) {
       Head turned = window(6, 4, 192);
       turned.view.rotation_limit = 9;
@@ -193,7 +196,7 @@ TEST_CASE("Hopper prefill: results do not depend on who comes first") {
   const Case c{
       .heads = {full(), window(4, 30, 64)}, .queries = 70, .histories = {560}, .splits = 3, .hopper = true};
   std::vector<std::uint16_t> before;
-  for (const std::uint64_t order : {1, 2, 3, 4, 5, 6, 7, 8}) {
+  for (const std::uint64_t order : {1, 2, 3, 4}) {
     test::set_order(order);
     Trial<half, 64> trial{c};
     trial.run();
