@@ -83,6 +83,7 @@ The same kernels run without one in the emulated tests: ./scripts/test"
   ARCHITECTURE=${capability/./}
   [ "$ARCHITECTURE" -ge 80 ] ||
     die "the GPU has compute capability $capability; the kernels need 8.0 or newer (A100, RTX 30 and later)"
+  if [ "$ARCHITECTURE" = 90 ]; then ARCHITECTURE=90a; fi # with Hopper's own instructions
   say "$(nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader | head -n 1), sm_$ARCHITECTURE"
 }
 

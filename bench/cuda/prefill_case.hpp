@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include <kvpolicy/cuda/kernels/prefill_hopper.cuh>
 #include <kvpolicy/cuda/kernels/prefill_tile.cuh>
 
 #include "decode_case.hpp"
@@ -59,14 +60,20 @@ class PrefillRig {
 
   /// Floating-point operations of a pass; counted in whole tiles if `tiles`.
   [[nodiscard]] double flops(bool tiles) const {
+    bool warpgroups = engine_->uses_warpgroups();
+    for (std::size_t head = 0; head < shape_.kv_heads; ++head) {
+      warpgroups = warpgroups && !cuda::served_rule(what_.plan, 0, head).is_quantized();
+    }
     using Tile = cuda::PrefillShape<128>;
+    using HopperTile = cuda::HopperShape<128>;
+    const std::size_t query_rows = warpgroups ? HopperTile::query_rows : Tile::query_rows;
+    const std::size_t key_rows = warpgroups ? HopperTile::key_rows : Tile::key_rows;
     double pairs = 0.0;
     for (std::size_t done = 0; done < what_.tokens; done += what_.chunk) {
       const std::size_t count = std::min(what_.chunk, what_.tokens - done);
       for (std::size_t head = 0; head < shape_.kv_heads; ++head) {
         const HeadRule settings = cuda::served_rule(what_.plan, 0, head);
-        pairs += tiles ? live_tile_pairs(settings, done, count, shape_.queries_per_kv(), Tile::query_rows,
-                                         Tile::key_rows)
+        pairs += tiles ? live_tile_pairs(settings, done, count, shape_.queries_per_kv(), query_rows, key_rows)
                        : static_cast<double>(shape_.queries_per_kv()) * visible_pairs(settings, done, count);
       }
     }

@@ -15,8 +15,11 @@ using namespace kvpolicy::cuda;
 using test::all_codes;
 using test::Codes;
 using test::prefill::Case;
+using test::prefill::chosen;
+using test::prefill::full;
 using test::prefill::Head;
 using test::prefill::Trial;
+using test::prefill::window;
 
 namespace {
 
@@ -35,15 +38,6 @@ void check(const Case& c) {
   trial.check();
 }
 
-Head full() { return {}; }
-Head window(int sinks, int recent, int ring, bool prefill_chunk_mask = false) {
-  Head head;
-  head.view.sinks = sinks;
-  head.view.recent = recent;
-  head.view.exact_ring = ring;
-  head.view.prefill_chunk_mask = prefill_chunk_mask;
-  return head;
-}
 Head packed(const Codes& codes, int residual, int key_group, int value_group, bool per_channel = false) {
   Head head;
   codes.describe(head.view);
@@ -53,14 +47,6 @@ Head packed(const Codes& codes, int residual, int key_group, int value_group, bo
   head.view.key_per_channel = per_channel;
   return head;
 }
-Head chosen(Head head, int chunk_rows, std::vector<int> chunks, int end) {
-  head.view.chunk_rows = chunk_rows;
-  head.view.budget_chunks = static_cast<int>(chunks.size()) + 1;
-  head.chosen = std::move(chunks);
-  head.chosen_end = end;
-  return head;
-}
-
 TEST_CASE("prefill: every head_dim, tiles cut and whole") {
   for (const int queries : {1, 5, 65}) {
     const Case c{.group = 2, .queries = queries, .histories = {200}};

@@ -13,6 +13,7 @@
 
 #include "fiber.hpp"
 #include "shared_memory.hpp"
+#include "warpgroup_state.hpp"
 
 namespace kvpolicy::cuda::simt {
 
@@ -30,13 +31,29 @@ enum class Collective : std::uint8_t {
   load_matrix,
   load_matrix_transposed,
   transpose_matrix,
-  multiply_add
+  multiply_add,
+  wgmma,
+  wgmma_fence,
+  wgmma_commit,
+  wgmma_wait,
+  set_registers
 };
 inline const char* name_of(Collective kind) {
-  constexpr std::array<const char*, 10> names = {
-      "sync_warp",        "shuffle",     "shuffle_xor",    "shuffle_up",
-      "ballot",           "any",         "load_matrix_x4", "load_matrix_x4_transposed",
-      "transpose_matrix", "multiply_add"};
+  constexpr std::array<const char*, 15> names = {"sync_warp",
+                                                 "shuffle",
+                                                 "shuffle_xor",
+                                                 "shuffle_up",
+                                                 "ballot",
+                                                 "any",
+                                                 "load_matrix_x4",
+                                                 "load_matrix_x4_transposed",
+                                                 "transpose_matrix",
+                                                 "multiply_add",
+                                                 "wgmma",
+                                                 "wgmma_fence",
+                                                 "wgmma_commit",
+                                                 "wgmma_wait",
+                                                 "lower/raise_register_limit"};
   return names[static_cast<std::size_t>(kind)];
 }
 
@@ -56,6 +73,7 @@ struct Warp {
   std::uint32_t ready = 0;
   std::uint32_t arrived = 0;
   std::uint32_t at_barrier = 0;
+  std::uint32_t asleep = 0;  // at another kind of barrier, or until there are registers
   std::uint32_t exited = 0;
   unsigned generation = 0;                  // number of finished collectives
   Collective kind = Collective::sync_warp;  // what the lanes that have arrived perform
@@ -78,6 +96,7 @@ struct Thread {
   bool has_waited = false;  // for the kernel before
   unsigned copy_group = 0;  // number of the open group
   std::vector<AsyncCopy> copies;
+  WarpgroupThread warpgroup;
 };
 
 /// The fiber that runs among all fibers of this OS thread.
@@ -95,6 +114,7 @@ struct Block {
   bool one_ahead = false;  // the first runnable warp of `order` always runs next
   std::vector<int> order;  // warps in their current order
   SharedMemory shared;
+  WarpgroupBlock warpgroups;
   std::vector<std::unique_ptr<Warp>> warps;
   std::vector<std::unique_ptr<Thread>> threads;
 };

@@ -18,13 +18,19 @@ inline Words load_words(const Words* address) {
   return *address;
 }
 
+/// The mark of the chunk of 16 bytes at an address in shared memory.
+inline ChunkMark& mark_of(const void* address) {
+  const auto offset = static_cast<const std::byte*>(address) - self->block->shared.begin();
+  return self->block->warpgroups.marks[static_cast<std::size_t>(offset) / 16];
+}
+
 inline void require_shared(const void* address, const char* what) {
   if (!self->block->shared.contains(address, 16)) broken<OutOfBounds>(what);
 }
 
 }  // namespace simt
 
-/// The block's dynamic shared memory, 16-byte aligned; its size is a launch argument.
+/// The block's dynamic shared memory, aligned to 1,024 bytes; its size is a launch argument.
 inline std::byte* shared_memory() { return simt::self->block->shared.begin(); }
 
 inline std::uint32_t shared_address(const void* address) {
@@ -49,6 +55,7 @@ inline void cp_async_16(void* shared, const void* global, bool valid) {
     static_cast<void>(bytes[15]);
   }
   simt::Thread& me = *simt::self;
+  simt::mark_of(shared) = {simt::ChunkMark::copying, static_cast<std::uint32_t>(me.index)};
   me.copies.push_back({shared, valid ? global : nullptr, me.copy_group});
 }
 inline void cp_async_commit() { ++simt::self->copy_group; }
@@ -63,6 +70,7 @@ inline void cp_async_wait() {
     } else {
       std::memset(copy->to, 0, 16);
     }
+    simt::mark_of(copy->to) = {me.warpgroup.fences, static_cast<std::uint32_t>(me.index)};
   }
   me.copies.erase(me.copies.begin(), copy);
 }

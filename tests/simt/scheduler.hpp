@@ -58,6 +58,11 @@ struct Grid {
   /// Lets another thread run although the running one could continue.
   void step_aside();
   void arrive_at_barrier();
+  /// Stops the running thread until another one wakes it.
+  void sleep();
+  static void wake(Thread& thread);
+  /// Another order of the block's warps.
+  void draw_order(Block& block);
   [[nodiscard]] std::string place_of(const Thread& thread) const;
 
  private:
@@ -65,7 +70,6 @@ struct Grid {
   void end_block(Block& block);
   void release_barrier(Block& block);
   void turn_to_some_block();
-  void draw_order(Block& block);
   void thread_ended();
   Thread* draw();
   Thread* draw_from(Block& block, bool last_warps);
@@ -138,13 +142,15 @@ inline void Grid::begin_block(Block& block) {
   for (std::size_t i = 0; i < threads; ++i) {
     block.threads[i]->copies.clear();
     block.threads[i]->copy_group = 0;
+    block.threads[i]->warpgroup.reset();
   }
+  block.warpgroups.reset(threads, launch.shared_bytes);
   for (std::size_t w = 0; w < warps; ++w) {
     const std::size_t lanes = std::min<std::size_t>(threads - w * warp_lanes, warp_lanes);
     Warp& warp = *block.warps[w];
     warp.members = lanes == warp_lanes ? ~0U : (1U << lanes) - 1U;
     warp.ready = warp.members;
-    warp.arrived = warp.at_barrier = warp.exited = 0;
+    warp.arrived = warp.at_barrier = warp.asleep = warp.exited = 0;
     for (Exchange& exchange : warp.exchange) poison(&exchange, sizeof exchange);
   }
   block.order.resize(warps);
@@ -158,6 +164,12 @@ inline void Grid::end_block(Block& block) {
     throw OutOfBounds("block (" + std::to_string(block.x) + ", " + std::to_string(block.y) +
                       ") wrote beside its shared memory of " + std::to_string(block.shared.bytes()) +
                       " bytes");
+  }
+  for (const NamedBarrierState& barrier : block.warpgroups.named) {
+    if (barrier.arrived != 0) throw Divergence("the last to come to a named barrier never came");
+  }
+  for (const auto& products : block.warpgroups.products) {
+    if (!products.empty()) throw Divergence("a product that some warps of a warpgroup never started");
   }
   if (!blocks.empty()) begin_block(block);
 }
@@ -243,6 +255,9 @@ inline void Grid::thread_entry(void* argument) {
       if (grid.launch.early && !me->has_waited) {
         throw Fault{"a thread of a kernel that is launched early did not wait for the kernel before"};
       }
+      if (!me->warpgroup.under_way.empty()) {
+        throw Fault{"a thread returned while products of its were under way"};
+      }
       grid.thread_ended();
     } catch (...) {
       grid.fault = std::current_exception();
@@ -274,6 +289,16 @@ inline void Grid::arrive_at_barrier() {
   switch_away();
 }
 
+inline void Grid::sleep() {
+  self->warp->asleep |= 1U << self->lane;
+  switch_away();
+}
+
+inline void Grid::wake(Thread& thread) {
+  thread.warp->asleep &= ~(1U << thread.lane);
+  thread.warp->ready |= 1U << thread.lane;
+}
+
 inline void Grid::release_barrier(Block& block) {
   block.waiting = 0;
   for (std::size_t w = 0; w < block.order.size(); ++w) {
@@ -302,6 +327,7 @@ inline std::string Grid::who_waits() const {
               std::to_string(w) + ": " + std::to_string(std::popcount(warp.at_barrier)) +
               " lanes at the barrier, " + std::to_string(std::popcount(warp.arrived)) + " in " +
               name_of(warp.kind) + ", " + std::to_string(std::popcount(warp.exited)) + " have returned";
+      if (warp.asleep != 0) text += ", " + std::to_string(std::popcount(warp.asleep)) + " at another barrier";
     }
   }
   return text;

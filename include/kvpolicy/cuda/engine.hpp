@@ -12,6 +12,7 @@
 #include <optional>
 #include <span>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -28,6 +29,7 @@
 #include <kvpolicy/cuda/kernels/gather.cuh>
 #include <kvpolicy/cuda/kernels/observe.cuh>
 #include <kvpolicy/cuda/kernels/prefill.cuh>
+#include <kvpolicy/cuda/kernels/prefill_hopper.cuh>
 #include <kvpolicy/cuda/kernels/score.cuh>
 #include <kvpolicy/cuda/kernels/select.cuh>
 #include <kvpolicy/cuda/kernels/shared_budget.cuh>
@@ -106,6 +108,9 @@ class Engine {
 
   [[nodiscard]] const ModelShape& shape() const { return shape_; }
   [[nodiscard]] const Device& device() const { return device_; }
+  /// Whether calls of many queries are served by Hopper's kernel (kernels/prefill_hopper.cuh), if no head packs: on a
+  /// device of compute capability 9.0, for head_dim 64, 128 and 256, where the program was compiled for sm_90a.
+  [[nodiscard]] bool uses_warpgroups() const { return uses_warpgroups_; }
   /// With the buffers through which rows in slow memory are read, and with those for adding up attention.
   [[nodiscard]] std::size_t workspace_bytes() const {
     return own_bytes() + staging_bytes() + (accumulation_ == nullptr ? 0 : observe_bytes());
@@ -220,15 +225,18 @@ class Engine {
           attend_few<D, Packed>(params, few * params.group, stream);
         }
         if (many == 0) return;
-        std::size_t items = 0;
-        for (const int count : queries) {
-          if (count <= most_few) continue;
-          params.request.queries = count;
-          items += static_cast<std::size_t>(params.kv_heads * prefill_tiles<D>(params.request, params.group));
-        }
-        params.request.queries = many;
-        params.least_queries = most_few + 1;
-        attend_many<D, Packed>(params, items, longest, stream);
+        with_prefill_shape<D, Packed>([&]<class Shape>() {
+          std::size_t items = 0;
+          for (const int count : queries) {
+            if (count <= most_few) continue;
+            params.request.queries = count;
+            items += static_cast<std::size_t>(params.kv_heads *
+                                              prefill_tiles<Shape>(params.request, params.group));
+          }
+          params.request.queries = many;
+          params.least_queries = most_few + 1;
+          attend_many<Shape, Packed>(params, items, longest, stream);
+        });
       };
       if constexpr (can_quantize<D>) {
         if (packs) return attend_packs.template operator()<true>();
@@ -470,7 +478,13 @@ class Engine {
     tickets_ = std::max(max_heads, prefill_slots_);
     const auto decode_rows =
         static_cast<std::size_t>(decode_workspace_slots(decode_grid_)) * decode_most_columns;
-    const std::size_t prefill_rows = prefill_slots_ * prefill_tile_rows<D>;
+    const std::size_t prefill_rows = prefill_slots_ * PrefillShape<D>::query_rows;
+    if constexpr (has_hopper_prefill<D>) {
+      // One block on a multiprocessor, where the other kernel has two.
+      static_assert(HopperShape<D>::query_rows <= 2 * PrefillShape<D>::query_rows);
+      uses_warpgroups_ = device_.shared_bytes_of_block >= prefill_hopper_shared_bytes<D>() &&
+                         is_compiled_for(&prefill_hopper_kernel<E, D>, HopperShape<D>::threads);
+    }
     states_ = std::max(decode_rows, prefill_rows);
     values_ = states_ * D;
   }
@@ -487,25 +501,43 @@ class Engine {
   template <int D, bool Packed>
   void attend_with(AttendParams& params, int columns, std::size_t longest, cudaStream_t stream) const {
     if (columns <= decode_most_columns) return attend_few<D, Packed>(params, columns, stream);
-    attend_many<D, Packed>(params, static_cast<std::size_t>(prefill_items<D>(params)), longest, stream);
+    with_prefill_shape<D, Packed>([&]<class Shape>() {
+      attend_many<Shape, Packed>(params, static_cast<std::size_t>(prefill_items<Shape>(params)), longest,
+                                 stream);
+    });
   }
   template <int D, bool Packed>
   void attend_few(const AttendParams& params, int columns, cudaStream_t stream) const {
     columns <= 8 ? decode_with<D, 1, Packed>(params, stream) : decode_with<D, 2, Packed>(params, stream);
   }
-  template <int D, bool Packed>
+  // Calls f<Shape>() with the shape of the kernel for many queries: Hopper's where it can be used and no head packs.
+  template <int D, bool Packed, class F>
+  void with_prefill_shape(F f) const {
+    if constexpr (has_hopper_prefill<D> && !Packed) {
+      if (uses_warpgroups_) return f.template operator()<HopperShape<D>>();
+    }
+    f.template operator()<PrefillShape<D>>();
+  }
+  template <class Shape, bool Packed>
   void attend_many(AttendParams& params, std::size_t items, std::size_t longest, cudaStream_t stream) const {
+    constexpr int D = Shape::head_dim;
+    constexpr bool warpgroups = !std::is_same_v<Shape, PrefillShape<D>>;
     // Few tiles of queries over many rows: several blocks share a tile, as long as one block has
-    // some work (a tile of keys is 64 rows).
+    // some work (a tile of keys is 64 rows or more).
     constexpr std::size_t min_rows = 512;
-    params.splits = static_cast<int>(std::max<std::size_t>(
-        1, std::min(prefill_slots_ / std::max<std::size_t>(items, 1), longest / min_rows)));
-    launch(prefill_kernel<E, D, Packed>,
-           {.grid_x = static_cast<int>(items) * params.splits,
-            .threads = prefill_threads,
-            .shared_bytes = prefill_shared_bytes<D>(),
-            .early = device_.launches_early},
-           stream, params, "prefill_kernel");
+    const std::size_t slots = warpgroups ? prefill_slots_ / 2 : prefill_slots_;
+    params.splits = static_cast<int>(
+        std::max<std::size_t>(1, std::min(slots / std::max<std::size_t>(items, 1), longest / min_rows)));
+    LaunchShape shape{.grid_x = static_cast<int>(items) * params.splits,
+                      .threads = Shape::threads,
+                      .early = device_.launches_early};
+    if constexpr (warpgroups) {
+      shape.shared_bytes = prefill_hopper_shared_bytes<D>();
+      launch(prefill_hopper_kernel<E, D>, shape, stream, params, "prefill_hopper_kernel");
+    } else {
+      shape.shared_bytes = prefill_shared_bytes<D>();
+      launch(prefill_kernel<E, D, Packed>, shape, stream, params, "prefill_kernel");
+    }
   }
 
   // The first pass over the keys, then `second<D, Packed>(shape)`.
@@ -547,6 +579,7 @@ class Engine {
   Device device_;
   MemoryResource* memory_;
   int decode_grid_ = 1;
+  bool uses_warpgroups_ = false;  // by the kernel for many queries
   std::size_t prefill_slots_ = 0;
   std::size_t tickets_ = 0;
   std::size_t states_ = 0;

@@ -150,4 +150,21 @@ void launch(void (*kernel)(const Params), const LaunchShape& shape, cudaStream_t
 #endif
 }
 
+/// Whether the device's code of a kernel takes blocks of `threads` threads. That of a kernel for Hopper's warpgroups
+/// (kernels/simt_hopper.cuh) does where the program was compiled for sm_90a and the device is one.
+template <class Params>
+[[nodiscard]] bool is_compiled_for([[maybe_unused]] void (*kernel)(const Params),
+                                   [[maybe_unused]] int threads) {
+#if defined(__CUDACC__)
+  cudaFuncAttributes attributes{};
+  if (cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel)) != cudaSuccess) {
+    static_cast<void>(cudaGetLastError());  // the next call must not find it
+    return false;
+  }
+  return attributes.maxThreadsPerBlock >= threads;
+#else
+  return simt::device().major == 9 && simt::device().minor == 0;
+#endif
+}
+
 }  // namespace kvpolicy::cuda

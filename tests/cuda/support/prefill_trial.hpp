@@ -22,6 +22,7 @@
 #include <vector>
 
 #include <kvpolicy/cuda/kernels/prefill.cuh>
+#include <kvpolicy/cuda/kernels/prefill_hopper.cuh>
 
 #include "cuda/support/device_head.hpp"
 #include "cuda/support/launch.hpp"
@@ -42,6 +43,23 @@ struct Head {
   int chosen_end = 0;
 };
 
+inline Head full() { return {}; }
+inline Head window(int sinks, int recent, int ring, bool prefill_chunk_mask = false) {
+  Head head;
+  head.view.sinks = sinks;
+  head.view.recent = recent;
+  head.view.exact_ring = ring;
+  head.view.prefill_chunk_mask = prefill_chunk_mask;
+  return head;
+}
+inline Head chosen(Head head, int chunk_rows, std::vector<int> chunks, int end) {
+  head.view.chunk_rows = chunk_rows;
+  head.view.budget_chunks = static_cast<int>(chunks.size()) + 1;
+  head.chosen = std::move(chunks);
+  head.chosen_end = end;
+  return head;
+}
+
 struct Case {
   std::vector<Head> heads = {Head{}};
   int group = 1;
@@ -59,6 +77,7 @@ struct Case {
   int more_heads = 0;  // that the log-sum-exp has room for
   float softcap = 0.0F;
   float scale = 0.0F;   // 0: 1 / sqrt(head_dim)
+  bool hopper = false;  // the kernel of prefill_hopper.cuh
   TokenTree tree = {};  // whose last nodes the queries are; those before are appended to the history
 };
 
@@ -120,45 +139,10 @@ class Trial {
   }
 
   void run() {
-    AttendParams params;
-    params.heads = views_.data();
-    params.states = states_.data();
-    params.sequences = static_cast<int>(states_.size());
-    params.kv_heads = static_cast<int>(c_.heads.size());
-    params.group = c_.group;
-    params.page_rows = c_.page_rows;
-    params.request = {.queries = c_.queries,
-                      .own_rows = c_.own_rows,
-                      .selected = c_.selected,
-                      .upper_half = c_.upper_half,
-                      .tree = mask_.view()};
-    params.q = q_->tensor;
-    if (c_.own_rows) params.k = k_->tensor, params.v = v_->tensor;
-    params.out = out_->tensor;
-    if (c_.log_sum_exp) params.log_sum_exp = log_sum_exp_.data();
-    if (c_.more_heads > 0) params.log_sum_exp_heads = state_heads();
-    if (c_.attention_sink_bias) params.attention_sink_bias = sinks_.data();
-    params.scale_log2 = static_cast<float>(scale() / std::log(2.0));
-    params.softcap = c_.softcap;
-    params.splits = c_.splits;
-
-    const int items = prefill_items<HeadDim>(params);
-    const std::size_t columns =
-        c_.splits == 1 ? 0 : static_cast<std::size_t>(items) * c_.splits * prefill_tile_rows<HeadDim>;
-    const float nan = std::numeric_limits<float>::quiet_NaN();
-    std::vector<float> values(columns * HeadDim, nan);
-    std::vector<PartialState> states(columns, PartialState{nan, nan});
-    std::vector<std::uint32_t> tickets(c_.splits == 1 ? 0 : static_cast<std::size_t>(items), 0);
-    params.workspace = {values.data(), states.data(), tickets.data()};
-
-    bool packed = false;
-    for (const Head& head : c_.heads) packed = packed || head.view.is_packed();
-    auto* kernel = &prefill_kernel<E, HeadDim, false>;
-    if constexpr (HeadDim == 64 || HeadDim == 128) {
-      if (packed) kernel = &prefill_kernel<E, HeadDim, true>;
+    if constexpr (has_hopper_prefill<HeadDim>) {
+      if (c_.hopper) return run_with<HopperShape<HeadDim>>();
     }
-    test::launch(kernel, items * c_.splits, 1, prefill_threads, prefill_shared_bytes<HeadDim>(), params);
-    for (const std::uint32_t ticket : tickets) CHECK(ticket == 0);
+    run_with<PrefillShape<HeadDim>>();
   }
 
   void check() const {
@@ -187,6 +171,55 @@ class Trial {
   [[nodiscard]] const std::vector<std::uint16_t>& out() const { return out_->storage; }
 
  private:
+  template <class Shape>
+  void run_with() {
+    AttendParams params;
+    params.heads = views_.data();
+    params.states = states_.data();
+    params.sequences = static_cast<int>(states_.size());
+    params.kv_heads = static_cast<int>(c_.heads.size());
+    params.group = c_.group;
+    params.page_rows = c_.page_rows;
+    params.request = {.queries = c_.queries,
+                      .own_rows = c_.own_rows,
+                      .selected = c_.selected,
+                      .upper_half = c_.upper_half,
+                      .tree = mask_.view()};
+    params.q = q_->tensor;
+    if (c_.own_rows) params.k = k_->tensor, params.v = v_->tensor;
+    params.out = out_->tensor;
+    if (c_.log_sum_exp) params.log_sum_exp = log_sum_exp_.data();
+    if (c_.more_heads > 0) params.log_sum_exp_heads = state_heads();
+    if (c_.attention_sink_bias) params.attention_sink_bias = sinks_.data();
+    params.scale_log2 = static_cast<float>(scale() / std::log(2.0));
+    params.softcap = c_.softcap;
+    params.splits = c_.splits;
+
+    const int items = prefill_items<Shape>(params);
+    const std::size_t columns =
+        c_.splits == 1 ? 0 : static_cast<std::size_t>(items) * c_.splits * Shape::query_rows;
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    std::vector<float> values(columns * HeadDim, nan);
+    std::vector<PartialState> states(columns, PartialState{nan, nan});
+    std::vector<std::uint32_t> tickets(c_.splits == 1 ? 0 : static_cast<std::size_t>(items), 0);
+    params.workspace = {values.data(), states.data(), tickets.data()};
+
+    bool packed = false;
+    for (const Head& head : c_.heads) packed = packed || head.view.is_packed();
+    if constexpr (std::is_same_v<Shape, PrefillShape<HeadDim>>) {
+      auto* kernel = &prefill_kernel<E, HeadDim, false>;
+      if constexpr (HeadDim == 64 || HeadDim == 128) {
+        if (packed) kernel = &prefill_kernel<E, HeadDim, true>;
+      }
+      test::launch(kernel, items * c_.splits, 1, prefill_threads, prefill_shared_bytes<HeadDim>(), params);
+    } else {
+      REQUIRE(!packed);
+      test::launch(&prefill_hopper_kernel<E, HeadDim>, items * c_.splits, 1, Shape::threads,
+                   prefill_hopper_shared_bytes<HeadDim>(), params);
+    }
+    for (const std::uint32_t ticket : tickets) CHECK(ticket == 0);
+  }
+
   static constexpr double unit = std::is_same_v<E, half> ? 0x1p-11 : 0x1p-8;
 
   [[nodiscard]] int state_heads() const {

@@ -13,14 +13,18 @@ namespace kvpolicy::cuda {
 
 /// Whether the `count` - 1 other blocks that share a piece of work have been here before: what they have written to
 /// global memory can be read then (load_shared_by_blocks). Called by all threads of each of them; `arrived` is shared
-/// memory. The ticket is what it was before afterwards, 0.
-KVPOLICY_DEVICE bool is_last_block(std::uint32_t* ticket, int count, std::uint32_t& arrived) {
-  sync_block();
+/// memory. The ticket is what it was before afterwards, 0. `sync`: a barrier of the threads that call, if not all do.
+template <class Sync>
+KVPOLICY_DEVICE bool is_last_block(std::uint32_t* ticket, int count, std::uint32_t& arrived, Sync sync) {
+  sync();
   if (thread_index() == 0) arrived = arrive(ticket);
-  sync_block();
+  sync();
   const bool last = arrived + 1 == static_cast<std::uint32_t>(count);
   if (last && thread_index() == 0) *ticket = 0;
   return last;
+}
+KVPOLICY_DEVICE bool is_last_block(std::uint32_t* ticket, int count, std::uint32_t& arrived) {
+  return is_last_block(ticket, count, arrived, [] { sync_block(); });
 }
 
 /// The partial results of the decoding blocks that share a head.

@@ -23,19 +23,12 @@
 #include <kvpolicy/cuda/kernels/prefill_item.cuh>
 #include <kvpolicy/cuda/kernels/prefill_output.cuh>
 #include <kvpolicy/cuda/kernels/prefill_packed.cuh>
+#include <kvpolicy/cuda/kernels/prefill_queries.cuh>
 #include <kvpolicy/cuda/kernels/prefill_softmax.cuh>
 #include <kvpolicy/cuda/kernels/prefill_tile.cuh>
 #include <kvpolicy/cuda/kernels/simt.cuh>
 
 namespace kvpolicy::cuda {
-
-/// What a block keeps in shared memory after its tiles.
-struct PrefillNotes {
-  LiveTiles live;
-  PrefillItem item;
-  QueryTile queries;
-  std::uint32_t arrived = 0;
-};
 
 /// Dynamic shared memory of a block.
 template <int HeadDim>
@@ -46,47 +39,6 @@ constexpr std::size_t prefill_shared_bytes() {
   return bytes;
 }
 
-/// Loads the warp's rows of q to its part of the shared tile; rows after the last one become zeros.
-template <int HeadDim>
-KVPOLICY_DEVICE void copy_queries(int tile, const Tensor& q, const PrefillItem& item,
-                                  const QueryTile& queries) {
-  using Shape = PrefillShape<HeadDim>;
-  for (int i = lane_index(); i < Shape::warp_rows * Shape::chunks; i += warp_lanes) {
-    const int row = warp_index() * Shape::warp_rows + i / Shape::chunks;
-    const int chunk = i % Shape::chunks;
-    const int head = item.kv_head * queries.group + queries.head(row);
-    cp_async_16(tile_chunk<HeadDim>(tile, row, chunk),
-                q.row(item.tokens.sequence, item.tokens.first + queries.token(row), head) + chunk * 8,
-                row < queries.rows);
-  }
-}
-
-/// Rotates the warp's queries for a rotated segment, to position min(t, limit).
-template <Element E, int HeadDim>
-KVPOLICY_DEVICE void rotate_queries(int tile, const HeadView& head, const QueryTile& queries) {
-  using Shape = PrefillShape<HeadDim>;
-  constexpr int pairs = HeadDim / 2;
-  const int end = smaller((warp_index() + 1) * Shape::warp_rows, queries.rows);
-  KVPOLICY_NO_UNROLL
-  for (int row = warp_index() * Shape::warp_rows; row < end; ++row) {
-    const int turn = head.rotation_limit - queries.position(row);
-    if (turn >= 0) continue;
-    KVPOLICY_NO_UNROLL
-    for (int pair = lane_index(); pair < pairs; pair += warp_lanes) {
-      float sine, cosine;
-      sine_cosine(static_cast<double>(turn) * static_cast<double>(head.inverse_frequencies[pair]), sine,
-                  cosine);
-      auto* low = reinterpret_cast<std::uint16_t*>(tile_chunk<HeadDim>(tile, row, pair / 8)) + pair % 8;
-      auto* high = reinterpret_cast<std::uint16_t*>(tile_chunk<HeadDim>(tile, row, (pair + pairs) / 8)) +
-                   (pair + pairs) % 8;
-      const float a = to_float<E>(*low);
-      const float b = to_float<E>(*high);
-      *low = from_float<E>(a * cosine - b * sine);
-      *high = from_float<E>(b * cosine + a * sine);
-    }
-  }
-}
-
 /// Rotates the warp's queries for keys that were rotated before they were quantised.
 template <Element E, int HeadDim>
 KVPOLICY_DEVICE void rotate_queries_hadamard(int tile) {
@@ -95,7 +47,7 @@ KVPOLICY_DEVICE void rotate_queries_hadamard(int tile) {
   KVPOLICY_NO_UNROLL
   for (int i = 0; i < Shape::warp_rows; i += rows_at_once) {
     const int row = warp_index() * Shape::warp_rows + i + lane_index() / Shape::chunks;
-    auto* place = reinterpret_cast<Words4*>(tile_chunk<HeadDim>(tile, row, lane_index() % Shape::chunks));
+    auto* place = reinterpret_cast<Words4*>(tile_chunk<Shape>(tile, row, lane_index() % Shape::chunks));
     Words4 words = *place;
     float x[8];
     KVPOLICY_UNROLL
@@ -111,7 +63,7 @@ KVPOLICY_DEVICE void rotate_queries_hadamard(int tile) {
 
 /// Computes the unscaled logits of the warp's query rows with a tile of keys.
 template <Element E, int HeadDim>
-KVPOLICY_DEVICE void multiply_keys(LogitTile<HeadDim>& logits, int queries, int keys) {
+KVPOLICY_DEVICE void multiply_keys(LogitTile<PrefillShape<HeadDim>>& logits, int queries, int keys) {
   using Shape = PrefillShape<HeadDim>;
   // Channels of one iteration of the outer loop, which is not unrolled: with changing addresses the
   // compiler keeps few of them in registers; with constant ones it would keep all of them and
@@ -146,8 +98,8 @@ KVPOLICY_DEVICE void multiply_keys(LogitTile<HeadDim>& logits, int queries, int 
 
 /// Adds a tile of values, multiplied by their weights.
 template <Element E, int HeadDim>
-KVPOLICY_DEVICE void multiply_values(OutputTile<HeadDim>& output, const WeightTile<HeadDim>& weights,
-                                     int values) {
+KVPOLICY_DEVICE void multiply_values(OutputTile<PrefillShape<HeadDim>>& output,
+                                     const WeightTile<PrefillShape<HeadDim>>& weights, int values) {
   using Shape = PrefillShape<HeadDim>;
   const int lane = lane_index();
   const ChunkRow<HeadDim> value{values, lane % 16, lane / 16};
@@ -166,8 +118,8 @@ KVPOLICY_DEVICE void multiply_values(OutputTile<HeadDim>& output, const WeightTi
   }
 }
 
-/// Grid: prefill_items(params) * params.splits blocks, of a ragged call as many as all its sequences have, of prefill_threads threads. `Packed`: some
-/// head may have quantised rows.
+/// Grid: prefill_items<PrefillShape<HeadDim>>(params) * params.splits blocks, of a ragged call as many as all its
+/// sequences have, of prefill_threads threads. `Packed`: some head may have quantised rows.
 template <Element E, int HeadDim, bool Packed>
 KVPOLICY_KERNEL(prefill_threads, 2)
 prefill_kernel(const KVPOLICY_GRID_CONSTANT AttendParams params) {
@@ -175,7 +127,7 @@ prefill_kernel(const KVPOLICY_GRID_CONSTANT AttendParams params) {
   using Shape = PrefillShape<HeadDim>;
   constexpr int query_memory = 0;  // offset of the queries' tile in shared memory
   auto& notes = *reinterpret_cast<PrefillNotes*>(shared_memory() + Shape::tiles_bytes);
-  if (!find_item<HeadDim>(params, shared_memory(), notes.item, notes.queries, notes.live)) return;
+  if (!find_item<Shape>(params, shared_memory(), notes.item, notes.queries, notes.live)) return;
   const PrefillItem& item = notes.item;
   const QueryTile& queries = notes.queries;
   const LiveTiles& live = notes.live;
@@ -185,9 +137,9 @@ prefill_kernel(const KVPOLICY_GRID_CONSTANT AttendParams params) {
   const int first = static_cast<int>(all * item.split / params.splits);
   int left = static_cast<int>(all * (item.split + 1) / params.splits) - first;
 
-  OutputTile<HeadDim> output;
+  OutputTile<Shape> output;
   output.clear();
-  RowStates<HeadDim> states;
+  RowStates<Shape> states;
   const LogitScale scale{params};
 
   if (left > 0) {
@@ -200,7 +152,7 @@ prefill_kernel(const KVPOLICY_GRID_CONSTANT AttendParams params) {
     // One group of copies for each tile of keys and of values, even if it is empty, so that waiting
     // for all groups but the latest always waits for the tile that is needed next.
     loader.find(cursor);
-    copy_queries<HeadDim>(query_memory, params.q, item, queries);
+    copy_queries<Shape>(query_memory, params.q, item, queries);
     loader.load_keys(ring.keys(), cursor);
     cp_async_commit();
     loader.load_values(ring.values(), cursor);
@@ -217,26 +169,26 @@ prefill_kernel(const KVPOLICY_GRID_CONSTANT AttendParams params) {
       const LiveSegment& segment = live.segment[cursor.segment];
       if (const QueryForm needed = segment.queries; needed != form) {
         if (form != QueryForm::plain) {
-          copy_queries<HeadDim>(query_memory, params.q, item, queries);
+          copy_queries<Shape>(query_memory, params.q, item, queries);
           cp_async_commit();
           cp_async_wait<0>();
           sync_warp();
         }
-        if (needed == QueryForm::turned) rotate_queries<E, HeadDim>(query_memory, item.head, queries);
+        if (needed == QueryForm::turned) rotate_queries<E, Shape>(query_memory, item.head, queries);
         if constexpr (Packed) {
           if (needed == QueryForm::hadamard) rotate_queries_hadamard<E, HeadDim>(query_memory);
         }
         form = needed;
         sync_warp();
       }
-      LogitTile<HeadDim> logits;
+      LogitTile<Shape> logits;
       multiply_keys<E, HeadDim>(logits, query_memory, ring.keys());
       scale.prepare(logits);
       if (segment.cuts(cursor.tile)) {
-        hide<HeadDim>(logits, segment, cursor.tile, queries, item.request);
+        hide<Shape>(logits, segment, cursor.tile, queries, item.request);
       }
-      WeightTile<HeadDim> weights;
-      soften<E>(logits, states, output, weights, scale.factor);
+      WeightTile<Shape> weights;
+      soften<E, Shape>(logits, states, output, weights, scale.factor);
 
       cp_async_wait<1>();
       sync_block();  // the values have arrived, and no thread reads these keys any more
@@ -249,7 +201,7 @@ prefill_kernel(const KVPOLICY_GRID_CONSTANT AttendParams params) {
       multiply_values<E, HeadDim>(output, weights, ring.values());
       if constexpr (Packed) {
         const bool next = left > 1 && live.segment[cursor.segment].rotated_values;
-        if (next != rotated_output) rotate_output<HeadDim>(output);
+        if (next != rotated_output) rotate_output<Shape>(output);
         rotated_output = next;
       }
       ring.advance();
@@ -259,11 +211,11 @@ prefill_kernel(const KVPOLICY_GRID_CONSTANT AttendParams params) {
 
   states.gather(scale.factor);
   if (params.splits == 1) {
-    write_rows<E>(output, states, params, item, queries, query_memory);
+    write_rows<E, Shape>(output, states, params, item, queries, query_memory);
   } else {
-    share_rows(output, states, params, item, queries);
+    share_rows<Shape>(output, states, params, item, queries);
     if (is_last_block(params.workspace.tickets + item.index, params.splits, notes.arrived)) {
-      merge_rows<E, HeadDim>(params, item, queries);
+      merge_rows<E, Shape>(params, item, queries);
     }
   }
 }

@@ -8,17 +8,17 @@
 
 namespace kvpolicy::cuda {
 
-template <int HeadDim>
+template <class Shape>
 KVPOLICY_HOST_DEVICE constexpr int prefill_tiles(const Request& request, int group) {
-  return quotient_up(request.queries * group, prefill_tile_rows<HeadDim>);
+  return quotient_up(request.queries * group, Shape::query_rows);
 }
 
 /// The number of items, which are tiles of queries of all heads and sequences. The grid has splits
-/// times as many blocks. With splits, the workspace needs one slot of prefill_tile_rows columns for
+/// times as many blocks. With splits, the workspace needs one slot of Shape::query_rows columns for
 /// each block and a ticket for each item.
-template <int HeadDim>
+template <class Shape>
 KVPOLICY_HOST_DEVICE constexpr int prefill_items(const AttendParams& params) {
-  return params.sequences * params.kv_heads * prefill_tiles<HeadDim>(params.request, params.group);
+  return params.sequences * params.kv_heads * prefill_tiles<Shape>(params.request, params.group);
 }
 
 /// The sequence of a block, and which of its blocks it is; a sequence after the last one if there is no work.
@@ -27,17 +27,16 @@ struct PrefillShare {
   int block = 0;
   int items_before = 0;  ///< of earlier sequences
 };
-template <int HeadDim>
+template <class Shape>
 KVPOLICY_DEVICE PrefillShare share_of_block(const AttendParams& params) {
   if (params.ragged == nullptr) {
-    const int items = params.kv_heads * prefill_tiles<HeadDim>(params.request, params.group);
+    const int items = params.kv_heads * prefill_tiles<Shape>(params.request, params.group);
     const int sequence = block_x() / (items * params.splits);
     return {sequence, block_x() % (items * params.splits), sequence * items};
   }
   PrefillShare place{.sequence = 0, .block = block_x(), .items_before = 0};
   for (; place.sequence < params.sequences; ++place.sequence) {
-    const int items =
-        params.kv_heads * prefill_tiles<HeadDim>(params.request_of(place.sequence), params.group);
+    const int items = params.kv_heads * prefill_tiles<Shape>(params.request_of(place.sequence), params.group);
     if (place.block < items * params.splits) break;
     place.block -= items * params.splits;
     place.items_before += items;
@@ -46,12 +45,12 @@ KVPOLICY_DEVICE PrefillShare share_of_block(const AttendParams& params) {
 }
 
 /// The tile of queries, without its text position, which list_segments computes.
-template <int HeadDim>
+template <class Shape>
 KVPOLICY_DEVICE QueryTile query_tile(const Request& request, int group, int tile) {
-  const int first = tile * prefill_tile_rows<HeadDim>;
+  const int first = tile * Shape::query_rows;
   const CallTree& tree = request.tree;
   return {.first = first,
-          .rows = smaller(prefill_tile_rows<HeadDim>, request.queries * group - first),
+          .rows = smaller(Shape::query_rows, request.queries * group - first),
           .group = group,
           .inverse = inverse_of(group),
           .depths = tree.nodes > 0 ? tree.depths + request.older_nodes() : nullptr,
@@ -59,14 +58,22 @@ KVPOLICY_DEVICE QueryTile query_tile(const Request& request, int group, int tile
           .highest = tree.highest};
 }
 
+/// What a block keeps in shared memory after its tiles.
+struct PrefillNotes {
+  LiveTiles live;
+  PrefillItem item;
+  QueryTile queries;
+  std::uint32_t arrived = 0;
+};
+
 /// What find_item keeps in the memory of the tiles: lists of segments of the threads that rank heads, then the heads'
 /// counts of tiles.
 inline constexpr int ranking_threads = 64;
 inline constexpr int ranking_lists_bytes = ranking_threads * static_cast<int>(sizeof(DeviceSegmentList));
 /// How many heads a block can rank, by this memory. More heads are taken in their own order.
-template <int HeadDim>
+template <class Shape>
 inline constexpr int most_ranked_heads =
-    (PrefillShape<HeadDim>::tiles_bytes - ranking_lists_bytes) / static_cast<int>(sizeof(int));
+    (Shape::tiles_bytes - ranking_lists_bytes) / static_cast<int>(sizeof(int));
 
 /// Finds the block's item and its visible tiles; false if there is no work for the block. Called by all threads;
 /// ends with a barrier, after which `scratch` may be overwritten.
@@ -75,28 +82,28 @@ inline constexpr int most_ranked_heads =
 /// both groups, later queries come first, because they see most, and for equal queries the longest
 /// head. Splits of an item are neighbours. Each block ranks the heads of its sequence itself. This
 /// needs no plan on the host, so a captured launch stays valid while the text grows.
-template <int HeadDim>
+template <class Shape>
 KVPOLICY_DEVICE bool find_item(const AttendParams& params, std::byte* scratch, PrefillItem& item,
                                QueryTile& queries, LiveTiles& live) {
-  constexpr int key_rows = PrefillShape<HeadDim>::key_rows;
+  constexpr int key_rows = Shape::key_rows;
   auto* const lists = reinterpret_cast<DeviceSegmentList*>(scratch);
   int* const tiles =
       reinterpret_cast<int*>(scratch + ranking_lists_bytes);  // of each head, for the last queries
-  const PrefillShare place = share_of_block<HeadDim>(params);
+  const PrefillShare place = share_of_block<Shape>(params);
   if (place.sequence == params.sequences) return false;
   const int block = place.block;
   const Request request = params.request_of(place.sequence);
-  const int query_tiles = prefill_tiles<HeadDim>(request, params.group);
+  const int query_tiles = prefill_tiles<Shape>(request, params.group);
   const int heads = params.kv_heads;
   const HeadView* head = &params.head_of(place.sequence, 0);
   const LayerState& state = params.state_of(place.sequence);
 
-  const bool ranked = heads > 1 && heads <= most_ranked_heads<HeadDim>;
+  const bool ranked = heads > 1 && heads <= most_ranked_heads<Shape>;
   int heavy = heads;
   if (ranked) {
     if (thread_index() < ranking_threads) {
       for (int h = thread_index(); h < heads; h += ranking_threads) {
-        QueryTile last = query_tile<HeadDim>(request, params.group, query_tiles - 1);
+        QueryTile last = query_tile<Shape>(request, params.group, query_tiles - 1);
         int count = 0;
         for_each_live<key_rows>(head[h], state, request, last, lists[thread_index()],
                                 [&](const LiveSegment& part) { count += part.end - part.begin; });
@@ -119,7 +126,7 @@ KVPOLICY_DEVICE bool find_item(const AttendParams& params, std::byte* scratch, P
   if (!ranked) {
     if (thread_index() == 0) item.kv_head = rank;
   } else {
-    for (int h = thread_index(); h < heads; h += prefill_threads) {
+    for (int h = thread_index(); h < heads; h += Shape::threads) {
       int before = 0;
       KVPOLICY_NO_UNROLL
       for (int other = 0; other < heads; ++other) {
@@ -141,7 +148,7 @@ KVPOLICY_DEVICE bool find_item(const AttendParams& params, std::byte* scratch, P
     item.split = in_class % params.splits;
     live.segments = 0;
     live.tiles = 0;
-    queries = query_tile<HeadDim>(request, params.group, item.tile);
+    queries = query_tile<Shape>(request, params.group, item.tile);
     for_each_live<key_rows>(item.head, state, request, queries, lists[0], [&](const LiveSegment& part) {
       live.segment[live.segments++] = part;
       live.tiles += part.end - part.begin;

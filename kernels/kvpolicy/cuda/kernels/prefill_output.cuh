@@ -28,16 +28,16 @@ struct RowTarget {
 };
 
 /// Normalises the warp's rows and writes them through its part of `staging`, 16 bytes at a time.
-template <Element E, int HeadDim>
-KVPOLICY_DEVICE void write_rows(const OutputTile<HeadDim>& output, const RowStates<HeadDim>& states,
+template <Element E, class Shape>
+KVPOLICY_DEVICE void write_rows(const OutputTile<Shape>& output, const RowStates<Shape>& states,
                                 const AttendParams& params, const PrefillItem& item, const QueryTile& queries,
                                 int staging) {
-  using Shape = PrefillShape<HeadDim>;
+  constexpr int HeadDim = Shape::head_dim;
   KVPOLICY_UNROLL
   for (int m = 0; m < Shape::row_tiles; ++m) {
     KVPOLICY_UNROLL
     for (int half = 0; half < 2; ++half) {
-      const int row = query_row<HeadDim>(m, half);
+      const int row = query_row<Shape>(m, half);
       const RowTarget target{item, queries, row};
       const FinishedRow finished = finish_row(
           states.of(m, half),
@@ -45,7 +45,7 @@ KVPOLICY_DEVICE void write_rows(const OutputTile<HeadDim>& output, const RowStat
       if (item.log_sum_exp != nullptr && lane_index() % 4 == 0 && row < queries.rows) {
         target.write_log_sum_exp(params, item.log_sum_exp, finished.log_sum_exp);
       }
-      const ChunkRow<HeadDim> place{staging, row, 0};
+      const typename Shape::Chunk place{staging, row, 0};
       KVPOLICY_UNROLL
       for (int n = 0; n < HeadDim / 8; ++n) {
         auto* chunk = reinterpret_cast<std::uint32_t*>(place.plus(0, n));
@@ -63,22 +63,22 @@ KVPOLICY_DEVICE void write_rows(const OutputTile<HeadDim>& output, const RowStat
     const RowTarget target{item, queries, row};
     *reinterpret_cast<Words4*>(
         params.out.row(item.tokens.sequence, item.tokens.first + target.token, target.head) + chunk * 8) =
-        *reinterpret_cast<const Words4*>(tile_chunk<HeadDim>(staging, row, chunk));
+        *reinterpret_cast<const Words4*>(tile_chunk<Shape>(staging, row, chunk));
   }
 }
 
 /// Stores the warp's rows, not normalised, in the block's slot of the workspace.
-template <int HeadDim>
-KVPOLICY_DEVICE void share_rows(const OutputTile<HeadDim>& output, const RowStates<HeadDim>& states,
+template <class Shape>
+KVPOLICY_DEVICE void share_rows(const OutputTile<Shape>& output, const RowStates<Shape>& states,
                                 const AttendParams& params, const PrefillItem& item,
                                 const QueryTile& queries) {
-  using Shape = PrefillShape<HeadDim>;
+  constexpr int HeadDim = Shape::head_dim;
   const long long slot = static_cast<long long>(item.index) * params.splits + item.split;
   KVPOLICY_UNROLL
   for (int m = 0; m < Shape::row_tiles; ++m) {
     KVPOLICY_UNROLL
     for (int half = 0; half < 2; ++half) {
-      const int row = query_row<HeadDim>(m, half);
+      const int row = query_row<Shape>(m, half);
       if (row >= queries.rows) continue;
       const long long column = slot * Shape::query_rows + row;
       if (lane_index() % 4 == 0) params.workspace.states[column] = states.of(m, half);
@@ -93,15 +93,15 @@ KVPOLICY_DEVICE void share_rows(const OutputTile<HeadDim>& output, const RowStat
 }
 
 /// Merges the partial states of the item's blocks, when the last of them has stored its rows.
-template <Element E, int HeadDim>
+template <Element E, class Shape>
 KVPOLICY_DEVICE void merge_rows(const AttendParams& params, const PrefillItem& item,
                                 const QueryTile& queries) {
-  using Shape = PrefillShape<HeadDim>;
+  constexpr int HeadDim = Shape::head_dim;
   constexpr int parts_of_row = HeadDim / 4;
   const TilePartials partials{params.workspace, static_cast<long long>(item.index) * params.splits,
                               params.splits};
   KVPOLICY_NO_UNROLL
-  for (int i = thread_index(); i < queries.rows * parts_of_row; i += prefill_threads) {
+  for (int i = thread_index(); i < queries.rows * parts_of_row; i += Shape::multiplying_threads) {
     const int row = i / parts_of_row;
     const int channel = i % parts_of_row * 4;
     const MergedValues all = merge_partials<Shape::query_rows, HeadDim>(partials, row, channel);

@@ -91,7 +91,7 @@ struct PackedLoader {
                            ? head.packed_slot(live.segment.first - live.lead + column)
                            : head.packed_slot(live.segment.row(smaller(column, live.segment.rows - 1)));
       const std::byte* page = head.packed_pages[page_of(slot, page_rows)];
-      *reinterpret_cast<RowChunk*>(tile_chunk<HeadDim>(tile_memory, row, chunk)) =
+      *reinterpret_cast<RowChunk*>(tile_chunk<Shape>(tile_memory, row, chunk)) =
           chunk_of<Width>(page, layout, place_in_page(slot, page_rows), chunk);
     }
   }
@@ -140,7 +140,7 @@ struct TileLoader {
   const AttendParams& params;
   const PrefillItem& item;
   const LiveTiles& live;
-  RowLoader<HeadDim> rows{params, item};
+  RowLoader<PrefillShape<HeadDim>> rows{params, item};
 
   /// Called before the keys and the values of a tile are loaded.
   KVPOLICY_DEVICE void find(const TileCursor& at) {

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cmath>
+#include <type_traits>
 
 #include <kvpolicy/core/dtype.hpp>
 #include <kvpolicy/cuda/kernels/hadamard.cuh>
@@ -29,18 +30,19 @@ struct Accumulators {
   }
 };
 
-template <int HeadDim>
-using LogitTile = Accumulators<PrefillShape<HeadDim>::row_tiles, PrefillShape<HeadDim>::key_rows / 8>;
-template <int HeadDim>
-using OutputTile = Accumulators<PrefillShape<HeadDim>::row_tiles, HeadDim / 8>;
+template <class Shape>
+using LogitTile = Accumulators<Shape::row_tiles, Shape::key_rows / 8>;
+template <class Shape>
+using OutputTile = Accumulators<Shape::row_tiles, Shape::head_dim / 8>;
 
 /// Rotates the outputs, or rotates them back. The channels' lowest bit is that of a pair, the next two are the
 /// lane's, the others are those of `n`.
-template <int HeadDim>
-KVPOLICY_DEVICE void rotate_output(OutputTile<HeadDim>& output) {
+template <class Shape>
+KVPOLICY_DEVICE void rotate_output(OutputTile<Shape>& output) {
+  constexpr int HeadDim = Shape::head_dim;
   static_assert(HeadDim == 64 || HeadDim == 128);
   KVPOLICY_UNROLL
-  for (int m = 0; m < PrefillShape<HeadDim>::row_tiles; ++m) {
+  for (int m = 0; m < Shape::row_tiles; ++m) {
     KVPOLICY_UNROLL
     for (int half = 0; half < 2; ++half) {
       float x[HeadDim / 4];
@@ -63,22 +65,22 @@ KVPOLICY_DEVICE void rotate_output(OutputTile<HeadDim>& output) {
 /// Unnormalised probabilities as the first operand of products with 16 values each. Lanes already
 /// have the layout of this operand, because each has the logits of two neighbouring groups of 8
 /// keys.
-template <int HeadDim>
+template <class Shape>
 struct WeightTile {
-  std::uint32_t at[PrefillShape<HeadDim>::row_tiles][PrefillShape<HeadDim>::key_rows / 16][4];
+  std::uint32_t at[Shape::row_tiles][Shape::key_rows / 16][4];
 };
 
 /// The row of a tile of queries to which half `half` of a lane's row tile `m` belongs.
-template <int HeadDim>
+template <class Shape>
 KVPOLICY_DEVICE int query_row(int m, int half) {
-  return warp_index() * PrefillShape<HeadDim>::warp_rows + m * 16 + half * 8 + lane_index() / 4;
+  return warp_index() * Shape::warp_rows + m * 16 + half * 8 + lane_index() / 4;
 }
 
 /// Softmax state. All four lanes of a row have its maximum; until `gather`, each lane has only the
 /// sum over its own columns.
-template <int HeadDim>
+template <class Shape>
 struct RowStates {
-  static constexpr int row_tiles = PrefillShape<HeadDim>::row_tiles;
+  static constexpr int row_tiles = Shape::row_tiles;
   float max[row_tiles][2];  ///< in units of unscaled logits until `gather`, then in units of log 2
   float sum[row_tiles][2];
 
@@ -139,18 +141,18 @@ struct LogitScale {
   }
 };
 
-/// Which rows of a tile a lane's queries see: 16 bits (8 of tiles of 32 rows) for each of its query rows, in order, and of
-/// these bit 2 n + i for its column 8 n + i.
-template <int HeadDim>
+/// Which rows of a tile a lane's queries see: 16 bits (8 of tiles of 32 rows, 32 of those of 128) for each of its
+/// query rows, in order, and of these bit 2 n + i for its column 8 n + i.
+template <class Shape>
 struct SeenRows {
-  using Shape = PrefillShape<HeadDim>;
   static constexpr int columns = Shape::key_rows / 4;
   static constexpr int rows = Shape::row_tiles * 2;
   static_assert(rows * columns <= 64);
+  using Bits = std::conditional_t<(columns < 32), std::uint32_t, std::uint64_t>;  // holds 2^columns
 
   std::uint64_t bits = 0;
 
-  KVPOLICY_DEVICE static int query(int row) { return query_row<HeadDim>(row / 2, row % 2); }
+  KVPOLICY_DEVICE static int query(int row) { return query_row<Shape>(row / 2, row % 2); }
   /// The lane's first column, as a row of the segment.
   KVPOLICY_DEVICE static int begin(const LiveSegment& live, int tile) {
     return tile * Shape::key_rows - live.lead + lane_index() % 4 * 2;
@@ -171,7 +173,7 @@ struct SeenRows {
       const int from =
           segment.window == unlimited ? 0 : larger(0, position - segment.window + 1 - segment.position);
       const int to = smaller(segment.rows, position - segment.position + 1);
-      const auto below = [&](int end) { return (1U << columns_before(end - first)) - 1U; };
+      const auto below = [&](int end) { return (Bits{1} << columns_before(end - first)) - 1; };
       bits = bits << columns | (below(to) & ~below(from));
     }
   }
@@ -198,11 +200,10 @@ struct SeenRows {
 
 /// Masks, for each query, the rows of a tile that it does not see. All bits are found first, because the logits leave few
 /// registers.
-template <int HeadDim>
-KVPOLICY_DEVICE void hide(LogitTile<HeadDim>& logits, const LiveSegment& live, int tile,
+template <class Shape>
+KVPOLICY_DEVICE void hide(LogitTile<Shape>& logits, const LiveSegment& live, int tile,
                           const QueryTile& queries, const Request& request) {
-  using Shape = PrefillShape<HeadDim>;
-  SeenRows<HeadDim> seen;
+  SeenRows<Shape> seen;
   if (request.tree.nodes > 0 || live.segment.chunks != nullptr) {
     seen.find_each(live, tile, queries, request);
   } else {
@@ -221,14 +222,16 @@ KVPOLICY_DEVICE void hide(LogitTile<HeadDim>& logits, const LiveSegment& live, i
   }
 }
 
-/// Converts a tile of logits to weights, and scales earlier sums and outputs down where the maximum
-/// has grown. A row that has seen nothing yet has maximum -infinity and weights of 0.
-template <Element E, int HeadDim>
-KVPOLICY_DEVICE void soften(const LogitTile<HeadDim>& logits, RowStates<HeadDim>& states,
-                            OutputTile<HeadDim>& output, WeightTile<HeadDim>& weights, float scale) {
-  using Shape = PrefillShape<HeadDim>;
-  constexpr int columns = Shape::key_rows / 8;
-  float latest[Shape::row_tiles][2];
+/// A number for each of a lane's rows.
+template <class Shape>
+struct RowNumbers {
+  float at[Shape::row_tiles][2];
+};
+
+/// Finds the rows' maxima including a tile; returns whether that of some row of the warp has grown.
+template <class Shape>
+KVPOLICY_DEVICE bool find_maxima(RowNumbers<Shape>& latest, const LogitTile<Shape>& logits,
+                                 const RowStates<Shape>& states) {
   bool grown = false;
   KVPOLICY_UNROLL
   for (int m = 0; m < Shape::row_tiles; ++m) {
@@ -236,50 +239,88 @@ KVPOLICY_DEVICE void soften(const LogitTile<HeadDim>& logits, RowStates<HeadDim>
     for (int half = 0; half < 2; ++half) {
       float max = states.max[m][half];
       KVPOLICY_UNROLL
-      for (int n = 0; n < columns; ++n) {
+      for (int n = 0; n < Shape::key_rows / 8; ++n) {
         max = fmaxf(max, fmaxf(logits.at[m][n][half * 2], logits.at[m][n][half * 2 + 1]));
       }
       max = fmaxf(max, shuffle_xor(max, 1));
       max = fmaxf(max, shuffle_xor(max, 2));
       grown = grown || max > states.max[m][half];
-      latest[m][half] = max;
+      latest.at[m][half] = max;
     }
   }
-  if (any(grown)) {
-    KVPOLICY_UNROLL
-    for (int m = 0; m < Shape::row_tiles; ++m) {
-      KVPOLICY_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        const float before = states.max[m][half];
-        const float factor =
-            before == latest[m][half] ? 1.0F : exp2_approximate((before - latest[m][half]) * scale);
-        states.max[m][half] = latest[m][half];
-        states.sum[m][half] *= factor;
-        KVPOLICY_UNROLL
-        for (int n = 0; n < HeadDim / 8; ++n) {
-          output.at[m][n][half * 2] *= factor;
-          output.at[m][n][half * 2 + 1] *= factor;
-        }
-      }
-    }
-  }
+  return any(grown);
+}
+
+/// Replaces the maxima of the states, whose sums shrink; `factors` are what outputs of before are multiplied by.
+template <class Shape>
+KVPOLICY_DEVICE void raise_maxima(RowStates<Shape>& states, const RowNumbers<Shape>& latest, float scale,
+                                  RowNumbers<Shape>& factors) {
   KVPOLICY_UNROLL
   for (int m = 0; m < Shape::row_tiles; ++m) {
     KVPOLICY_UNROLL
     for (int half = 0; half < 2; ++half) {
-      const float max = latest[m][half];
+      const float before = states.max[m][half];
+      const float factor =
+          before == latest.at[m][half] ? 1.0F : exp2_approximate((before - latest.at[m][half]) * scale);
+      states.max[m][half] = latest.at[m][half];
+      states.sum[m][half] *= factor;
+      factors.at[m][half] = factor;
+    }
+  }
+}
+
+template <class Shape>
+KVPOLICY_DEVICE void multiply_rows(OutputTile<Shape>& output, const RowNumbers<Shape>& factors) {
+  KVPOLICY_UNROLL
+  for (int m = 0; m < Shape::row_tiles; ++m) {
+    KVPOLICY_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      KVPOLICY_UNROLL
+      for (int n = 0; n < Shape::head_dim / 8; ++n) {
+        output.at[m][n][half * 2] *= factors.at[m][half];
+        output.at[m][n][half * 2 + 1] *= factors.at[m][half];
+      }
+    }
+  }
+}
+
+/// Converts logits, none of which is above the states' maxima, to weights and adds these to the sums. A row that has
+/// seen nothing yet has maximum -infinity and weights of 0. Calls use(m, n, half, low, high) with each two weights.
+template <class Shape, class Use>
+KVPOLICY_DEVICE void weigh(const LogitTile<Shape>& logits, RowStates<Shape>& states, float scale, Use use) {
+  KVPOLICY_UNROLL
+  for (int m = 0; m < Shape::row_tiles; ++m) {
+    KVPOLICY_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const float max = states.max[m][half];
       const float base = max == minus_infinity() ? 0.0F : max * scale;
       float sum = 0.0F;
       KVPOLICY_UNROLL
-      for (int n = 0; n < columns; ++n) {
+      for (int n = 0; n < Shape::key_rows / 8; ++n) {
         const float low = exp2_approximate(logits.at[m][n][half * 2] * scale - base);
         const float high = exp2_approximate(logits.at[m][n][half * 2 + 1] * scale - base);
         sum += low + high;
-        weights.at[m][n / 2][n % 2 * 2 + half] = pack<E>(low, high);
+        use(m, n, half, low, high);
       }
       states.sum[m][half] += sum;
     }
   }
+}
+
+/// Converts a tile of logits to weights, and scales earlier sums and outputs down where the maximum
+/// has grown.
+template <Element E, class Shape>
+KVPOLICY_DEVICE void soften(const LogitTile<Shape>& logits, RowStates<Shape>& states,
+                            OutputTile<Shape>& output, WeightTile<Shape>& weights, float scale) {
+  RowNumbers<Shape> latest;
+  if (find_maxima<Shape>(latest, logits, states)) {
+    RowNumbers<Shape> factors;
+    raise_maxima<Shape>(states, latest, scale, factors);
+    multiply_rows<Shape>(output, factors);
+  }
+  weigh<Shape>(logits, states, scale,
+               [&](int m, int n, int half, float low, float high)
+                   KVPOLICY_INLINE_LAMBDA { weights.at[m][n / 2][n % 2 * 2 + half] = pack<E>(low, high); });
 }
 
 }  // namespace kvpolicy::cuda

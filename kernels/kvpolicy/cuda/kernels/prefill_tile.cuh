@@ -19,12 +19,22 @@ namespace kvpolicy::cuda {
 inline constexpr int prefill_warps = 4;
 inline constexpr int prefill_threads = prefill_warps * warp_lanes;
 
-/// Sizes of a block's work. The unnormalised output takes 128 registers of a thread at head_dim 128
+template <int HeadDim>
+struct ChunkRow;
+
+/// Sizes of a block's work. What follows it in the kernels' other files takes such a shape, of which prefill_hopper.cuh has
+/// another one. The unnormalised output takes 128 registers of a thread at head_dim 128
 /// and at 256. Keys and values pass through a ring of three tiles, so that two blocks fit into the
 /// 164 KiB of an A100's multiprocessor and the softmax of one overlaps with the products of the
 /// other.
 template <int HeadDim>
 struct PrefillShape {
+  using Chunk = ChunkRow<HeadDim>;
+  static constexpr int head_dim = HeadDim;
+  static constexpr int threads = prefill_threads;
+  static constexpr int multiplying_threads = threads;
+  static constexpr int first_loading_warp = 0;  ///< of those that copy keys and values
+  static constexpr int loading_warps = prefill_warps;
   static constexpr int row_tiles = HeadDim <= 128 ? 2 : 1;  ///< tiles of 16 query rows per warp
   static constexpr int warp_rows = 16 * row_tiles;
   static constexpr int query_rows = prefill_warps * warp_rows;
@@ -38,9 +48,6 @@ struct PrefillShape {
   static constexpr int tiles_bytes = query_bytes + stages * key_bytes;
   static_assert(chunks % 2 == 0 && query_bytes % 128 == 0 && key_bytes % 128 == 0);
 };
-
-template <int HeadDim>
-inline constexpr int prefill_tile_rows = PrefillShape<HeadDim>::query_rows;
 
 /// A base address in a tile of shared memory, from which other addresses differ by constants. Added
 /// rows and chunks must not carry into or out of the lowest three bits of the first ones, so that
@@ -62,9 +69,9 @@ struct ChunkRow {
 };
 
 /// Address of chunk `chunk` of row `row` of the tile at offset `tile`.
-template <int HeadDim>
+template <class Shape>
 KVPOLICY_DEVICE std::byte* tile_chunk(int tile, int row, int chunk) {
-  return ChunkRow<HeadDim>{tile, row, chunk}.plus(0, 0);
+  return typename Shape::Chunk{tile, row, chunk}.plus(0, 0);
 }
 
 /// 2^31 / group, rounded up: with it a row is divided by the group in two instructions.
@@ -245,10 +252,9 @@ struct PrefillItem {
 /// Copies exact rows and the call's rows to shared memory. Each warp copies a part of a tile's
 /// rows; each lane computes the address of one row, for both key and value, and passes it to the
 /// other lanes. A tile that a segment does not fill repeats the segment's first or last row.
-template <int HeadDim>
+template <class Shape>
 struct RowLoader {
-  using Shape = PrefillShape<HeadDim>;
-  static constexpr int rows = Shape::key_rows / prefill_warps;  ///< rows for each warp
+  static constexpr int rows = Shape::key_rows / Shape::loading_warps;  ///< rows for each warp
   static constexpr int passes = rows * Shape::chunks / warp_lanes;
   // If a pass copies whole rows, a lane's chunk and the low bits of its row stay the same.
   static constexpr bool whole_passes = warp_lanes % Shape::chunks == 0;
@@ -266,7 +272,7 @@ struct RowLoader {
     // Lanes whose addresses go to whole groups of lanes in one pass are a group apart.
     const int row =
         whole_passes ? lane_index() % Shape::chunks * pass_rows + lane_index() / Shape::chunks : lane_index();
-    const int column = tile * Shape::key_rows + warp_index() * rows + row % rows;
+    const int column = tile * Shape::key_rows + first_row() + row % rows;
     const int i = larger(0, smaller(column - live.lead, live.segment.rows - 1));
     return live.segment.row(i);
   }
@@ -296,12 +302,14 @@ struct RowLoader {
   }
 
  private:
+  KVPOLICY_DEVICE static int first_row() { return (warp_index() - Shape::first_loading_warp) * rows; }
+
   KVPOLICY_DEVICE void copy(int tile_memory, const std::byte* row_of_lane) const {
     const auto address = reinterpret_cast<unsigned long long>(row_of_lane);
     if constexpr (whole_passes) {
       const int row = lane_index() / Shape::chunks;
       const int chunk = lane_index() % Shape::chunks;
-      const ChunkRow<HeadDim> to{tile_memory, warp_index() * rows + row, chunk};
+      const typename Shape::Chunk to{tile_memory, first_row() + row, chunk};
       KVPOLICY_UNROLL
       for (int pass = 0; pass < passes; ++pass) {
         cp_async_16(to.plus(pass * pass_rows, 0),
@@ -312,7 +320,7 @@ struct RowLoader {
       for (int pass = 0; pass < passes; ++pass) {
         const int row = (pass * warp_lanes + lane_index()) / Shape::chunks;
         const int chunk = (pass * warp_lanes + lane_index()) % Shape::chunks;
-        cp_async_16(tile_chunk<HeadDim>(tile_memory, warp_index() * rows + row, chunk),
+        cp_async_16(tile_chunk<Shape>(tile_memory, first_row() + row, chunk),
                     pointer(shuffle(address, row)) + chunk * 16, true);
       }
     }

@@ -61,9 +61,9 @@ KVPOLICY_DEVICE int block_y() { return static_cast<int>(blockIdx.y); }
 KVPOLICY_DEVICE int grid_x() { return static_cast<int>(gridDim.x); }
 KVPOLICY_DEVICE int grid_y() { return static_cast<int>(gridDim.y); }
 
-/// The block's dynamic shared memory, 16-byte aligned; its size is a launch argument.
+/// The block's dynamic shared memory, aligned to 1,024 bytes; its size is a launch argument.
 KVPOLICY_DEVICE std::byte* shared_memory() {
-  extern __shared__ uint4 kvpolicy_dynamic_shared_memory[];
+  extern __shared__ __align__(1024) uint4 kvpolicy_dynamic_shared_memory[];
   return reinterpret_cast<std::byte*>(kvpolicy_dynamic_shared_memory);
 }
 

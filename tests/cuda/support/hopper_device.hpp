@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A device that runs kernels of warpgroups (kernels/simt_hopper.cuh), for as long as the object lives.
+#pragma once
+
+#include <kvpolicy/cuda/kernels/prefill_hopper.cuh>
+#include <kvpolicy/cuda/runtime.hpp>
+
+namespace test {
+
+class HopperDevice {
+ public:
+  HopperDevice(const HopperDevice&) = delete;
+  HopperDevice& operator=(const HopperDevice&) = delete;
+
+#if defined(__CUDACC__)
+  HopperDevice() {}
+  ~HopperDevice() {}
+  /// Whether there is one: an emulated device becomes one, a real one is or is not.
+  [[nodiscard]] static bool is_there() {
+    using kvpolicy::cuda::HopperShape;
+    return kvpolicy::cuda::is_compiled_for(&kvpolicy::cuda::prefill_hopper_kernel<kvpolicy::half, 64>,
+                                           HopperShape<64>::threads);
+  }
+#else
+  HopperDevice() : before_{device_.max_shared_bytes} {
+    device_.major = 9;
+    device_.max_shared_bytes = 232448;
+  }
+  ~HopperDevice() {
+    device_.major = 8;
+    device_.max_shared_bytes = before_;
+  }
+  [[nodiscard]] static bool is_there() { return true; }
+
+ private:
+  kvpolicy::cuda::simt::Device& device_ = kvpolicy::cuda::simt::device();
+  int before_;
+#endif
+};
+
+}  // namespace test
