@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tables of docs/performance.md: goals, and how the benches' files meet them."""
 import peers_torch
+import predicted_cuda
 import targets_cpu
 from compare import by_kind, rows_of
 from results_cpu import fastest, load, load_repetitions, number, read
@@ -21,7 +22,7 @@ INTEL_GGML = "cpu_intel_xeon_processor_2core_tiles_ggml.json"
 def cuda_goals(*paths):
     """A column for each GPU with a file of scripts/gpu-attention; none yet."""
     runs = [peers_torch.load(path) for path in paths]
-    rows = []
+    rows, counted = [], predicted_cuda.loops()
     for goal in peers_torch.GOALS:
         cells = []
         for run in runs:
@@ -29,9 +30,10 @@ def cuda_goals(*paths):
                     for judged in goal.get("judged", [])]
             cells.append("; ".join(f"{reached}: {'met' if good == 'yes' else '**missed**'}"
                                    for reached, good in filter(None, said)) or "not yet measured")
-        rows.append([goal["what"], goal["shapes"], goal["limit"], goal["goal"]] + (cells or ["not yet measured"]))
+        rows.append([goal["what"], goal["shapes"], goal["limit"], goal["goal"], predicted_cuda.predicted(goal, counted)]
+                    + (cells or ["not yet measured"]))
     measured = [run["context"]["device"] for run in runs] or ["measured"]
-    titles = ["what", "shapes", "limit on an H100", "to reach"] + measured
+    titles = ["what", "shapes", "limit on an H100", "to reach", "predicted for an H100, not measured"] + measured
     return table(titles, rows, left=len(titles))
 
 

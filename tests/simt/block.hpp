@@ -7,6 +7,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -129,6 +130,8 @@ struct Launch {
   int threads = warp_lanes;
   std::size_t shared_bytes = 0;
   bool early = false;  // while the kernel before it ends
+  /// What the kernel before it has left to do when it begins; null: nothing.
+  const std::function<void()>* before = nullptr;
 };
 
 /// xorshift64*: small, fast and the same on every machine.

@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdint>
@@ -119,6 +120,91 @@ TEST_CASE("a block that takes its ticket before it is done") {
   CHECK(count_seeds(handful, [&] { return right(Mistake::none); }) == handful);
   CHECK(count_seeds(handful, [&] { return right(Mistake::first); }) < handful);
   CHECK(count_seeds(many, [&] { return right(Mistake::second); }) < many);
+}
+
+// ---- the kernel before -------------------------------------------------------------------------
+// Two kernels in a row double numbers, of which the second is launched early: what the first one writes is not there
+// before the wait, and what it has yet to read must still be there.
+struct Doubled {
+  const float* in;
+  float* out;
+  Mistake mistake;
+};
+void doubling_kernel(const Doubled p) {
+  const int i = block_x() * thread_count() + thread_index();
+  float number = p.mistake == Mistake::first ? p.in[i] : 0.0F;
+  if (p.mistake == Mistake::second) p.out[i] = 0.0F;
+  sync_block();
+  if (p.mistake != Mistake::third || i != 40) wait_for_kernel_before();
+  if (p.mistake != Mistake::first) number = p.in[i];
+  p.out[i] = 2.0F * number;
+}
+
+// `writes_back`: the second kernel writes where the first one reads.
+bool doubles_twice(Mistake mistake, bool writes_back) {
+  constexpr unsigned blocks = 5, threads = 64;
+  simt::Device& device = simt::device();
+  device.major = 9;
+  device.late = true;
+  std::vector<float> numbers(blocks * threads, 1.0F);
+  std::vector<float> doubled(blocks * threads, -1.0F);
+  std::vector<float> last(blocks * threads);
+  float* const to = writes_back ? numbers.data() : last.data();
+  const auto launch = [&](const Doubled& params, bool early) {
+    REQUIRE(simt::launch(doubling_kernel, blocks, 1, threads, 0, nullptr, params, early) == cudaSuccess);
+  };
+  launch({numbers.data(), doubled.data(), Mistake::none}, false);
+  launch({doubled.data(), to, mistake}, true);
+  const auto restored = [&] {
+    device.late = false;
+    device.major = 8;
+  };
+  try {
+    device.finish_all();
+  } catch (...) {
+    restored();
+    throw;
+  }
+  restored();
+  return std::all_of(to, to + blocks * threads, [](float x) { return x == 4.0F; });
+}
+
+TEST_CASE("a kernel that is launched early and reads or writes before it waits for the kernel before") {
+  for (const bool writes_back : {false, true}) {
+    CAPTURE(writes_back);
+    CHECK(count_seeds(handful, [=] { return doubles_twice(Mistake::none, writes_back); }) == handful);
+    CHECK(count_seeds(handful, [=] { return doubles_twice(Mistake::first, writes_back); }) == 0);
+    CHECK_THROWS_AS(doubles_twice(Mistake::third, writes_back), simt::Fault);
+  }
+  CHECK(count_seeds(handful, [] { return doubles_twice(Mistake::second, false); }) == handful);
+  CHECK(count_seeds(handful, [] { return doubles_twice(Mistake::second, true); }) == 0);
+}
+
+// Each kernel of a chain begins before all that come before it.
+void adding_kernel(const Output p) {
+  float before = p.out[0];
+  wait_for_kernel_before();
+  if (p.mistake == Mistake::none) before = p.out[0];
+  sync_block();
+  if (thread_index() == 0) p.out[0] = before + 1.0F;
+}
+
+TEST_CASE("a chain of kernels that are launched early") {
+  simt::Device& device = simt::device();
+  device.major = 9;
+  device.late = true;
+  const auto sum = [&](Mistake mistake) {
+    float number = 0.0F;
+    for (int i = 0; i < 7; ++i) {
+      REQUIRE(simt::launch(adding_kernel, 1, 1, 64, 0, nullptr, {&number, mistake}, i > 0) == cudaSuccess);
+    }
+    device.finish_all();
+    return number;
+  };
+  CHECK(sum(Mistake::none) == 7.0F);
+  CHECK(sum(Mistake::first) == 3.0F);  // three at a time: one addition of each three is seen
+  device.late = false;
+  device.major = 8;
 }
 
 // ---- copies ----------------------------------------------------------------------------------

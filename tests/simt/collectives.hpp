@@ -33,7 +33,7 @@ inline void require_alignment(const T* address, std::size_t bytes, const char* w
 
 }  // namespace simt
 
-inline void sync_block() { simt::grid().arrive_at_barrier(); }
+inline void sync_block() { simt::self->block->grid->arrive_at_barrier(); }
 inline void sync_warp() {
   simt::meet(simt::Collective::sync_warp, [](simt::Exchange&) {});
 }
@@ -82,14 +82,14 @@ inline bool any(bool vote) {
 /// first.
 inline std::uint32_t atomic_add(std::uint32_t* address, std::uint32_t value) {
   simt::require_alignment(address, sizeof *address, "atomic_add: address not a multiple of 4");
-  simt::grid().step_aside();
+  simt::self->block->grid->step_aside();
   const std::uint32_t old = *address;
   *address = old + value;
   return old;
 }
 inline std::uint32_t arrive(std::uint32_t* counter) {
   const std::uint32_t before = atomic_add(counter, 1);
-  simt::grid().step_aside();
+  simt::self->block->grid->step_aside();
   return before;
 }
 inline float load_shared_by_blocks(const float* address) {

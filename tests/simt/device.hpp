@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -14,6 +15,7 @@
 #include <new>
 #include <random>
 #include <set>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -22,7 +24,18 @@
 
 namespace kvpolicy::cuda::simt {
 
-using Work = std::function<void()>;
+enum class WorkKind : std::uint8_t {
+  any,
+  kernel,
+  early_kernel  ///< begins while a kernel right before it runs
+};
+
+/// A piece of work of a stream.
+struct Work {
+  /// `before` is the work right before it, of which an early kernel sees nothing until it waits; or null.
+  std::function<void(const std::function<void()>& before)> run;
+  WorkKind kind = WorkKind::any;
+};
 
 /// The work that a stream received between BeginCapture and EndCapture.
 struct Capture {
@@ -207,6 +220,10 @@ class Device {
   }
   [[nodiscard]] std::size_t streams() const { return streams_.size() - 1; }
 
+  template <std::invocable Task>
+  cudaError_t submit(CUstream_st* handle, Task task) {
+    return submit(handle, Work{[task = std::move(task)](const std::function<void()>&) { task(); }});
+  }
   /// Does the work now, or records it for a graph or for later.
   cudaError_t submit(CUstream_st* handle, Work work) {
     CUstream_st* stream = stream_of(handle);
@@ -224,11 +241,16 @@ class Device {
   }
   /// Works until `ticket` pieces of work are done.
   void advance(CUstream_st& stream, std::uint64_t ticket) {
-    while (stream.done < ticket && !stream.pending.empty()) {
-      const Work work = std::move(stream.pending.front());
-      stream.pending.pop_front();
-      ++stream.done;
-      work();
+    const auto is_next = [&] { return stream.done < ticket && !stream.pending.empty(); };
+    while (is_next()) {
+      std::vector<Work> together;
+      do {
+        together.push_back(std::move(stream.pending.front()));
+        stream.pending.pop_front();
+        ++stream.done;
+      } while (together.size() < most_overlapping && together.back().kind != WorkKind::any && is_next() &&
+               stream.pending.front().kind == WorkKind::early_kernel);
+      run_together(together);
     }
   }
   void finish(CUstream_st& stream) { advance(stream, stream.submitted); }
@@ -254,6 +276,15 @@ class Device {
   [[nodiscard]] const std::set<CUstream_st*>& all_streams() const { return streams_; }
 
  private:
+  /// Kernels of a stream that run at a time, where all but the first are launched early: each of them may begin as
+  /// soon as the one before it has, which itself still waits.
+  static constexpr std::size_t most_overlapping = 3;
+
+  static void run_together(std::span<const Work> works) {
+    const auto earlier = works.first(works.size() - 1);
+    works.back().run(earlier.empty() ? std::function<void()>{} : [earlier] { run_together(earlier); });
+  }
+
   struct Memory {
     std::size_t bytes;
     MemoryKind kind;
@@ -272,12 +303,12 @@ class Device {
       before.emplace_back(&default_stream_, default_stream_.submitted);
     }
     if (before.empty()) return work;
-    return [this, before = std::move(before), work = std::move(work)] {
+    return {[this, before = std::move(before), work = std::move(work)](const std::function<void()>&) {
       for (const auto& [other, ticket] : before) {
         if (knows(other)) advance(*other, ticket);
       }
-      work();
-    };
+      work.run({});
+    }};
   }
   // A draw of some pieces of work, each the next one of some stream.
   void work_somewhere() {

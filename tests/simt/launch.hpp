@@ -6,6 +6,7 @@
 
 #include <climits>
 #include <cstddef>
+#include <functional>
 #include <type_traits>
 
 #include <kvpolicy/cuda/kernels/simt.cuh>
@@ -30,7 +31,7 @@ inline cudaError_t launch(void (*kernel)(const Params), unsigned grid_x, unsigne
   if (shared_bytes > static_cast<std::size_t>(device().max_shared_bytes)) {
     return device().answer(cudaErrorInvalidValue);
   }
-  return device().submit(stream, [=] {
+  const auto run = [=](const std::function<void()>& before) {
     Launch what;
     what.call = [](const void* function, const void* argument) {
       (*static_cast<void (*const*)(Params)>(function))(*static_cast<const Params*>(argument));
@@ -42,8 +43,10 @@ inline cudaError_t launch(void (*kernel)(const Params), unsigned grid_x, unsigne
     what.threads = static_cast<int>(threads);
     what.shared_bytes = shared_bytes;
     what.early = early;
-    grid().run(what);
-  });
+    what.before = before ? &before : nullptr;
+    idle_grid().run(what);
+  };
+  return device().submit(stream, Work{run, early ? WorkKind::early_kernel : WorkKind::kernel});
 }
 
 }  // namespace kvpolicy::cuda::simt

@@ -9,6 +9,8 @@
 
 #include <kvpolicy/core/dtype.hpp>
 
+#include "shared_memory.hpp"
+
 namespace kvpolicy::cuda {
 namespace simt {
 
@@ -87,6 +89,7 @@ inline std::uint32_t half2_multiply_add(std::uint32_t a, std::uint32_t b, std::u
   const auto high = simt::fused(simt::half_of(a >> 16), simt::half_of(b >> 16), simt::half_of(c >> 16)).bits;
   return static_cast<std::uint32_t>(low) | static_cast<std::uint32_t>(high) << 16;
 }
+inline std::uint32_t unset_word() { return simt::poison_word; }
 inline std::uint32_t permute_bytes(std::uint32_t a, std::uint32_t b, std::uint32_t selector) {
   const std::uint64_t bytes = std::uint64_t{b} << 32 | a;
   std::uint32_t out = 0;

@@ -8,6 +8,9 @@
 // Lanes of a warp run in any order, and up to three blocks of the grid run at once. So every order that a
 // missing barrier allows occurs under some seed. A deadlock cannot happen: if no thread can continue, the
 // launch throws Divergence.
+//
+// A kernel that is launched early begins before the one before it does anything at all (Launch::before), and
+// goes on when none of its threads can but by waiting for that one.
 #pragma once
 
 #include <algorithm>
@@ -29,21 +32,24 @@
 
 namespace kvpolicy::cuda::simt {
 
-/// The whole emulation of one OS thread; fibers and memory are kept from launch to launch.
+/// The emulation of one kernel at a time; fibers and memory are kept from launch to launch.
 struct Grid {
   static constexpr int most_resident = 3;
 
   Launch launch;
+  bool running = false;
   std::uint64_t seed = 1;
   std::uint64_t launches = 0;  // since the seed was set
   Random random;
   std::vector<int> blocks;  // numbers of the blocks that have not begun, the next one last
   std::array<Block, most_resident> resident;
   int resident_count = 0;
-  int current = 0;  // resident block that runs now
-  int stretch = 0;  // steps before another block may run
+  int current = 0;               // resident block that runs now
+  int stretch = 0;               // steps before another block may run
+  std::vector<Thread*> waiting;  // for the kernel before
   Fiber host;
   std::exception_ptr fault;
+  std::unique_ptr<Grid> other;  // for the kernel before, while this one waits
 
   Grid() {
     if (const char* text = std::getenv("KVPOLICY_SIMT_SEED")) {
@@ -63,9 +69,13 @@ struct Grid {
   static void wake(Thread& thread);
   /// Another order of the block's warps.
   void draw_order(Block& block);
+  void wait_for_kernel_before();
   [[nodiscard]] std::string place_of(const Thread& thread) const;
 
  private:
+  void run_threads();
+  [[nodiscard]] bool is_over() const;
+  void end_kernel_before();
   void begin_block(Block& block);
   void end_block(Block& block);
   void release_barrier(Block& block);
@@ -77,9 +87,19 @@ struct Grid {
   static void thread_entry(void* argument);
 };
 
+/// That of this OS thread, which counts the launches of all.
 inline Grid& grid() {
   static thread_local Grid instance;
   return instance;
+}
+/// One that runs no kernel: the same, or another one while a kernel waits for the one before it.
+inline Grid& idle_grid() {
+  Grid* found = &grid();
+  while (found->running) {
+    if (found->other == nullptr) found->other = std::make_unique<Grid>();
+    found = found->other.get();
+  }
+  return *found;
 }
 
 /// Sets the seed of the following orders (default: KVPOLICY_SIMT_SEED or 1).
@@ -91,9 +111,12 @@ inline void seed(std::uint64_t value) {
 // ---- blocks ----------------------------------------------------------------------------------
 inline void Grid::run(const Launch& what) {
   launch = what;
-  ++launches;
+  seed = grid().seed;
+  launches = ++grid().launches;
   random.seed(seed * 1000003U + launches);
   fault = nullptr;
+  running = true;
+  waiting.clear();
   blocks.resize(static_cast<std::size_t>(what.grid_x) * static_cast<std::size_t>(what.grid_y));
   std::iota(blocks.begin(), blocks.end(), 0);
   random.shuffle(blocks);
@@ -105,9 +128,8 @@ inline void Grid::run(const Launch& what) {
     if (!blocks.empty()) begin_block(block);
   }
   turn_to_some_block();
-  self = draw();
-  Fiber::switch_to(host, self->fiber);
-  self = nullptr;
+  run_threads();
+  running = false;
   if (fault != nullptr) {
     // The blocks that were running are abandoned, with their stacks.
     for (Block& block : resident) {
@@ -115,6 +137,36 @@ inline void Grid::run(const Launch& what) {
     }
     std::rethrow_exception(std::exchange(fault, nullptr));
   }
+}
+
+inline void Grid::run_threads() {
+  for (self = draw(); self != nullptr; self = draw()) {
+    Fiber::switch_to(host, self->fiber);
+    if (fault != nullptr || launch.before == nullptr) break;
+    end_kernel_before();
+    if (fault != nullptr) break;
+  }
+  self = nullptr;
+}
+inline bool Grid::is_over() const {
+  return blocks.empty() && std::none_of(resident.begin(), resident.begin() + resident_count,
+                                        [](const Block& block) { return block.running; });
+}
+
+// On the host's stack, when all threads wait for this or for others that do, or are done.
+inline void Grid::end_kernel_before() {
+  self = nullptr;
+  try {
+    (*launch.before)();
+  } catch (...) {
+    fault = std::current_exception();
+  }
+  launch.before = nullptr;
+  if (fault == nullptr && waiting.empty() && !is_over()) {
+    fault = std::make_exception_ptr(Divergence(who_waits()));
+  }
+  for (const Thread* thread : waiting) thread->warp->ready |= 1U << thread->lane;
+  waiting.clear();
 }
 
 inline void Grid::begin_block(Block& block) {
@@ -224,11 +276,8 @@ inline void Grid::switch_away() {
   Thread* const next = draw();
   if (next == me) return;
   if (next == nullptr) {
-    bool over = blocks.empty();
-    for (int i = 0; i < resident_count; ++i) {
-      over = over && !resident[static_cast<std::size_t>(i)].running;
-    }
-    if (!over) fault = std::make_exception_ptr(Divergence(who_waits()));
+    if (launch.before != nullptr) return Fiber::switch_to(me->fiber, host);
+    if (!is_over()) fault = std::make_exception_ptr(Divergence(who_waits()));
     Fiber::switch_to(me->fiber, host);
     return;
   }
@@ -299,6 +348,13 @@ inline void Grid::wake(Thread& thread) {
   thread.warp->ready |= 1U << thread.lane;
 }
 
+inline void Grid::wait_for_kernel_before() {
+  self->has_waited = true;
+  if (launch.before == nullptr) return;
+  waiting.push_back(self);
+  switch_away();
+}
+
 inline void Grid::release_barrier(Block& block) {
   block.waiting = 0;
   for (std::size_t w = 0; w < block.order.size(); ++w) {
@@ -336,7 +392,7 @@ inline std::string Grid::who_waits() const {
 /// Throws E with the error and the thread.
 template <class E>
 [[noreturn]] void broken(const std::string& what) {
-  throw E(what + ": " + grid().place_of(*self));
+  throw E(what + ": " + self->block->grid->place_of(*self));
 }
 
 /// Lets all lanes of the warp meet. `leave(exchange)` stores this lane's operands; the returned object holds

@@ -29,6 +29,21 @@ struct CachedRows {
   std::size_t nodes = 0;        ///< how many of the rows, the last ones, are nodes of a tree
 };
 
+namespace detail {
+
+/// The words of a tile on a page, for `code_at`. Kernels call that as well, so that nvcc takes no lambda of the host's.
+struct TileWords {
+  const std::byte* tile;
+
+  KVPOLICY_HOST_DEVICE std::uint32_t operator()(int i) const {
+    std::uint32_t word;
+    std::memcpy(&word, tile + 4 * i, sizeof word);
+    return word;
+  }
+};
+
+}  // namespace detail
+
 /// One row of a page of quantised rows as numbers, as the view reads them: the host's way through the fragment order.
 inline void load_packed_row(const std::byte* page, const HeadView& head, int head_dim, int page_rows, int row,
                             bool key, float* out) {
@@ -44,11 +59,7 @@ inline void load_packed_row(const std::byte* page, const HeadView& head, int hea
   for (int channel = 0; channel < head_dim; ++channel) {
     const TileOffset at = key ? offset_of_key(row % tile_rows, channel, head_dim)
                               : offset_of_value(row % tile_rows, channel, head_dim);
-    const std::uint32_t code = code_at(at, width, head_dim, [&](int i) {
-      std::uint32_t word;
-      std::memcpy(&word, tile + 4 * i, sizeof word);
-      return word;
-    });
+    const std::uint32_t code = code_at(at, width, head_dim, detail::TileWords{tile});
     const int index = key ? key_param(row, channel, head_dim, page_rows, head.key_per_channel, head.key_group)
                           : value_param(row, channel, page_rows, head.value_group);
     const float scale = param(key ? layout.key_scales_offset : layout.value_scales_offset, index);
