@@ -14,7 +14,7 @@ GATES = {"duo": "optimised", "duo-ablation": "single-head ablation",
          "duo-profile": "attention profiling", "duo-lm": "language-modelling loss",
          "duo-lm-passkeys": "language-modelling loss, passkeys alone",
          "duo-sinks": "optimised, mask of sinks only", "duo-recent": "optimised, mask of recent only",
-         "razor": "RazorAttention", "kvzip": "KVzip's scores"}
+         "razor": "RazorAttention", "kvzip": "DuoAttention, KVzip's gates"}
 
 SCORES = {"retrieval_heads": "HeadKV-R (retrieval)", "enhanced_heads": "HeadKV-ER (enhanced)",
           "retrieval_reasoning_heads": "HeadKV-R2 (reasoning)", "echo_heads": "RazorAttention (echo)",
