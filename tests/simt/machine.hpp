@@ -31,7 +31,6 @@ inline void wait_for_kernel_before() { simt::self->block->grid->wait_for_kernel_
 inline int thread_index() { return simt::self->index; }
 inline int thread_count() { return simt::self->block->grid->launch.threads; }
 inline int lane_index() { return simt::self->lane; }
-inline int unforeseen_lane_index() { return simt::self->lane; }
 inline int warp_index() { return simt::self->index / warp_lanes; }
 inline int block_x() { return simt::self->block->x; }
 inline int block_y() { return simt::self->block->y; }

@@ -241,7 +241,8 @@ struct AnyCodeTile {
     }
   }
   /// Upper halves are a tile of 4-bit codes. A tile of whole codes in halves has as many words as one of 8-bit codes,
-  /// the lower halves' first, so that neither needs loads of its own.
+  /// the lower halves' first, so that neither needs loads of its own. Words that few bits leave over lose what they were:
+  /// kept, they would take the registers that the other side's codes need.
   template <int Bits>
   KVPOLICY_DEVICE void load(std::integral_constant<int, Bits>, const std::byte* tile, int lane) {
     constexpr TilePart lower = tile_part(Bits, 0);
@@ -251,6 +252,8 @@ struct AnyCodeTile {
       constexpr int upper_words = HeadDim * (Bits - lower.bits) / 64;
       load_words<upper_words>(word + lower_words, tile + tile_rows * HeadDim * lower.bits / 8, lane);
     }
+    KVPOLICY_UNROLL
+    for (int i = HeadDim * Bits / 64; i < words; ++i) word[i] = unset_word();
   }
   /// Makes bytes of the codes that `load` loaded, in place. Those of 2 and 3 bits are nibbles on the way, so that
   /// widths share most of the code.

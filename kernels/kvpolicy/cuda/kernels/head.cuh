@@ -274,6 +274,7 @@ template <class List>
 KVPOLICY_HOST_DEVICE void list_nodes(const HeadView& head, const Request& request, int root, int row,
                                      int oldest, int query_window, List& list) {
   const int older = request.older_nodes();
+  KVPOLICY_NO_UNROLL
   for (int own = 0; own < 2; ++own) {
     DeviceSegment nodes{
         .rows = own == 0 ? older : request.queries, .position = root, .node = own == 0 ? 0 : older};
@@ -321,39 +322,40 @@ KVPOLICY_HOST_DEVICE void list_segments(const HeadView& head, const LayerState& 
     const int rows = head.chunk_rows;
     // Chunks in packed pages; no chunk is in both kinds of pages.
     const int packed = chunks_before(chunks, count, rows, packed_end - head.chunk_origin);
-    list.add({.source = Source::packed,
-              .rows = packed * rows,
-              .first = head.chunk_origin,
-              .position = head.evicted,
-              .chunks = chunks,
-              .chunk_rows = rows});
-    list.add({.rows = (count - packed) * rows,
-              .first = head.chunk_origin,
-              .position = head.evicted,
-              .chunks = chunks + packed,
-              .chunk_rows = rows});
+    KVPOLICY_NO_UNROLL
+    for (int exact = 0; exact < 2; ++exact) {
+      list.add({.source = exact == 0 ? Source::packed : Source::exact,
+                .rows = (exact == 0 ? packed : count - packed) * rows,
+                .first = head.chunk_origin,
+                .position = head.evicted,
+                .chunks = chunks + (exact == 0 ? 0 : packed),
+                .chunk_rows = rows});
+    }
     from = choice.ends[choice.latest];
   }
-  list.add({.source = Source::packed,
-            .rows = packed_end - from,
-            .first = from,
-            .position = from + head.evicted,
-            .window = query_window});
-  const int exact_from = larger(from, packed_end);
-  list.add({.rows = stored - exact_from,
-            .first = exact_from,
-            .position = exact_from + head.evicted,
-            .window = query_window});
+  KVPOLICY_NO_UNROLL
+  for (int exact = 0; exact < 2; ++exact) {  // one piece of code for both, which every kernel has
+    list.add({.source = exact == 0 ? Source::packed : Source::exact,
+              .rows = (exact == 0 ? packed_end : stored) - from,
+              .first = from,
+              .position = from + head.evicted,
+              .window = query_window});
+    from = larger(from, packed_end);
+  }
   if (tree) {
     list_nodes(head, request, first, stored, oldest, query_window, list);
   } else if (request.own_rows) {
     const int sinks = window.sinks_among({first, first + request.queries}).rows();
-    list.add({.source = Source::call, .rotated = rotated, .rows = sinks, .position = first});
-    list.add({.source = Source::call,
-              .rows = request.queries - sinks,
-              .first = sinks,
-              .position = first + sinks,
-              .window = query_window});
+    KVPOLICY_NO_UNROLL
+    for (int others = 0; others < 2; ++others) {
+      const int own = others == 0 ? 0 : sinks;
+      list.add({.source = Source::call,
+                .rotated = others == 0 && rotated,
+                .rows = (others == 0 ? sinks : request.queries) - own,
+                .first = own,
+                .position = first + own,
+                .window = others == 0 ? unlimited : query_window});
+    }
   }
 }
 KVPOLICY_HOST_DEVICE DeviceSegmentList segments_of(const HeadView& head, const LayerState& state,

@@ -33,25 +33,31 @@ KVPOLICY_DEVICE void write_rows(const OutputTile<Shape>& output, const RowStates
                                 const AttendParams& params, const PrefillItem& item, const QueryTile& queries,
                                 int staging) {
   constexpr int HeadDim = Shape::head_dim;
-  KVPOLICY_UNROLL
-  for (int m = 0; m < Shape::row_tiles; ++m) {
+  constexpr int rows = Shape::row_tiles * 2;  // of a lane
+  float factor[rows] = {};
+  KVPOLICY_NO_UNROLL
+  for (int i = 0; i < rows; ++i) {  // one by one, because what finishes a row is long
+    PartialState state = states.of(0, 0);
     KVPOLICY_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      const int row = query_row<Shape>(m, half);
-      const RowTarget target{item, queries, row};
-      const FinishedRow finished = finish_row(
-          states.of(m, half),
-          params.attention_sink_bias == nullptr ? nullptr : params.attention_sink_bias + target.head);
-      if (item.log_sum_exp != nullptr && lane_index() % 4 == 0 && row < queries.rows) {
-        target.write_log_sum_exp(params, item.log_sum_exp, finished.log_sum_exp);
-      }
-      const typename Shape::Chunk place{staging, row, 0};
-      KVPOLICY_UNROLL
-      for (int n = 0; n < HeadDim / 8; ++n) {
-        auto* chunk = reinterpret_cast<std::uint32_t*>(place.plus(0, n));
-        chunk[lane_index() % 4] = pack<E>(output.at[m][n][half * 2] * finished.factor,
-                                          output.at[m][n][half * 2 + 1] * finished.factor);
-      }
+    for (int j = 1; j < rows; ++j) state = i == j ? states.of(j / 2, j % 2) : state;
+    const int row = query_row<Shape>(i / 2, i % 2);
+    const RowTarget target{item, queries, row};
+    const FinishedRow finished = finish_row(
+        state, params.attention_sink_bias == nullptr ? nullptr : params.attention_sink_bias + target.head);
+    if (item.log_sum_exp != nullptr && lane_index() % 4 == 0 && row < queries.rows) {
+      target.write_log_sum_exp(params, item.log_sum_exp, finished.log_sum_exp);
+    }
+    KVPOLICY_UNROLL
+    for (int j = 0; j < rows; ++j) factor[j] = i == j ? finished.factor : factor[j];
+  }
+  KVPOLICY_UNROLL
+  for (int i = 0; i < rows; ++i) {
+    const typename Shape::Chunk place{staging, query_row<Shape>(i / 2, i % 2), 0};
+    KVPOLICY_UNROLL
+    for (int n = 0; n < HeadDim / 8; ++n) {
+      const float* pair = output.at[i / 2][n] + i % 2 * 2;
+      auto* chunk = reinterpret_cast<std::uint32_t*>(place.plus(0, n));
+      chunk[lane_index() % 4] = pack<E>(pair[0] * factor[i], pair[1] * factor[i]);
     }
   }
   sync_warp();

@@ -299,6 +299,13 @@ KVPOLICY_DEVICE std::uint32_t half2_multiply_add(std::uint32_t a, std::uint32_t 
   asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(out) : "r"(a), "r"(b), "r"(c));
   return out;
 }
+/// A word without a value, for places of an array that nothing will read: they need no register then to keep what they
+/// held before.
+KVPOLICY_DEVICE std::uint32_t unset_word() {
+  std::uint32_t out;
+  asm("" : "=r"(out));
+  return out;
+}
 /// Byte i of the result is byte `selector >> 4 i & 7` of the eight bytes of b:a.
 KVPOLICY_DEVICE std::uint32_t permute_bytes(std::uint32_t a, std::uint32_t b, std::uint32_t selector) {
   return __byte_perm(a, b, selector);
