@@ -19,6 +19,7 @@
 #include <kvpolicy/cuda/pinned_memory.hpp>
 #include <kvpolicy/cuda/seated_batch.hpp>
 #include <kvpolicy/cuda/swapped_cache.hpp>
+#include <kvpolicy/cuda/value_outputs.hpp>
 #if defined(__CUDACC__)
 #include <kvpolicy/cuda/tensor.hpp>
 #endif

@@ -66,7 +66,9 @@ double check(const Case& c) {
                                 .queries = c.queries,
                                 .kept_rows = c.kept,
                                 .first_rows = c.first_rows,
-                                .budget = 9};
+                                .budget = 9,
+                                .weighs_values = c.queries % 2 == 0,
+                                .value_norm = ValueNorm::output_l1};
   std::vector<CompressionSettings> how(4, own);
   how[0].ranking = Ranking::attention;
   how[1].scorer = 0;
@@ -111,6 +113,7 @@ double check(const Case& c) {
   std::vector<float> moments(static_cast<std::size_t>(q_heads * HeadDim * columns), NAN);
   std::vector<double> logits(static_cast<std::size_t>(q_heads * pitch), NAN);
   std::vector<float> scores(static_cast<std::size_t>(kv_heads * pitch), untouched), unpooled = scores;
+  std::vector<float> of_query_heads(static_cast<std::size_t>(q_heads * pitch), untouched);
   const ExpectedQueriesParams params{.heads = views.data(),
                                      .state = state.get(),
                                      .compressions = how.data(),
@@ -130,6 +133,7 @@ double check(const Case& c) {
                                      .logits = logits.data(),
                                      .scores = scores.data(),
                                      .unpooled = unpooled.data(),
+                                     .of_query_heads = of_query_heads.data(),
                                      .pitch = pitch};
   test::launch(expect_queries_kernel<E, HeadDim>, c.group, kv_heads, expected_threads, 0, params);
   test::launch(expect_logits_kernel<E, HeadDim>, c.blocks, kv_heads, expected_threads,
@@ -150,11 +154,13 @@ double check(const Case& c) {
     keys.emplace_back(key.begin(), key.end());
   }
   std::vector<double> expected(static_cast<std::size_t>(c.rows), 0.0);
+  std::vector<std::vector<double>> of_members;
   for (int g = 0; g < c.group; ++g) {
     const auto& of_head = queries[static_cast<std::size_t>(head * c.group + g)];
     const auto shares =
         oracle::expected_shares(of_head, keys, tokens, static_cast<std::size_t>(c.future), c.theta, c.scale);
     for (std::size_t r = 0; r < shares.size(); ++r) expected[r] += shares[r] / c.group;
+    of_members.push_back(shares);
   }
   const double largest = *std::max_element(expected.begin(), expected.end());
   double error = 0;
@@ -172,6 +178,18 @@ double check(const Case& c) {
     error = off <= error ? error : off;
   }
   CHECK(wrong_first == 0);
+  // Each query head's by itself, where they are asked for.
+  for (int i = 0; i < q_heads * pitch; ++i) {
+    const float share = of_query_heads[static_cast<std::size_t>(i)];
+    const int g = static_cast<int>(i / pitch) - head * c.group, r = static_cast<int>(i % pitch);
+    if (!own.weighs_outputs() || g < 0 || g >= c.group || r >= candidates) {
+      REQUIRE(share == untouched);
+      continue;
+    }
+    const double truth = of_members[static_cast<std::size_t>(g)][static_cast<std::size_t>(r)];
+    const double off = std::abs(static_cast<double>(share) - truth) / c.group;
+    error = off <= error ? error : off;
+  }
   // A logit in float is off by about 2^-22 of its size, and so is a probability.
   CHECK(error <= (c.deviation > 2 ? 5e-5 : 5e-6) * largest);
   return error / largest;

@@ -114,6 +114,9 @@ double check(const Case& c) {
   std::vector<std::vector<oracle::Row>> rows;
   for (const Head& head : c.heads) {
     compressions.push_back(head.how);
+    // Of every second head the scores of each query head are asked for as well.
+    compressions.back().weighs_values = compressions.size() % 2 == 1;
+    compressions.back().value_norm = ValueNorm::output_l1;
     window = std::max(window, head.how.queries);
     most_rows = std::max(most_rows, head.rows);
     HeadView view;
@@ -173,6 +176,7 @@ double check(const Case& c) {
   const long long pitch = most_rows;
   std::vector<float> scores(heads * static_cast<std::size_t>(pitch), untouched);
   std::vector<float> unpooled = scores;
+  std::vector<float> of_query_heads(static_cast<std::size_t>(q_heads * pitch), untouched);
   VotesParams votes_params;
   ObserveParams& params = votes_params.observed;
   params.heads = views.data();
@@ -196,6 +200,7 @@ double check(const Case& c) {
   params.log_sum_exp = lse.data();
   votes_params.scores = scores.data();
   votes_params.unpooled = unpooled.data();
+  votes_params.of_query_heads = of_query_heads.data();
   votes_params.pitch = pitch;
   const auto launch = [&](auto kernel, const auto& of_kernel) {
     test::launch(kernel, c.blocks, kv_heads, observe_threads, observe_shared_bytes<HeadDim>(c.group, window),
@@ -217,6 +222,12 @@ double check(const Case& c) {
         head.how.ranking == Ranking::none ? 0 : std::max(0, head.rows - head.how.kept_rows);
     const float* own_votes = unpooled.data() + h * pitch;
     for (int r = candidates; r < pitch; ++r) REQUIRE((own[r] == untouched && own_votes[r] == untouched));
+    // Scores of each query head by itself, where they are asked for.
+    const float* of_members = of_query_heads.data() + h * c.group * pitch;
+    const int asked = compressions[static_cast<std::size_t>(h)].weighs_outputs() ? candidates : 0;
+    for (int i = 0; i < c.group * pitch; ++i) {
+      if (i % pitch >= asked) REQUIRE(of_members[i] == untouched);
+    }
     if (candidates == 0) continue;
 
     const int count = std::min(head.how.queries, tokens - first_query);
@@ -225,6 +236,8 @@ double check(const Case& c) {
                     {.scale = scale, .softcap = c.softcap, .sink_logit = {}}, attention_sink_bias, h);
     std::vector<double> expected(static_cast<std::size_t>(candidates), 0.0);
     std::vector<float> sums;
+    double error_of_members = 0, most_of_members = 0;
+    int member = 0;
     for (const auto& of_head : votes) {
       for (const double sum : of_head) sums.push_back(static_cast<float>(sum));
       for (int r = 0; r < candidates; ++r) {
@@ -237,7 +250,13 @@ double check(const Case& c) {
         double& score = expected[static_cast<std::size_t>(r)];
         score = joined(head.how.votes, score,
                        head.how.votes == Votes::mean ? pooled / (count * c.group) : pooled);
+        if (asked == 0) continue;
+        const double alone = head.how.votes == Votes::mean ? pooled / count : pooled;
+        const double off = std::abs(of_members[member * pitch + r] - alone);
+        error_of_members = off <= error_of_members ? error_of_members : off;
+        most_of_members = std::max(most_of_members, alone);
       }
+      ++member;
     }
     // The oracle's pooling is the host's.
     std::vector<float> of_host(static_cast<std::size_t>(candidates));
@@ -267,6 +286,7 @@ double check(const Case& c) {
     CHECK(error <= bound);
     CHECK(error_of_host <= bound);
     CHECK(error_of_votes <= (c.deviation > 2 ? 4e-5 : 1e-5) * most_votes);
+    CHECK(error_of_members <= (c.deviation > 2 ? 4e-5 : 1e-5) * most_of_members);
     if (!(error / largest <= worst)) worst = error / largest;
 
     // The choice is the oracle's, but for rows that are worth the same to within the errors.
@@ -282,7 +302,8 @@ double check(const Case& c) {
     KeepParams keep;
     keep.heads = &views[static_cast<std::size_t>(h)];
     keep.state = state.get();
-    keep.compressions = &compressions[static_cast<std::size_t>(h)];
+    const auto by_scores = std::make_unique<CompressionSettings>(head.how);
+    keep.compressions = by_scores.get();
     keep.scores = {own, own_votes, pitch};
     keep.kept = place.get();
     keep.counts = count_kept.get();

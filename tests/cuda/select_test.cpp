@@ -177,6 +177,59 @@ TEST_CASE("keep_select puts the window after the choice and leaves other heads a
   CHECK((Rows(kept.begin(), kept.begin() + 6) == Rows{0, 1, 2, 3, 4, -1}));
 }
 
+TEST_CASE("keep_select chooses a share of the rows before scores are weighed") {
+  test::Random random{8};
+  for (const int n : {0, 1, 2, 257, 1025}) {
+    for (const double share : {0.0, 0.3, 0.5, 1.0}) {
+      for (const int k : {0, 1, n / 3, n - 1, n, n + 4}) {
+        if (k < 0) continue;
+        CAPTURE(n);
+        CAPTURE(share);
+        CAPTURE(k);
+        const std::vector<float> odd{not_a_number, 0.0F, 3.0F, 3.0F, 1e-42F};
+        const std::vector<float> high{std::numeric_limits<float>::max(), 0.0F, 1.0F};
+        const auto scores = made(n, [&](int) { return test::one_of(random, odd); });
+        const auto votes = made(n, [&](int) { return test::normal(random); });
+        const auto weighed = made(n, [&](int) { return test::one_of(random, high); });
+        // Said another way: the first part by scores, then the best of the others.
+        const int chosen = std::min(k, n);
+        const auto first = static_cast<int>(share * static_cast<double>(chosen));
+        Rows expected = expected_top(scores, first, votes);
+        std::vector<float> left, votes_left;
+        Rows rows_left;
+        for (int row = 0; row < n; ++row) {
+          if (std::find(expected.begin(), expected.end(), row) != expected.end()) continue;
+          left.push_back(weighed[static_cast<std::size_t>(row)]);
+          votes_left.push_back(votes[static_cast<std::size_t>(row)]);
+          rows_left.push_back(row);
+        }
+        for (const int i : expected_top(left, chosen - first, votes_left))
+          expected.push_back(rows_left[static_cast<std::size_t>(i)]);
+        std::sort(expected.begin(), expected.end());
+
+        const std::vector<HeadView> heads(1);
+        const std::vector<LayerState> states{{n, n}};
+        const std::vector<CompressionSettings> how{
+            {.ranking = Ranking::attention, .budget = k, .weighs_values = true, .unweighed_share = share}};
+        std::vector<float> marked = weighed;
+        Rows kept(static_cast<std::size_t>(chosen), -1);
+        const std::vector<int*> places{kept.data()};
+        std::vector<int> counts{-1};
+        KeepParams params;
+        params.heads = heads.data();
+        params.state = states.data();
+        params.compressions = how.data();
+        params.scores = {scores.data(), votes.data(), n, marked.data()};
+        params.kept = places.data();
+        params.counts = counts.data();
+        test::launch(keep_select_kernel<256>, 1, 1, 256, select_shared_bytes(), params);
+        CHECK(counts[0] == chosen);
+        CHECK((kept == expected));
+      }
+    }
+  }
+}
+
 TEST_CASE("refresh_select writes one choice into each selecting head's ring") {
   constexpr int slots = 3, budget = 10, sequences = 2, kv_heads = 2;
   test::Random random{5};

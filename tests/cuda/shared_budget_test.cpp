@@ -37,26 +37,49 @@ constexpr float inf = std::numeric_limits<float>::infinity();
 constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
 
 struct Competitor {
-  std::vector<float> scores, votes;
+  std::vector<float> scores, votes, weighed;
+  double unweighed_share = 0.0;
   int rows = 0;  // that it would keep alone
   int safe = 0;
   int kept_rows = 0;
 };
 
+// Better candidates come first: not NaN, higher score, the same for votes, lower head, lower row.
+using Key = std::tuple<bool, float, bool, float, std::size_t, int>;
+Key key_of(float score, float vote, std::size_t head, std::size_t row) {
+  const auto number = [](float x) { return x != x ? -inf : x == 0.0F ? 0.0F : x; };
+  return {score != score, -number(score), vote != vote, -number(vote), head, static_cast<int>(row)};
+}
+
+// A head's choice of `count` rows, of which a share goes by scores and the others by weighed scores.
+Rows in_two_steps(const Competitor& head, std::size_t count) {
+  std::vector<Key> keys;
+  for (std::size_t i = 0; i < head.scores.size(); ++i) {
+    keys.push_back(key_of(head.scores[i], head.votes[i], 0, i));
+  }
+  std::sort(keys.begin(), keys.end());
+  const auto first = static_cast<std::size_t>(head.unweighed_share * static_cast<double>(count));
+  Rows chosen;
+  for (std::size_t i = 0; i < first; ++i) chosen.push_back(std::get<5>(keys[i]));
+  std::vector<Key> others;
+  for (std::size_t i = first; i < keys.size(); ++i) {
+    const auto row = static_cast<std::size_t>(std::get<5>(keys[i]));
+    others.push_back(key_of(head.weighed[row], head.votes[row], 0, row));
+  }
+  std::sort(others.begin(), others.end());
+  for (std::size_t i = 0; i < count - first; ++i) chosen.push_back(std::get<5>(others[i]));
+  return chosen;
+}
+
 // Said with sorted lists: safe rows go first, and then the best of all others.
 std::vector<Rows> expected_rows(const std::vector<Competitor>& heads) {
-  const auto number = [](float x) { return x != x ? -inf : x == 0.0F ? 0.0F : x; };
-  const auto is_nan = [](float x) { return x != x; };
-  // Better candidates come first: not NaN, higher score, the same for votes, lower head, lower row.
-  using Key = std::tuple<bool, float, bool, float, std::size_t, int>;
   std::vector<Rows> chosen(heads.size());
   std::vector<Key> others;
   int left = 0;
   for (std::size_t h = 0; h < heads.size(); ++h) {
     std::vector<Key> own;
     for (std::size_t i = 0; i < heads[h].scores.size(); ++i) {
-      const float score = heads[h].scores[i], vote = heads[h].votes[i];
-      own.emplace_back(is_nan(score), -number(score), is_nan(vote), -number(vote), h, static_cast<int>(i));
+      own.push_back(key_of(heads[h].scores[i], heads[h].votes[i], h, i));
     }
     std::sort(own.begin(), own.end());
     const int safe = std::min(heads[h].safe, heads[h].rows);
@@ -75,6 +98,7 @@ std::vector<Rows> expected_rows(const std::vector<Competitor>& heads) {
     chosen[std::get<4>(winner)].push_back(std::get<5>(winner));
   }
   for (std::size_t h = 0; h < heads.size(); ++h) {
+    if (heads[h].unweighed_share > 0.0) chosen[h] = in_two_steps(heads[h], chosen[h].size());
     std::sort(chosen[h].begin(), chosen[h].end());
     for (int i = 0; i < heads[h].kept_rows; ++i)
       chosen[h].push_back(static_cast<int>(heads[h].scores.size()) + i);
@@ -88,6 +112,7 @@ void check_kernels(const std::vector<Competitor>& heads) {
   std::size_t pitch = 1;
   for (const Competitor& head : heads) pitch = std::max(pitch, head.scores.size());
   std::vector<float> scores(kv_heads * pitch, inf), votes(kv_heads * pitch, inf);
+  std::vector<float> weighed(kv_heads * pitch, inf);
   std::vector<cuda::HeadView> views(kv_heads);
   std::vector<cuda::CompressionSettings> how(kv_heads);
   std::vector<cuda::SharedHead> shared;
@@ -95,6 +120,10 @@ void check_kernels(const std::vector<Competitor>& heads) {
   for (std::size_t h = 0; h < heads.size(); ++h) {
     const std::size_t head = 2 * h + 1;
     how[head].ranking = cuda::Ranking::attention;
+    how[head].weighs_values = heads[h].unweighed_share > 0.0;
+    how[head].unweighed_share = heads[h].unweighed_share;
+    std::copy(heads[h].weighed.begin(), heads[h].weighed.end(),
+              weighed.begin() + static_cast<std::ptrdiff_t>(head * pitch));
     std::copy(heads[h].scores.begin(), heads[h].scores.end(),
               scores.begin() + static_cast<std::ptrdiff_t>(head * pitch));
     std::copy(heads[h].votes.begin(), heads[h].votes.end(),
@@ -104,30 +133,36 @@ void check_kernels(const std::vector<Competitor>& heads) {
                       .first = candidates,
                       .safe = std::min(heads[h].safe, heads[h].rows),
                       .kept_rows = heads[h].kept_rows,
-                      .kept_before = kept});
+                      .kept_before = kept,
+                      .unweighed_share = heads[h].unweighed_share});
     candidates += shared.back().candidates;
     budget += heads[h].rows;
     kept += heads[h].kept_rows;
   }
   budget = std::min(budget, candidates);
   std::vector<std::uint64_t> ranks(static_cast<std::size_t>(candidates), 7);
+  std::vector<std::uint64_t> unweighed_ranks = ranks, weighed_ranks = ranks;
   Rows chosen(static_cast<std::size_t>(budget), -1), begins(heads.size() + 1, -1);
   Rows rows(static_cast<std::size_t>(budget + kept), -1);
   const cuda::SharedBudgetParams params{
       .heads = views.data(),
       .compressions = how.data(),
-      .scores = {scores.data(), votes.data(), static_cast<long long>(pitch)},
+      .scores = {scores.data(), votes.data(), static_cast<long long>(pitch), weighed.data()},
       .shared = shared.data(),
       .count = static_cast<int>(heads.size()),
       .candidates = candidates,
       .budget = budget,
       .ranks = ranks.data(),
+      .unweighed = unweighed_ranks.data(),
+      .weighed = weighed_ranks.data(),
       .chosen = chosen.data(),
       .begins = begins.data(),
       .rows = rows.data()};
   test::launch(cuda::shared_ranks_kernel<Threads>, static_cast<int>(heads.size()), 1, Threads,
                cuda::select_shared_bytes(), params);
   test::launch(cuda::shared_select_kernel<Threads>, 1, 1, Threads, cuda::select_shared_bytes(), params);
+  test::launch(cuda::share_weighed_kernel<Threads>, static_cast<int>(heads.size()), 1, Threads,
+               cuda::select_shared_bytes(), params);
   const auto expected = expected_rows(heads);
   for (std::size_t h = 0; h < heads.size(); ++h) {
     CAPTURE(h);
@@ -222,7 +257,9 @@ TEST_CASE("the kernels that let heads compete, against sorting") {
                               : round % 3 == 1 ? static_cast<float>(test::below(random, 3))
                                                : test::one_of(random, odd));
         head.votes.push_back(round % 2 == 0 ? 0.5F : test::one_of(random, odd));
+        head.weighed.push_back(round % 4 == 1 ? test::one_of(random, odd) : test::normal(random));
       }
+      if (round % 5 > 1) head.unweighed_share = test::one_of(random, std::vector{0.0, 0.001, 0.5, 1.0});
       head.rows = static_cast<int>(test::below(random, rows + 1));
       head.safe = static_cast<int>(test::below(random, rows + 3));
       head.kept_rows = static_cast<int>(test::below(random, 9));

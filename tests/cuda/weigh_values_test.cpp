@@ -34,7 +34,7 @@ constexpr float nan = std::numeric_limits<float>::quiet_NaN();
 // The same number, or NaN both.
 bool is_same(float a, float b) { return a == b || (std::isnan(a) && std::isnan(b)); }
 
-// Four heads: by attention, by sums, without weights, and one that has no candidate.
+// Five heads: by attention, by sums, without weights, one that has no candidate, and one that has other norms.
 template <Element E, int HeadDim>
 void check(const HeadView& described, int rows, int blocks, int page_rows, std::uint64_t seed) {
   CAPTURE(HeadDim);
@@ -42,15 +42,17 @@ void check(const HeadView& described, int rows, int blocks, int page_rows, std::
   CAPTURE(blocks);
   test::Random random{seed};
   const auto state = std::make_unique<LayerState>(LayerState{rows + 7, rows + 7});
-  std::vector<CompressionSettings> how(4);
+  std::vector<CompressionSettings> how(5);
   how[0] = {.ranking = Ranking::attention, .kept_rows = 3, .budget = 9, .weighs_values = true};
   how[1] = {.ranking = Ranking::accumulated, .kept_rows = 0, .budget = 9, .weighs_values = true};
   how[2] = {.ranking = Ranking::attention, .kept_rows = 3, .budget = 9};
   how[3] = {.ranking = Ranking::attention, .kept_rows = rows + 1, .budget = 9, .weighs_values = true};
+  how[4] = how[0];
+  how[4].value_norm = ValueNorm::output_l1;
   std::vector<std::unique_ptr<test::DeviceHead<E>>> heads;
   std::vector<HeadView> views;
   const long long pitch = rows + 5;
-  std::vector<float> scores(static_cast<std::size_t>(4 * pitch), untouched);
+  std::vector<float> scores(static_cast<std::size_t>(5 * pitch), untouched);
   std::vector<double> sums;
   const std::vector<float> odd{0.0F, most, inf, nan, 0.5F * most};
   for (int i = 0; i < rows; ++i) {
@@ -59,7 +61,8 @@ void check(const HeadView& described, int rows, int blocks, int page_rows, std::
                               : std::abs(static_cast<double>(test::normal(random))));
   }
   const std::vector<float> before = scores;
-  for (int h = 0; h < 4; ++h) {
+  std::vector<float> weighed(scores.size(), untouched);
+  for (int h = 0; h < 5; ++h) {
     HeadView view = described;
     view.evicted = 7;
     heads.push_back(std::make_unique<test::DeviceHead<E>>(view, HeadDim, page_rows, rows));
@@ -74,18 +77,20 @@ void check(const HeadView& described, int rows, int blocks, int page_rows, std::
       }
     }
   }
-  test::launch(weigh_values_kernel<E, HeadDim>, blocks, 4, weigh_values_threads, 0,
+  test::launch(weigh_values_kernel<E, HeadDim>, blocks, 5, weigh_values_threads, 0,
                {.heads = views.data(),
                 .state = state.get(),
                 .compressions = how.data(),
                 .page_rows = page_rows,
                 .scores = scores.data(),
+                .weighed = weighed.data(),
                 .pitch = pitch});
+  CHECK(std::equal(scores.begin(), scores.end(), before.begin(), is_same));
   int wrong = 0;
-  for (int h = 0; h < 4; ++h) {
+  for (int h = 0; h < 5; ++h) {
     for (int r = 0; r < pitch; ++r) {
       const auto at = static_cast<std::size_t>(h * pitch + r);
-      float expected = before[at];
+      float expected = untouched;
       const int candidates = h == 0 ? rows - 3 : h == 1 ? rows : 0;
       if (r < candidates) {
         const float score = h == 1 ? static_cast<float>(sums[static_cast<std::size_t>(r)]) : before[at];
@@ -95,14 +100,14 @@ void check(const HeadView& described, int rows, int blocks, int page_rows, std::
         }
         expected = score;
         if (!(score >= most)) {
-          const double weighed = static_cast<double>(score) * std::sqrt(squares);
-          expected = weighed > static_cast<double>(most) ? most : static_cast<float>(weighed);
+          const double product = static_cast<double>(score) * std::sqrt(squares);
+          expected = product > static_cast<double>(most) ? most : static_cast<float>(product);
         }
       }
       // A rotated row's sum may come out in another order.
       const bool near =
-          described.value_hadamard && std::abs(scores[at] - expected) <= 1e-5F * std::abs(expected);
-      if (!is_same(scores[at], expected) && !near) ++wrong;
+          described.value_hadamard && std::abs(weighed[at] - expected) <= 1e-5F * std::abs(expected);
+      if (!is_same(weighed[at], expected) && !near) ++wrong;
     }
   }
   CHECK(wrong == 0);

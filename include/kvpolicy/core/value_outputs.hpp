@@ -76,9 +76,47 @@ class ValueOutput {
   ConstTensor weights_;
 };
 
+namespace detail {
+
+/// Refuses weights that are no layer's output projection. Reads none of them: they may be a device's.
+/// @throws what ValueOutputs::set throws, but for weights that are not finite
+inline void check_output_weights(const ModelShape& shape, std::size_t layer, const ConstTensor& weights) {
+  require(layer < shape.layers, "ValueOutputs: there is no layer ", layer, ", the shape has ", shape.layers);
+  const LayerShape own = shape.layer(layer);
+  require(own.kv_heads > 0, "ValueOutputs: layer ", layer,
+          " has no cache of its own, so no rows are weighed in it; leave its weights out");
+  require<ShapeError>(weights.tokens > 0 && weights.heads == own.q_heads && weights.head_dim == own.value_dim,
+                      "ValueOutputs: the weights of layer ", layer, " are [", weights.tokens, ", ",
+                      weights.heads, ", ", weights.head_dim, "], must be [outputs, ", own.q_heads, ", ",
+                      own.value_dim, "] with at least 1 output");
+  require<ShapeError>(weights.data != nullptr, "ValueOutputs: the weights of layer ", layer, " are null");
+  require<ShapeError>(!is_quantized(weights.encoding), "ValueOutputs: the weights of layer ", layer, " are ",
+                      name_of(weights.encoding), ", must be float32, float16 or bfloat16");
+}
+
+/// Refuses weights of a model `own` for a plan of the model `planned`. has_weights(layer) says which layers have any.
+/// @throws what ValueOutputs::check_fits throws
+template <class HasWeights>
+void check_outputs_fit(const ModelShape& own, const ModelShape& planned, HasWeights has_weights) {
+  require<ShapeError>(planned.layers == own.layers, "ValueOutputs: the weights are for ", own.layers,
+                      " layers, the plan is for ", planned.layers);
+  for (std::size_t layer = 0; layer < own.layers; ++layer) {
+    const LayerShape here = own.layer(layer);
+    const LayerShape there = planned.layer(layer);
+    require<ShapeError>(
+        !has_weights(layer) || (here.q_heads == there.q_heads && here.kv_heads == there.kv_heads &&
+                                here.value_dim == there.value_dim),
+        "ValueOutputs: the weights of layer ", layer, " are for ", here.q_heads, " query and ", here.kv_heads,
+        " KV heads with values of ", here.value_dim, " channels, the plan has ", there.q_heads, ", ",
+        there.kv_heads, " and ", there.value_dim);
+  }
+}
+
+}  // namespace detail
+
 /// The output projections of all layers: made once for a model, given to every cache over it
 /// (`CacheOptions::value_outputs`), and never changed while one of them lives. It holds views and copies no weight, so
-/// the weights must live as long as well. Any thread may read it.
+/// the weights must live as long as well. Any thread may read it. A device cache takes `cuda::ValueOutputs`.
 class ValueOutputs {
  public:
   /// No layer has its weights yet. @throws ConfigError for a shape that no model can have
@@ -98,20 +136,9 @@ class ValueOutputs {
     set(layer, ConstTensor{weights});
   }
   void set(std::size_t layer, const ConstTensor& weights) {
-    require(layer < shape_.layers, "ValueOutputs: there is no layer ", layer, ", the shape has ",
-            shape_.layers);
-    const LayerShape own = shape_.layer(layer);
-    require(own.kv_heads > 0, "ValueOutputs: layer ", layer,
-            " has no cache of its own, so no rows are weighed in it; leave its weights out");
-    require<ShapeError>(
-        weights.tokens > 0 && weights.heads == own.q_heads && weights.head_dim == own.value_dim,
-        "ValueOutputs: the weights of layer ", layer, " are [", weights.tokens, ", ", weights.heads, ", ",
-        weights.head_dim, "], must be [outputs, ", own.q_heads, ", ", own.value_dim,
-        "] with at least 1 output");
-    require<ShapeError>(weights.data != nullptr, "ValueOutputs: the weights of layer ", layer, " are null");
-    require<ShapeError>(!is_quantized(weights.encoding), "ValueOutputs: the weights of layer ", layer,
-                        " are ", name_of(weights.encoding), ", must be float32, float16 or bfloat16");
+    detail::check_output_weights(shape_, layer, weights);
     check_finite(layer, weights);
+    const LayerShape own = shape_.layer(layer);
     const std::size_t group = own.queries_per_kv();
     std::vector<ValueOutput> heads;
     heads.reserve(own.kv_heads);
@@ -133,18 +160,7 @@ class ValueOutputs {
 
   /// @throws ShapeError if a cache of the model `shape` has heads or values that these weights are not for
   void check_fits(const ModelShape& shape) const {
-    require<ShapeError>(shape.layers == shape_.layers, "ValueOutputs: the weights are for ", shape_.layers,
-                        " layers, the plan is for ", shape.layers);
-    for (std::size_t layer = 0; layer < shape.layers; ++layer) {
-      const LayerShape own = shape_.layer(layer);
-      const LayerShape planned = shape.layer(layer);
-      require<ShapeError>(
-          layers_[layer].empty() || (own.q_heads == planned.q_heads && own.kv_heads == planned.kv_heads &&
-                                     own.value_dim == planned.value_dim),
-          "ValueOutputs: the weights of layer ", layer, " are for ", own.q_heads, " query and ", own.kv_heads,
-          " KV heads with values of ", own.value_dim, " channels, the plan has ", planned.q_heads, ", ",
-          planned.kv_heads, " and ", planned.value_dim);
-    }
+    detail::check_outputs_fit(shape_, shape, [&](std::size_t layer) { return !layers_[layer].empty(); });
   }
 
  private:

@@ -80,6 +80,7 @@ class CachedLayers {
   void make_layers(cudaStream_t stream) {
     const ModelShape& shape = plan.shape();
     check_served(shape);
+    if (options.value_outputs != nullptr) options.value_outputs->check_fits(shape);
     std::vector<std::vector<HeadRule>> settings(shape.layers);
     for (std::size_t l = 0; l < shape.layers; ++l) {
       check_sharing(name, plan, l);
@@ -88,6 +89,7 @@ class CachedLayers {
         const HeadRule& head_rule = settings[l].back();
         engine->own_kernels().check_has(head_rule);
         check_pages(head_rule, options, shape.head_dim * sizeof(E));
+        check_outputs<E>(head_rule, options, l);
         check_rollback(name, l, head, head_rule.compress_every > 0, cuda::accumulates(head_rule),
                        options.max_rollback);
       }
@@ -101,6 +103,7 @@ class CachedLayers {
         layers[l].heads.emplace_back(head, store_context(), device.frequencies(head, writes), writes);
       }
       layers[l].list_own_summaries();
+      if (options.value_outputs != nullptr) layers[l].outputs = options.value_outputs->layer(l);
       device.describe(l, layers[l], writes);
     }
     if (accumulates()) engine->prepare_accumulation(stream);

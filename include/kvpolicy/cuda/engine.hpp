@@ -432,6 +432,12 @@ class Engine {
     launch(shared_select_kernel<>, {.threads = select_threads, .shared_bytes = select_shared_bytes()}, stream,
            params, "shared_select_kernel");
   }
+  /// The rows of heads that choose again how many they have won. @throws DeviceError
+  void share_weighed(const SharedBudgetParams& params, cudaStream_t stream) const {
+    launch(share_weighed_kernel<>,
+           {.grid_x = params.count, .threads = select_threads, .shared_bytes = select_shared_bytes()}, stream,
+           params, "share_weighed_kernel");
+  }
   /// Moves the survivors; `longest`: the most rows that survive in a head. @throws DeviceError
   void compact(const CompactParams& params, std::size_t longest, cudaStream_t stream) const {
     dispatch_head_dim(shape_.head_dim, [&]<int D>() {

@@ -50,6 +50,22 @@ class HostPages {
   std::optional<PagePool> pool_;
 };
 
+/// Output projections that nobody reads: for a cache of the host that a text passes through on its way to or from a file,
+/// where no rows are weighed.
+class UnreadOutputs {
+ public:
+  explicit UnreadOutputs(const ModelShape& shape) : zeros_(shape.head_dim, 0.0F), outputs_{shape} {
+    for (std::size_t l = 0; l < shape.layers; ++l) {
+      outputs_.set(l, TensorView<const float>{zeros_.data(), 1, shape.q_heads, shape.head_dim, 0, 0});
+    }
+  }
+  [[nodiscard]] const kvpolicy::ValueOutputs* get() const { return &outputs_; }
+
+ private:
+  std::vector<float> zeros_;
+  kvpolicy::ValueOutputs outputs_;
+};
+
 }  // namespace detail
 
 /// What carries out `to_host` and `to_device`, which are what to call.
@@ -70,23 +86,25 @@ class HostCopies {
     return nullptr;
   }
   /// Options of a host cache that takes what a device cache of these options takes.
-  [[nodiscard]] static kvpolicy::CacheOptions host_options(const CacheOptions& options, PagePool* pool) {
+  [[nodiscard]] static kvpolicy::CacheOptions host_options(const CacheOptions& options, PagePool* pool,
+                                                           const kvpolicy::ValueOutputs* outputs) {
     kvpolicy::CacheOptions own;
     own.max_rollback = options.max_rollback;
     own.max_append = options.max_append;
     own.max_tokens = options.max_tokens;
     own.page_rows = options.page_rows;
     own.pool = pool;
+    own.value_outputs = outputs;
     return own;
   }
 
   [[nodiscard]] static Host to_host(const Device& device, const char* call, cudaStream_t stream,
-                                    PagePool* pool) {
+                                    PagePool* pool, const kvpolicy::ValueOutputs* outputs) {
     const CachedLayers<E>& from = device.cache_;
     refuse_capture(stream, call);
     check_between_steps<Layer>(call, held(from.layers), device.tokens());
     from.enter(stream);
-    Host to{from.plan, host_options(from.options, pool)};
+    Host to{from.plan, host_options(from.options, pool, outputs)};
     CacheLayers::observed_rows_of(to) = from.observed_rows;
     for (std::size_t l = 0; l < from.layers.size(); ++l) {
       download(from, from.layers[l], CacheLayers::of(to)[l], stream);
@@ -198,11 +216,13 @@ class HostCopies {
 /// the cache holds, and waits for the stream.
 /// @throws RollbackError inside a step or while a tree is pending, CapacityError inside a capture,
 /// std::bad_alloc, DeviceError; ConfigError or CapacityError where heads lie in an engine's pages and `pool`,
-/// which must then be one of an engine's pages in the host's memory, has none for them
+/// which must then be one of an engine's pages in the host's memory, has none for them; ConfigError where heads weigh
+/// rows by the output projection and `value_outputs`, which has them in the host's memory, is null
 template <Element E>
 [[nodiscard]] kvpolicy::KvCache<E> to_host(const KvCache<E>& cache, cudaStream_t stream = nullptr,
-                                           PagePool* pool = nullptr) {
-  return HostCopies<E>::to_host(cache, "to_host", stream, pool);
+                                           PagePool* pool = nullptr,
+                                           const kvpolicy::ValueOutputs* value_outputs = nullptr) {
+  return HostCopies<E>::to_host(cache, "to_host", stream, pool, value_outputs);
 }
 
 /// The way back, to a device cache that has `options`. Rows that the host has quantised keep their codes. Those

@@ -73,8 +73,8 @@ class KvCache {
                 "DenseStorage<half> or <bfloat16>");
 
   /// Caches may share an engine, and with it its workspace; then their calls do not overlap on the device.
-  /// @throws ConfigError for options that do not work, alone or with the plan, DeviceError without
-  /// a fitting device, std::bad_alloc
+  /// @throws ConfigError for options that do not work, alone or with the plan; ShapeError for `value_outputs` of
+  /// another model; DeviceError without a fitting device, std::bad_alloc
   explicit KvCache(Plan plan, const CacheOptions& options = {}, cudaStream_t stream = nullptr,
                    std::shared_ptr<Engine<element_type>> engine = nullptr)
       : cache_{(refuse_capture(stream, "making a cache"), std::move(plan)), options, stream,

@@ -68,6 +68,7 @@ class Layer : public TextProgress<std::size_t> {
   PendingTree tree = {};            ///< what the latest rows are, where they are guesses that branch
   std::optional<float> scale = {};  ///< of the latest call, for a compression
   float softcap = 0.0F;
+  const ConstTensor* outputs = nullptr;  ///< the layer's output projection, on the device, where it is known
 
   /// Choices of chunks that a head remembers: one for each length that a rollback can return to, one
   /// for the committed text, one that is being made. After longer rollbacks it chooses again.
@@ -446,6 +447,7 @@ class Layer : public TextProgress<std::size_t> {
         tree{other.tree},
         scale{other.scale},
         softcap{other.softcap},
+        outputs{other.outputs},
         q_heads_{other.q_heads_},
         memory_{other.memory_},
         choices_{other.choices_},

@@ -10,6 +10,7 @@
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/cuda/device_provider.hpp>
 #include <kvpolicy/cuda/memory.hpp>
+#include <kvpolicy/cuda/value_outputs.hpp>
 #include <kvpolicy/memory/page_pool.hpp>
 
 namespace kvpolicy::cuda {
@@ -55,6 +56,10 @@ struct CacheOptions {
   /// Rows of a head in slow memory, the latest, that lie on the device as well (whole pages, and never
   /// fewer than can be taken back). Of a selecting head those after its choice should be among them.
   std::size_t latest_rows = 512;
+  /// The model's output projections, in device memory, for heads that weigh their rows by them
+  /// (`ValueNorm::output_l1`); no other head reads them. They must outlive the cache and its forks, and are not saved
+  /// with it. Null: a plan with such a head is refused.
+  const ValueOutputs* value_outputs = nullptr;
 
   [[nodiscard]] std::size_t tail_rows() const { return max_rollback + max_append; }
   [[nodiscard]] bool has_slow_memory() const {

@@ -48,8 +48,14 @@ class RowScoring {
     }
     if (survivors == rows && !rule.adaptive_in_layer) return;  // no row is compared with another
     how_[head].queries = static_cast<int>(rule.observation_window);
+    how_[head].prior_share = rule.prior_share;
     how_[head].weighs_values = rule.weighs_values;
+    how_[head].value_norm = rule.value_norm;
+    how_[head].unweighed_share = rule.unweighed_share;
+    lifts_ = lifts_ || rule.prior_share > 0.0;
     weighs_ = weighs_ || rule.weighs_values;
+    weighs_lengths_ = weighs_lengths_ || (rule.weighs_values && rule.value_norm == ValueNorm::value_l2);
+    weighs_outputs_ = weighs_outputs_ || how_[head].weighs_outputs();
     if (rule.ranking == Ranking::expected) {
       how_[head].scorer = number_of(*rule.expected);
       how_[head].first_rows = static_cast<int>(rule.first_rows);
@@ -66,6 +72,8 @@ class RowScoring {
     CompressionSettings* how = nullptr;  ///< [kv_heads]
     float* scores = nullptr;             ///< [kv_heads, pitch]
     float* unpooled = nullptr;           ///< the same
+    float* weighed = nullptr;            ///< the same, or null
+    float* of_query_heads = nullptr;     ///< [q_heads, pitch], or null
     double* directions = nullptr;
     // Of queries to come (kernels/expected_queries.cuh).
     float* frequencies = nullptr;  ///< [settings, head_dim / 2]
@@ -77,6 +85,8 @@ class RowScoring {
     Memory memory{.how = carver.take<CompressionSettings>(how_.size()),
                   .scores = carver.take<float>(how_.size() * rows_),
                   .unpooled = carver.take<float>(how_.size() * rows_)};
+    if (weighs_) memory.weighed = carver.take<float>(how_.size() * rows_);
+    if (weighs_outputs_) memory.of_query_heads = carver.take<float>(engine_->shape().q_heads * rows_);
     if (queries_ > 0) memory.observe = engine_->observe_memory(carver, queries_);
     if (by_directions_) memory.directions = directions_memory(*engine_, carver);
     if (!expected_.empty()) {
@@ -89,7 +99,7 @@ class RowScoring {
     return memory;
   }
   [[nodiscard]] RowScores scores(const Memory& memory) const {
-    return {memory.scores, memory.unpooled, pitch()};
+    return {memory.scores, memory.unpooled, pitch(), memory.weighed};
   }
 
   /// Tells the kernels how each head ranks its rows, and scores the rows; sums that are added up need no
@@ -124,20 +134,26 @@ class RowScoring {
           observe_latest(*engine_, *layer_, views, state, page_rows_, memory.observe, stream);
       observed.compressions = memory.how;
       observed.queries = queries_;
-      engine_->score_votes(
-          {.observed = observed, .scores = memory.scores, .unpooled = memory.unpooled, .pitch = pitch()},
-          packs_, stream);
+      engine_->score_votes({.observed = observed,
+                            .scores = memory.scores,
+                            .unpooled = memory.unpooled,
+                            .of_query_heads = memory.of_query_heads,
+                            .pitch = pitch()},
+                           packs_, stream);
     }
     expect(memory, views, state, stream);
-    if (!weighs_) return;
-    weigh_values(*engine_,
-                 {.heads = views,
-                  .state = state,
-                  .compressions = memory.how,
-                  .page_rows = page_rows_,
-                  .scores = memory.scores,
-                  .pitch = pitch()},
-                 stream);
+    if (lifts_) {
+      lift_scores(*engine_,
+                  {.heads = views,
+                   .state = state,
+                   .compressions = memory.how,
+                   .group = static_cast<int>(engine_->shape().queries_per_kv()),
+                   .scores = memory.scores,
+                   .of_query_heads = memory.of_query_heads,
+                   .pitch = pitch()},
+                  stream);
+    }
+    weigh(memory, views, state, stream);
   }
 
  private:
@@ -184,9 +200,32 @@ class RowScoring {
                       .logits = memory.logits,
                       .scores = memory.scores,
                       .unpooled = memory.unpooled,
+                      .of_query_heads = memory.of_query_heads,
                       .pitch = pitch()},
                      stream);
     }
+  }
+  void weigh(const Memory& memory, const HeadView* views, const LayerState* state,
+             cudaStream_t stream) const {
+    const WeighValuesParams rows{.heads = views,
+                                 .state = state,
+                                 .compressions = memory.how,
+                                 .page_rows = page_rows_,
+                                 .scores = memory.scores,
+                                 .weighed = memory.weighed,
+                                 .pitch = pitch()};
+    if (weighs_lengths_) weigh_values(*engine_, rows, stream);
+    if (!weighs_outputs_) return;
+    const ConstTensor& weights = *layer_->outputs;
+    weigh_outputs(*engine_,
+                  {.rows = rows,
+                   .group = static_cast<int>(engine_->shape().queries_per_kv()),
+                   .of_query_heads = memory.of_query_heads,
+                   .weights = {.data = const_cast<std::byte*>(weights.data),
+                               .token_stride = static_cast<long long>(weights.token_stride),
+                               .head_stride = static_cast<long long>(weights.head_stride)},
+                   .outputs = static_cast<int>(weights.tokens)},
+                  stream);
   }
   [[nodiscard]] long long pitch() const { return static_cast<long long>(rows_); }
 
@@ -201,7 +240,10 @@ class RowScoring {
   int draws_ = 0;                          // latest queries that stand for those to come, of a head
   bool by_directions_ = false;             // whether a head is ranked by what its keys have in common
   bool packs_ = false;
-  bool weighs_ = false;  // whether a head's scores are multiplied by the lengths of values
+  bool lifts_ = false;           // whether a head's scores are lifted to a share of their mean
+  bool weighs_ = false;          // whether a head's scores are multiplied by norms of values,
+  bool weighs_lengths_ = false;  // by their lengths,
+  bool weighs_outputs_ = false;  // or by those of what they become in the output projection
 };
 
 }  // namespace kvpolicy::cuda

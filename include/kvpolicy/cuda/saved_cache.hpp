@@ -20,7 +20,8 @@ namespace detail {
 template <Element E, class Target>
 void save_to(const KvCache<E>& cache, Target& target, std::string_view tag, cudaStream_t stream) {
   HostPages pages{HostCopies<E>::pool_of(cache), cache.bytes(), cache.plan().shape().kv_head_count()};
-  kvpolicy::save(HostCopies<E>::to_host(cache, "save", stream, pages.pool()), target, tag);
+  const UnreadOutputs outputs{cache.plan().shape()};
+  kvpolicy::save(HostCopies<E>::to_host(cache, "save", stream, pages.pool(), outputs.get()), target, tag);
 }
 
 template <Element E, class Source>
@@ -29,7 +30,9 @@ void load_from(KvCache<E>& cache, Source& source, std::string_view tag, cudaStre
   const PagePool* pool = HostCopies<E>::pool_of(cache);
   const std::size_t free = pool == nullptr ? 0 : pool->obtained_bytes() - pool->live_bytes();
   HostPages pages{pool, free, cache.plan().shape().kv_head_count()};
-  kvpolicy::KvCache<E> host{cache.plan(), HostCopies<E>::host_options(cache.options(), pages.pool())};
+  const UnreadOutputs outputs{cache.plan().shape()};
+  kvpolicy::KvCache<E> host{cache.plan(),
+                            HostCopies<E>::host_options(cache.options(), pages.pool(), outputs.get())};
   kvpolicy::load(host, source, tag);
   cache = to_device(host, cache.options(), stream, cache.engine());
 }

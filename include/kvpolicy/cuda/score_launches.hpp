@@ -12,6 +12,8 @@
 #include <kvpolicy/cuda/engine.hpp>
 #include <kvpolicy/cuda/kernels/expected_queries.cuh>
 #include <kvpolicy/cuda/kernels/key_directions.cuh>
+#include <kvpolicy/cuda/kernels/lift_scores.cuh>
+#include <kvpolicy/cuda/kernels/weigh_outputs.cuh>
 #include <kvpolicy/cuda/kernels/weigh_values.cuh>
 #include <kvpolicy/cuda/runtime.hpp>
 
@@ -59,6 +61,17 @@ void score_expected(const Engine<E>& engine, const ExpectedQueriesParams& params
       stream, params, "expect_scores_kernel");
 }
 
+/// Lifts scores of heads that say so to a share of their mean. @throws DeviceError
+template <Element E>
+void lift_scores(const Engine<E>& engine, const LiftScoresParams& params, cudaStream_t stream) {
+  launch(lift_scores_kernel<>,
+         {.grid_x = 1 + params.group,
+          .grid_y = static_cast<int>(engine.shape().kv_heads),
+          .threads = lift_scores_threads,
+          .shared_bytes = lift_scores_shared_bytes()},
+         stream, params, "lift_scores_kernel");
+}
+
 /// Multiplies scores by the lengths of values. @throws DeviceError
 template <Element E>
 void weigh_values(const Engine<E>& engine, const WeighValuesParams& params, cudaStream_t stream) {
@@ -68,6 +81,19 @@ void weigh_values(const Engine<E>& engine, const WeighValuesParams& params, cuda
             .grid_y = static_cast<int>(engine.shape().kv_heads),
             .threads = weigh_values_threads},
            stream, params, "weigh_values_kernel");
+  });
+}
+
+/// Multiplies scores by the norms of what values become in the output projection. @throws DeviceError
+template <Element E>
+void weigh_outputs(const Engine<E>& engine, const WeighOutputsParams& params, cudaStream_t stream) {
+  dispatch_head_dim(engine.shape().head_dim, [&]<int D>() {
+    launch(weigh_outputs_kernel<E, D>,
+           {.grid_x = engine.observe_blocks(),
+            .grid_y = static_cast<int>(engine.shape().kv_heads),
+            .threads = weigh_outputs_threads,
+            .shared_bytes = weigh_outputs_shared_bytes<D>()},
+           stream, params, "weigh_outputs_kernel");
   });
 }
 

@@ -93,12 +93,12 @@ inline void check_compressing(const HeadRule& rule) {
     require(rule.observation_window == 0, "cuda: ", rule.scorer, " asks ", rule.observation_window,
             " queries, but states a ranking that asks none");
   }
-  require(rule.value_norm == ValueNorm::value_l2,
-          "cuda: value_norm is 'output_l1', which weighs rows on the host; kernels have 'value_l2'");
-  require(rule.prior_share == 0.0, "cuda: prior_share is ", rule.prior_share,
-          ", must be 0; the host lifts low scores before it ranks them");
-  require(rule.unweighed_share == 0.0, "cuda: unweighed_share is ", rule.unweighed_share,
-          ", must be 0; the host chooses a share of the rows before it weighs them");
+  require(rule.prior_share == 0.0 || rule.ranking == Ranking::attention, "cuda: ", rule.scorer,
+          " has a prior_share of ", rule.prior_share,
+          ", must be 0 unless rows are ranked by the attention of their latest queries");
+  require(rule.value_norm == ValueNorm::value_l2 || rule.ranking == Ranking::attention ||
+              rule.ranking == Ranking::expected || rule.ranking == Ranking::accumulated,
+          "cuda: value_norm is 'output_l1' under ", rule.scorer, ", which goes by keys, not by attention");
   require(rule.pooled_rows <= 65, "cuda: the pooling kernel is ", rule.pooled_rows,
           " rows, must be at most 65");
 }
@@ -154,6 +154,21 @@ inline void check_pages(const HeadRule& rule, const CacheOptions& options, std::
           "cuda::CacheOptions: pool is null, but the plan has heads over "
           "EnginePageStorage; it must be a pool of the engine's pages");
   check_pool(*options.pool, options.page_rows, row_bytes);
+}
+
+/// Refuses a rule that weighs rows by an output projection that the cache does not know.
+/// @throws ConfigError
+template <Element E>
+void check_outputs(const HeadRule& rule, const CacheOptions& options, std::size_t layer) {
+  if (rule.value_norm != ValueNorm::output_l1) return;
+  const ConstTensor* weights =
+      options.value_outputs == nullptr ? nullptr : options.value_outputs->layer(layer);
+  require(weights != nullptr, "cuda::KvCache: value_norm is 'output_l1' in layer ", layer,
+          ", but the cache knows no output projection of the layer; give it "
+          "cuda::CacheOptions::value_outputs, or use 'value_l2'");
+  require(weights->encoding == encoding_of<E>, "cuda::KvCache: the output projection of layer ", layer,
+          " is ", name_of(weights->encoding), ", must be ", name_of(encoding_of<E>),
+          " as the plan's rows are");
 }
 
 /// The rule of one head of a plan.

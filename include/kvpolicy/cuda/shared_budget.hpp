@@ -45,9 +45,14 @@ class SharedBudget {
     for (const CompetingLayer& own : layers) add(engine, own, among, page_rows);
     const std::size_t count = shared_.size();
     const std::size_t budget = std::min(budget_, candidates_);
+    const bool in_two_steps =
+        std::ranges::any_of(shared_, [](const SharedHead& head) { return head.unweighed_share > 0.0; });
+    const std::size_t again = in_two_steps ? candidates_ : 0;
     struct Memory {
       SharedHead* shared;
       std::uint64_t* ranks;
+      std::uint64_t* unweighed;
+      std::uint64_t* weighed;
       int* chosen;
       int* begins;
       int* rows;
@@ -56,6 +61,8 @@ class SharedBudget {
     const auto take = [&](ArrayCarver& carver) {
       return Memory{carver.take<SharedHead>(count),
                     carver.take<std::uint64_t>(candidates_),
+                    carver.take<std::uint64_t>(again),
+                    carver.take<std::uint64_t>(again),
                     carver.take<int>(budget),
                     carver.take<int>(count + 1),
                     carver.take<int>(budget + kept_rows_),
@@ -75,6 +82,8 @@ class SharedBudget {
                               .candidates = static_cast<int>(candidates_),
                               .budget = static_cast<int>(budget),
                               .ranks = memory.ranks,
+                              .unweighed = memory.unweighed,
+                              .weighed = memory.weighed,
                               .chosen = memory.chosen,
                               .begins = memory.begins,
                               .rows = memory.rows};
@@ -91,6 +100,7 @@ class SharedBudget {
       engine.rank_shared(own, stream);
     }
     engine.choose_shared(params, stream);
+    if (in_two_steps) engine.share_weighed(params, stream);
     std::vector<int> begins(count + 1);
     check(cudaMemcpyAsync(begins.data(), memory.begins, begins.size() * sizeof(int), cudaMemcpyDeviceToHost,
                           stream),
@@ -132,7 +142,8 @@ class SharedBudget {
                          .first = static_cast<int>(candidates_),
                          .safe = static_cast<int>(std::min(safe_rows(rule.safeguard, rule.budget), own)),
                          .kept_rows = static_cast<int>(rows - ranked),
-                         .kept_before = static_cast<int>(kept_rows_)});
+                         .kept_before = static_cast<int>(kept_rows_),
+                         .unweighed_share = rule.unweighed_share});
       scoring.add(head, layer.survivors_of(head));
       candidates_ += ranked;
       budget_ += own;

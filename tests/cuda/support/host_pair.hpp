@@ -24,10 +24,14 @@ struct HostPair {
   kvpolicy::KvCache<E> here;
   Random random{3};
 
-  explicit HostPair(const kvpolicy::HeadPlan<E>& plan, const kvpolicy::cuda::CacheOptions& options = {})
+  explicit HostPair(const kvpolicy::HeadPlan<E>& plan, const kvpolicy::cuda::CacheOptions& options = {},
+                    const kvpolicy::ValueOutputs* outputs = nullptr)
       : shape{plan.shape()},
         there{plan, options},
-        here{plan, {.max_rollback = options.max_rollback, .max_append = options.max_append}} {}
+        here{plan,
+             {.max_rollback = options.max_rollback,
+              .max_append = options.max_append,
+              .value_outputs = outputs}} {}
   HostPair(HostPair&&) = default;
   HostPair& operator=(HostPair&&) = default;
   ~HostPair() = default;

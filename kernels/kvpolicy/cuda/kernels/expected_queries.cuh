@@ -16,6 +16,7 @@
 #include <kvpolicy/cuda/kernels/attend.cuh>
 #include <kvpolicy/cuda/kernels/gather_row.cuh>
 #include <kvpolicy/cuda/kernels/head.cuh>
+#include <kvpolicy/cuda/kernels/join_block.cuh>
 #include <kvpolicy/cuda/kernels/select.cuh>
 #include <kvpolicy/cuda/kernels/simt.cuh>
 
@@ -41,6 +42,8 @@ struct ExpectedQueriesParams {
   double* logits = nullptr;   ///< [kv_heads * group, pitch]
   float* scores = nullptr;    ///< [kv_heads, pitch]
   float* unpooled = nullptr;  ///< the same; decides between equal scores
+  /// [kv_heads * group, pitch]: scores of each query head by itself; null where no head weighs outputs.
+  float* of_query_heads = nullptr;
   long long pitch = 0;
 };
 
@@ -58,7 +61,7 @@ constexpr std::size_t expect_logits_shared_bytes() {
   constexpr int warps = expected_threads / warp_lanes;
   return expected_rows * (warps * sizeof(double) + (HeadDim + 1) * sizeof(float));
 }
-constexpr std::size_t expect_scores_shared_bytes() { return 2 * warp_lanes * sizeof(double); }
+constexpr std::size_t expect_scores_shared_bytes() { return 2 * join_block_bytes; }
 
 /// Queries of a head that are known, at most as many as it asks.
 KVPOLICY_DEVICE int known_queries(const ExpectedQueriesParams& p, const CompressionSettings& how) {
@@ -175,19 +178,6 @@ expect_logits_kernel(const KVPOLICY_GRID_CONSTANT ExpectedQueriesParams p) {
   }
 }
 
-/// Joins one number of each thread of the block; all threads get the result. `of_warps` is shared memory that no call
-/// before is still reading.
-template <class Join>
-KVPOLICY_DEVICE double join_block(double own, double* of_warps, const Join& join) {
-  KVPOLICY_UNROLL
-  for (int mask = 1; mask < warp_lanes; mask *= 2) own = join(own, shuffle_xor(own, mask));
-  if (lane_index() == 0) of_warps[warp_index()] = own;
-  sync_block();
-  double all = of_warps[0];
-  for (int warp = 1; warp < thread_count() / warp_lanes; ++warp) all = join(all, of_warps[warp]);
-  return all;
-}
-
 /// After expect_logits_kernel. One block for each KV head.
 template <int Threads = expected_scores_threads>
 KVPOLICY_KERNEL(Threads, 1)
@@ -212,6 +202,7 @@ expect_scores_kernel(const KVPOLICY_GRID_CONSTANT ExpectedQueriesParams p) {
       const auto share = static_cast<float>(exponential(logits[row] - most) / total);
       unpooled[row] = (member == 0 ? 0.0F : unpooled[row]) + share;
       scores[row] = (member == 0 ? 0.0F : scores[row]) + share / static_cast<float>(p.group);
+      if (how.weighs_outputs()) p.of_query_heads[(block_x() * p.group + member) * p.pitch + row] = share;
     }
     sync_block();  // the joined numbers are read
   }

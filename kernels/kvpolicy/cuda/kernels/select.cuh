@@ -246,10 +246,16 @@ struct alignas(8) CompressionSettings {
   int first_rows = 0;          ///< First rows that rank above all others (expected_queries.cuh).
   int budget = 0;              ///< Rows kept besides these.
   int kernel = 1;              ///< Width of the pooling, in rows; odd.
-  bool weighs_values = false;  ///< Scores are multiplied by the lengths of values (weigh_values.cuh).
+  double prior_share = 0.0;    ///< Share of the mean score below which no score is (lift_scores.cuh).
+  bool weighs_values = false;  ///< Scores are multiplied by norms of values,
+  ValueNorm value_norm = ValueNorm::value_l2;  ///< these ones (weigh_values.cuh, weigh_outputs.cuh).
+  double unweighed_share = 0.0;  ///< Share of the rows kept by rank that goes by scores before that.
   KeyNumbers key_numbers = {};
 
   KVPOLICY_HOST_DEVICE BudgetRule<int> rule() const { return {budget, kept_rows}; }
+  KVPOLICY_HOST_DEVICE bool weighs_outputs() const {
+    return weighs_values && value_norm == ValueNorm::output_l1;
+  }
 };
 
 /// Scores of one layer's candidates.
@@ -257,9 +263,10 @@ struct RowScores {
   const float* scores = nullptr;    ///< [kv_heads, pitch], for the rows before those always kept
   const float* unpooled = nullptr;  ///< the same shape; decides between equal scores
   long long pitch = 0;
+  float* weighed = nullptr;  ///< the same shape: scores times norms of values, of heads that weigh values
 };
 
-/// The rank of each candidate of a head, as policy/top_rows.hpp has it.
+/// The rank of each candidate of a head, as policy/top_rows.hpp has it: by its scores, or by its weighed scores.
 struct RowRanks {
   Ranking ranking;
   const float* scores;
@@ -267,11 +274,11 @@ struct RowRanks {
   const double* sums;  ///< null: `scores` have what ranks the rows
 
   KVPOLICY_DEVICE RowRanks(const RowScores& all, const CompressionSettings& how, const HeadView& head,
-                           int kv_head)
+                           int kv_head, bool weighed)
       : ranking{how.ranking},
-        scores{all.scores + kv_head * all.pitch},
+        scores{(weighed ? all.weighed : all.scores) + kv_head * all.pitch},
         unpooled{all.unpooled + kv_head * all.pitch},
-        sums{how.ranking == Ranking::accumulated && !how.weighs_values ? head.sums : nullptr} {}
+        sums{how.ranking == Ranking::accumulated && !weighed ? head.sums : nullptr} {}
 
   KVPOLICY_DEVICE std::uint64_t operator()(long long row) const {
     const float score = sums != nullptr ? static_cast<float>(sums[row]) : scores[row];
@@ -303,8 +310,20 @@ keep_select_kernel(const KVPOLICY_GRID_CONSTANT KeepParams p) {
   const int candidates = how.rule().candidates(rows);
   const int chosen = how.rule().chosen(rows);
   int* kept = p.kept[block_x()];
-  select_top<Threads>(RowRanks{p.scores, how, head, block_x()}, candidates, chosen,
-                      [&](int i, int row) { kept[i] = row; });
+  // Rows that go by unweighed scores are chosen first, and get a weighed score that is above all others.
+  const int first = how.weighs_values ? safe_rows(how.unweighed_share, chosen) : 0;
+  KVPOLICY_NO_UNROLL
+  for (int step = first > 0 ? 0 : 1; step < 2; ++step) {
+    const RowRanks ranks{p.scores, how, head, block_x(), step == 1 && how.weighs_values};
+    select_top<Threads>(ranks, candidates, step == 0 ? first : chosen, [&](int i, int row) {
+      if (step == 0) {
+        p.scores.weighed[block_x() * p.scores.pitch + row] = float_of_bits(0x7f800000U);
+      } else {
+        kept[i] = row;
+      }
+    });
+    sync_block();
+  }
   for (int row = candidates + thread_index(); row < rows; row += Threads) {
     kept[chosen + row - candidates] = row;
   }

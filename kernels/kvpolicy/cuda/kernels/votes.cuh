@@ -6,7 +6,8 @@
 // query and no pooling. The second pass over the keys computes each row's probabilities, sums them over
 // the queries, pools them along the rows and sums over the group; for the worst case (DefensiveKV,
 // arXiv:2510.13334) it takes the largest instead of both sums. It also writes unpooled sums, which decide
-// between rows of equal scores.
+// between rows of equal scores; and the scores of each query head by itself, for heads that weigh these by its part of
+// the output projection (weigh_outputs.cuh).
 #pragma once
 
 #include <kvpolicy/cuda/kernels/observe.cuh>
@@ -22,17 +23,32 @@ struct VotesParams {
   ObserveParams observed;
   float* scores = nullptr;    ///< [kv_heads, pitch]
   float* unpooled = nullptr;  ///< as scores: each row's own votes, not pooled
+  /// [kv_heads * group, pitch]: scores of each query head by itself; null where no head weighs outputs.
+  float* of_query_heads = nullptr;
   long long pitch = 0;
 };
 
-/// For each of the rows [first, first + count), sums the pooled votes of `heads` query heads and
-/// also the row's own votes, or takes the largest; `votes` begin at row `votes_first`.
-KVPOLICY_DEVICE void pool_votes(const CompressionSettings& how, const float* votes, int votes_first,
-                                int heads, int first, int count, int candidates, float weight, bool add,
-                                float* scores, float* unpooled) {
+/// For each of the rows [first, first + count), sums the pooled votes of `heads` query heads of a KV head, from
+/// `first_head` on, and also the row's own votes, or takes the largest; `votes` begin at row `votes_first`.
+KVPOLICY_DEVICE void pool_votes(const VotesParams& params, int kv_head, int first_head, int heads,
+                                int queries, const float* votes, int votes_first, int first, int count,
+                                int candidates) {
+  const int group = params.observed.group;
+  // Read again, so that the settings take no registers while keys are multiplied.
+  const CompressionSettings& how = params.observed.compressions[kv_head];
+  const int kernel = how.kernel;
+  const bool average = how.average;
+  const bool add = first_head > 0;
+  const int counted = (how.votes == Votes::mean ? queries : 1) * (average ? kernel : 1);
+  const float weight_alone = 1.0F / static_cast<float>(counted);
+  const float weight = 1.0F / static_cast<float>(how.votes == Votes::mean ? counted * group : counted);
+  float* scores = params.scores + kv_head * params.pitch;
+  float* unpooled = params.unpooled + kv_head * params.pitch;
+  float* of_query_heads =
+      how.weighs_outputs() ? params.of_query_heads + (kv_head * group + first_head) * params.pitch : nullptr;
   for (int row = first + thread_index(); row < first + count; row += thread_count()) {
-    const int from = larger(row - how.kernel / 2, 0) - votes_first;
-    const int to = smaller(row + how.kernel / 2 + 1, candidates) - votes_first;
+    const int from = larger(row - kernel / 2, 0) - votes_first;
+    const int to = smaller(row + kernel / 2 + 1, candidates) - votes_first;
     float score = 0.0F;
     float own = add ? unpooled[row] : 0.0F;
     for (int head = 0; head < heads; ++head) {
@@ -40,9 +56,10 @@ KVPOLICY_DEVICE void pool_votes(const CompressionSettings& how, const float* vot
       own = with_vote(how.votes, own, near[row - votes_first]);
       float pooled = near[from];
       for (int i = from + 1; i < to; ++i) {
-        pooled = how.average ? pooled + near[i] : near[i] > pooled ? near[i] : pooled;
+        pooled = average ? pooled + near[i] : near[i] > pooled ? near[i] : pooled;
       }
       score = with_vote(how.votes, score, pooled);
+      if (of_query_heads != nullptr) of_query_heads[head * params.pitch + row] = pooled * weight_alone;
     }
     scores[row] = with_vote(how.votes, add ? scores[row] : 0.0F, score * weight);
     unpooled[row] = own;
@@ -70,10 +87,6 @@ votes_kernel(const KVPOLICY_GRID_CONSTANT VotesParams params) {
   const int half_width = how.kernel / 2;
   const int halo = quotient_up(half_width, 32) * 32;  // whole HeldKeys
   const int tile_candidates = votes_rows - 2 * halo;
-  const int counted = how.votes == Votes::mean ? seen.queries * p.group : 1;
-  const float weight = 1.0F / static_cast<float>(counted * (how.average ? how.kernel : 1));
-  float* scores = params.scores + kv_head * params.pitch;
-  float* unpooled = params.unpooled + kv_head * params.pitch;
 
   for (int from = 0; from < p.group; from += at_once) {
     const int heads = smaller(at_once, p.group - from);
@@ -138,8 +151,7 @@ votes_kernel(const KVPOLICY_GRID_CONSTANT VotesParams params) {
             });
       }
       sync_block();
-      pool_votes(how, votes, first - halo, heads, first, count, candidates, weight, from > 0, scores,
-                 unpooled);
+      pool_votes(params, kv_head, from, heads, seen.queries, votes, first - halo, first, count, candidates);
       sync_block();  // the votes may be overwritten
     }
   }
