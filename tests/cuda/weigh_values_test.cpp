@@ -100,8 +100,8 @@ void check(const HeadView& described, int rows, int blocks, int page_rows, std::
         }
         expected = score;
         if (!(score >= most)) {
-          const double weighed = static_cast<double>(score) * std::sqrt(squares);
-          expected = weighed > static_cast<double>(most) ? most : static_cast<float>(weighed);
+          const double product = static_cast<double>(score) * std::sqrt(squares);
+          expected = product > static_cast<double>(most) ? most : static_cast<float>(product);
         }
       }
       // A rotated row's sum may come out in another order.
