@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <new>
 #include <span>
 #include <type_traits>
 #include <vector>
@@ -28,10 +29,13 @@ struct BatchedRead {
   std::exception_ptr error;   ///< std::bad_alloc or StorageError, if the sequence was left out
 };
 
-/// The model must outlive it. Several threads may use one reader, each with caches of its own.
-class LlamaReader {
+/// Reads over caches of the model's `shape()`. `Model` is a Llama, or one rank's part of it, whose caches have that
+/// rank's heads (parallel/parallel_llama.hpp). The model must outlive it. Several threads may use one reader, each with
+/// caches of its own.
+template <class Model>
+class ModelReader {
  public:
-  explicit LlamaReader(const Llama& model) : model_{&model} {}
+  explicit ModelReader(const Model& model) : model_{&model} {}
 
   [[nodiscard]] std::size_t vocabulary() const { return model_->config().vocabulary; }
 
@@ -73,6 +77,7 @@ class LlamaReader {
     Batch<typename Cache::element_type, Engine> batch{calls.front().cache->engine()};
     const auto attend_all = [&](std::size_t layer, TensorView<const float> q, TensorView<const float> k,
                                 TensorView<const float> v, TensorView<float> out) {
+      if (k.heads == 0) return;  // of a rank
       // A call of more rows than can be appended at once is a step of its own.
       for (std::size_t i = 0; !fit && i < calls.size(); ++i) {
         const auto first = static_cast<std::size_t>(indptr[i]);
@@ -136,6 +141,7 @@ class LlamaReader {
     };
     const auto attend_all = [&](std::size_t layer, TensorView<const float> q, TensorView<const float> k,
                                 TensorView<const float> v, TensorView<float> out) {
+      if (k.heads == 0) return;  // of a rank
       check_range<E>("k", ConstTensor{k});
       check_range<E>("v", ConstTensor{v});
       const std::size_t numbers = k.tokens * k.heads * k.head_dim;
@@ -164,6 +170,16 @@ class LlamaReader {
       }
     };
     const auto logits = model_->forward(tokens, positions, attend_all, std::span<const std::size_t>{rows});
+    // A sequence that one rank left out is of no use on the others.
+    if constexpr (requires(std::vector<bool>& left_out) { model_->any_of_ranks(left_out); }) {
+      std::vector<bool> left_out;
+      for (const BatchedRead& one : result) left_out.push_back(one.error != nullptr);
+      model_->any_of_ranks(left_out);
+      for (std::size_t i = 0; i < result.size(); ++i) {
+        if (left_out[i] && result[i].error == nullptr)
+          result[i].error = std::make_exception_ptr(std::bad_alloc{});
+      }
+    }
     auto next = logits.begin();
     for (std::size_t i = 0; i < calls.size(); ++i) {
       const auto end = next + static_cast<std::ptrdiff_t>(wanted_of(calls[i].call) * vocabulary());
@@ -182,12 +198,15 @@ class LlamaReader {
   template <class Cache>
   static void attend(Cache& cache, std::size_t layer, TensorView<const float> q, TensorView<const float> k,
                      TensorView<const float> v, TensorView<float> out, const AttendOptions& options) {
+    if (k.heads == 0) return;  // of a rank
     if (q.tokens > cache.options().max_append) return step_layer(cache, layer, q, k, v, out, options);
     cache.append(layer, k, v, options);
     cache.attend(layer, q, out, options);
   }
 
-  const Llama* model_;
+  const Model* model_;
 };
+
+using LlamaReader = ModelReader<Llama>;
 
 }  // namespace kvpolicy::reference

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What ranks say to each other. The model over ranks needs two calls, which MPI and NCCL have under other names; how
-// messages travel is theirs.
+// messages travel is theirs. All else is made of the two.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <span>
 #include <string>
 #include <string_view>
@@ -36,9 +38,89 @@ class Communicator {
   virtual void gather(std::span<const float> own, std::span<float> all) = 0;
 };
 
+/// A call that failed on another rank, whose message says why: what fails on one fails on all.
+class RankError : public Error {
+ public:
+  using Error::Error;
+};
+
+/// What rank `from` passes, on every rank; what the others pass is not looked at. The shortest texts take one message.
+/// @throws CommunicationError
+inline std::vector<std::byte> broadcast(Communicator& ranks, std::size_t from,
+                                        std::span<const std::byte> own) {
+  // Two bytes are a number that is exact as float, and stays so when zeros are added to it. The first message has the
+  // length and the beginning.
+  constexpr std::size_t head = 2;
+  constexpr std::size_t first = 64 - head;
+  const auto send = [&](std::size_t at, std::vector<float>& numbers, std::size_t skip) {
+    for (std::size_t i = skip; i < numbers.size() && at < own.size(); ++i, at += 2) {
+      const auto low = std::to_integer<unsigned>(own[at]);
+      const auto high = at + 1 < own.size() ? std::to_integer<unsigned>(own[at + 1]) : 0U;
+      numbers[i] = static_cast<float>(low | high << 8U);
+    }
+  };
+  const bool is_mine = ranks.rank() == from;
+  std::vector<float> begins(head + first, 0.0F);
+  if (is_mine) {
+    require<CommunicationError>(own.size() <= 0xffffffffU, "broadcast: a message of ", own.size(),
+                                " bytes, at most 2^32 - 1 are possible");
+    begins[0] = static_cast<float>(own.size() & 0xffffU);
+    begins[1] = static_cast<float>(own.size() >> 16U);
+    send(0, begins, head);
+  }
+  ranks.sum(begins);
+  const std::size_t bytes = static_cast<std::size_t>(begins[0]) | static_cast<std::size_t>(begins[1]) << 16U;
+  std::vector<float> numbers{begins.begin() + head, begins.end()};
+  if (bytes > 2 * first) {
+    std::vector<float> rest((bytes + 1) / 2 - first, 0.0F);
+    if (is_mine) send(2 * first, rest, 0);
+    ranks.sum(rest);
+    numbers.insert(numbers.end(), rest.begin(), rest.end());
+  }
+  std::vector<std::byte> all(bytes);
+  for (std::size_t i = 0; i < bytes; ++i) {
+    all[i] = static_cast<std::byte>(static_cast<unsigned>(numbers[i / 2]) >> 8 * (i % 2) & 0xffU);
+  }
+  return all;
+}
+
+/// For each of some questions, whether it is true on any rank. @throws CommunicationError
+inline void any_of_ranks(Communicator& ranks, std::vector<bool>& own) {
+  std::vector<float> numbers(own.begin(), own.end());
+  ranks.sum(numbers);
+  for (std::size_t i = 0; i < own.size(); ++i) own[i] = numbers[i] > 0;
+}
+
+/// What fails on one rank fails on all: `own` is what this rank's part threw, or null.
+/// @throws what this rank's part threw; RankError, with the text of the first rank's error, where another's did;
+/// CommunicationError
+inline void fail_together(Communicator& ranks, const std::exception_ptr& own) {
+  const float mine = own == nullptr ? 0.0F : 1.0F;
+  std::vector<float> failed(ranks.size());
+  ranks.gather({&mine, 1}, failed);
+  const auto first = std::ranges::find_if(failed, [](float one) { return one > 0; });
+  if (first == failed.end()) return;
+  const auto rank = static_cast<std::size_t>(first - failed.begin());
+  std::string why;
+  if (rank == ranks.rank()) {
+    try {
+      std::rethrow_exception(own);
+    } catch (const std::exception& error) {
+      why = error.what();
+    } catch (...) {
+      why = "an unknown error";
+    }
+  }
+  const std::vector<std::byte> text = broadcast(ranks, rank, std::as_bytes(std::span{why}));
+  if (own != nullptr) std::rethrow_exception(own);
+  fail<RankError>("rank ", rank, ": ",
+                  std::string_view{reinterpret_cast<const char*>(text.data()), text.size()});
+}
+
 /// Checks that every rank has the same `digest`, of a plan, a file or a version, before any work depends on it.
 /// @throws ConfigError, on every rank, that says which ranks have another digest than rank 0; CommunicationError
-inline void require_same(Communicator& ranks, std::string_view what, std::uint64_t digest) {
+inline void require_same(Communicator& ranks, std::string_view what, std::uint64_t digest,
+                         std::string_view advice = "start all with the same files and options") {
   // Parts of 16 bits, which are exact as float.
   float own[4];
   for (int i = 0; i < 4; ++i) own[i] = static_cast<float>(digest >> (16 * i) & 0xffffU);
@@ -51,7 +133,7 @@ inline void require_same(Communicator& ranks, std::string_view what, std::uint64
     if (!same) others += (others.empty() ? "" : ", ") + std::to_string(rank);
   }
   require(others.empty(), "ranks do not have the same ", what, ": rank 0 has another than rank ", others,
-          "; start all with the same files and options");
+          "; ", advice);
 }
 
 }  // namespace kvpolicy::reference
