@@ -23,12 +23,13 @@ PrefixFolder::PrefixFolder(fs::path folder, std::string tag, std::function<void(
 
 PrefixFolder::~PrefixFolder() { stop(); }
 
-void PrefixFolder::bring_back(Prefixes& prefixes, const Plan& plan) {
-  if (unread_.empty()) return;
+bool PrefixFolder::bring_back(Prefixes& prefixes, const Plan& plan) {
+  if (unread_.empty()) return false;
   const fs::path path = saved_prefixes_path(plan, folder_);
-  if (unread_.erase(path.filename()) == 0) return;
+  if (unread_.erase(path.filename()) == 0) return false;
+  std::size_t count = 0;
   const auto read = [&] {
-    const std::size_t count = load(prefixes, plan, folder_, tag_);
+    count = load(prefixes, plan, folder_, tag_);
     tell_(message(count, " loaded from ", path.string()));
   };
   try {
@@ -46,6 +47,7 @@ void PrefixFolder::bring_back(Prefixes& prefixes, const Plan& plan) {
   } catch (const Error& error) {
     tell_(message("not loaded: ", error.what()));
   }
+  return count > 0;
 }
 
 std::size_t PrefixFolder::save(const Prefixes& prefixes) { return kvpolicy::save(prefixes, folder_, tag_); }

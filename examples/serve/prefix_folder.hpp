@@ -28,8 +28,8 @@ class PrefixFolder {
   PrefixFolder& operator=(const PrefixFolder&) = delete;
 
   /// Keeps what the folder had of this plan at the beginning; once, later calls do nothing. What cannot be read is told,
-  /// and goes when the plan's prefixes are next written.
-  void bring_back(Prefixes& prefixes, const Plan& plan);
+  /// and goes when the plan's prefixes are next written. Returns whether any came back.
+  bool bring_back(Prefixes& prefixes, const Plan& plan);
 
   /// Writes all prefixes, and returns their number. Files of plans that nobody has asked for stay.
   /// @throws as kvpolicy::save

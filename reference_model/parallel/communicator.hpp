@@ -91,6 +91,23 @@ inline void any_of_ranks(Communicator& ranks, std::vector<bool>& own) {
   for (std::size_t i = 0; i < own.size(); ++i) own[i] = numbers[i] > 0;
 }
 
+/// The counts that each rank passes, rank by rank; below 2^48. @throws CommunicationError
+[[nodiscard]] inline std::vector<std::size_t> gather_counts(Communicator& ranks,
+                                                            std::span<const std::size_t> own) {
+  constexpr std::size_t parts = 3;  // of 16 bits
+  std::vector<float> numbers;
+  for (const std::size_t count : own) {
+    for (std::size_t i = 0; i < parts; ++i)
+      numbers.push_back(static_cast<float>(count >> (16 * i) & 0xffffU));
+  }
+  std::vector<float> all(numbers.size() * ranks.size());
+  ranks.gather(numbers, all);
+  std::vector<std::size_t> counts(own.size() * ranks.size(), 0);
+  for (std::size_t i = 0; i < all.size(); ++i)
+    counts[i / parts] |= static_cast<std::size_t>(all[i]) << 16 * (i % parts);
+  return counts;
+}
+
 /// What fails on one rank fails on all: `own` is what this rank's part threw, or null.
 /// @throws what this rank's part threw; RankError, with the text of the first rank's error, where another's did;
 /// CommunicationError
