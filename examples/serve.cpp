@@ -21,7 +21,7 @@
 #include <kvpolicy/format.hpp>
 #include <kvpolicy/offload/file_resource.hpp>
 #include <reference_model/llama.hpp>
-#include <reference_model/parallel/rank_cache.hpp>
+#include <reference_model/parallel/shard_parts.hpp>
 #include <reference_model/run.hpp>
 
 #include "common/device.hpp"

@@ -39,7 +39,13 @@ void limit_windows(Plan& plan, const LlamaConfig& config) {
 template <class Model, class Cache>
 void require_ready(const Model& model, const Cache& cache) {
   const ModelShape shape = model.shape();
-  const ModelShape& planned = cache.plan().shape();
+  const ModelShape planned = [&] {
+    if constexpr (requires { cache.shape(); }) return cache.shape();  // of a rank
+    if constexpr (requires { cache.plan(); }) return cache.plan().shape();
+  }();
+  if constexpr (requires { model.has_cut_heads(); } && !requires { Cache::merges_cut_heads; }) {
+    require(!model.has_cut_heads(), "heads of the model are cut by rows, which needs a RankCache");
+  }
   require<ShapeError>(planned == shape, "the plan is for ", planned.layers, " layers of ", planned.q_heads,
                       " query and ", planned.kv_heads, " KV heads of ", planned.head_dim,
                       " channels, the model has ", shape.layers, ", ", shape.q_heads, ", ", shape.kv_heads,

@@ -13,7 +13,7 @@
 #include <kvpolicy/version.hpp>
 #include <reference_model/layer_steps.hpp>
 #include <reference_model/operations.hpp>
-#include <reference_model/parallel/rank_cache.hpp>
+#include <reference_model/parallel/shard_parts.hpp>
 
 namespace kvpolicy::reference {
 namespace {
