@@ -193,7 +193,10 @@ void serve_texts(Arguments& arguments, reference::Communicator* ranks, StopBySig
     options.bring_prefixes_back = [&folder](serve::Prefixes& prefixes, const serve::Plan& plan) {
       return folder->bring_back(prefixes, plan);
     };
-    options.save_prefixes = [&folder](const serve::Prefixes& prefixes) { return folder->save(prefixes); };
+    options.save_prefixes = [&folder](serve::Prefixes& prefixes) { return folder->save(prefixes); };
+    // Ranks save at one time, and must all have the same prefixes.
+    if (!part)
+      options.take_prefixes_in = [&folder](serve::Prefixes& prefixes) { return folder->take_in(prefixes); };
   }
 
   serve::LocalRows own{served, options, ranks};

@@ -153,7 +153,7 @@ void LocalRows::bring_prefixes_back(const Plan& plan) {
 }
 
 void LocalRows::tick() {
-  if (options_.between_steps) options_.between_steps(prefixes_);
+  if (options_.take_prefixes_in && options_.take_prefixes_in(prefixes_)) make_room();
 }
 
 std::optional<std::size_t> LocalRows::begin(const NewText& given) {

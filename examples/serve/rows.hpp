@@ -34,10 +34,10 @@ struct RowsOptions {
   /// Brings back what is known of a plan from elsewhere (PrefixFolder), and returns whether there was anything. Called
   /// by the thread that steps, before prefixes of the plan are looked for.
   std::function<bool(Prefixes&, const Plan&)> bring_prefixes_back;
-  /// Called by the thread that steps, between steps.
-  std::function<void(Prefixes&)> between_steps;
+  /// Keeps what others have saved meanwhile, and returns whether there was anything. Called between steps.
+  std::function<bool(Prefixes&)> take_prefixes_in;
   /// Saves prefixes where they can be brought back from, and returns their number.
-  std::function<std::size_t(const Prefixes&)> save_prefixes;
+  std::function<std::size_t(Prefixes&)> save_prefixes;
   std::chrono::seconds save_every{0};  ///< over ranks, which save at one time; 0: not by time
   /// Is given a line for the operator.
   std::function<void(const std::string&)> tell = [](const std::string&) {};

@@ -6,6 +6,7 @@
 #include <climits>
 #include <cstdlib>
 #include <exception>
+#include <functional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -35,10 +36,20 @@ void check(int code, const char* what) {
   if (code != MPI_SUCCESS) fail<CommunicationError>("MPI: ", what, ": ", text_of(code));
 }
 
+// Tags of the roll call: a rank asks the others whether they wait as well, and those that do say so.
+constexpr int ask_tag = 1;
+constexpr int here_tag = 2;
+constexpr int nothing = 0;  // what the messages hold; it outlives them
+
 int count_of(std::size_t numbers) {
   require<CommunicationError>(numbers <= INT_MAX, "MPI: a message of ", numbers, " numbers, at most ",
                               INT_MAX, " are possible; use shorter chunks");
   return static_cast<int>(numbers);
+}
+
+void send(int to, int tag, MPI_Comm world) {
+  MPI_Request request = MPI_REQUEST_NULL;
+  if (MPI_Isend(&nothing, 1, MPI_INT, to, tag, world, &request) == MPI_SUCCESS) MPI_Request_free(&request);
 }
 
 }  // namespace
@@ -91,18 +102,69 @@ void MpiCommunicator::complete(const char* what, std::size_t numbers, Start star
   handles_->failed = true;  // until it has
   MPI_Request request = MPI_REQUEST_NULL;
   check(start(&request), what);
-  const auto deadline = std::chrono::steady_clock::now() + timeout_;
-  // Most calls come together at once; a rank that waits for long lets others have the processor.
+  const auto start_time = std::chrono::steady_clock::now();
+  // Most calls come together at once; a rank that waits for long lets others have the processor, and one that waits for
+  // longer, as for a server's next request, hardly takes any of it.
   for (std::size_t tries = 0;; ++tries) {
     int done = 0;
     check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), what);
     if (done != 0) break;
-    if (tries > 100) std::this_thread::yield();
-    require<CommunicationError>(std::chrono::steady_clock::now() < deadline, "rank ", rank_, " of ", size_,
-                                ": ", what, " of ", numbers, " numbers did not come together in ",
-                                timeout_.count(), " ms: another rank is gone, or makes other calls");
+    if (tries < 100) continue;
+    const auto waited = std::chrono::steady_clock::now() - start_time;
+    if (waited < std::chrono::milliseconds{20}) {
+      std::this_thread::yield();
+      continue;
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds{200});
+    answer();
+    if (waited < timeout_) continue;
+    fail<CommunicationError>("rank ", rank_, " of ", size_, ": ", what, " of ", numbers,
+                             " numbers did not come together in ", timeout_.count(),
+                             " ms: ", call_the_roll());
   }
   handles_->failed = false;
+}
+
+// Tells whoever has asked that this rank waits.
+void MpiCommunicator::answer() {
+  for (;;) {
+    int asked = 0;
+    MPI_Status status;
+    if (MPI_Iprobe(MPI_ANY_SOURCE, ask_tag, handles_->world, &asked, &status) != MPI_SUCCESS || asked == 0)
+      return;
+    int number = 0;
+    MPI_Recv(&number, 1, MPI_INT, status.MPI_SOURCE, ask_tag, handles_->world, MPI_STATUS_IGNORE);
+    send(status.MPI_SOURCE, here_tag, handles_->world);
+  }
+}
+
+// Says who does not answer.
+std::string MpiCommunicator::call_the_roll() {
+  std::vector<bool> here(size_, false);
+  here[rank_] = true;
+  for (std::size_t rank = 0; rank < size_; ++rank) {
+    if (rank != rank_) send(static_cast<int>(rank), ask_tag, handles_->world);
+  }
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds{1};
+  while (std::chrono::steady_clock::now() < deadline && !std::ranges::all_of(here, std::identity{})) {
+    answer();
+    int came = 0;
+    MPI_Status status;
+    if (MPI_Iprobe(MPI_ANY_SOURCE, here_tag, handles_->world, &came, &status) != MPI_SUCCESS) break;
+    if (came == 0) {
+      std::this_thread::sleep_for(std::chrono::microseconds{200});
+      continue;
+    }
+    int number = 0;
+    MPI_Recv(&number, 1, MPI_INT, status.MPI_SOURCE, here_tag, handles_->world, MPI_STATUS_IGNORE);
+    here[static_cast<std::size_t>(status.MPI_SOURCE)] = true;
+  }
+  std::string missing;
+  for (std::size_t rank = 0; rank < size_; ++rank) {
+    if (!here[rank]) missing += (missing.empty() ? "rank " : ", ") + std::to_string(rank);
+  }
+  if (missing.empty()) return "all ranks wait, in calls that are not the same";
+  return missing + " does not answer";
 }
 
 void MpiCommunicator::sum(std::span<float> numbers) {

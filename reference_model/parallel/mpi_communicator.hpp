@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <memory>
 #include <span>
+#include <string>
 
 #include <reference_model/parallel/communicator.hpp>
 
@@ -16,7 +17,7 @@ namespace kvpolicy::reference {
 class MpiCommunicator final : public Communicator {
  public:
   /// Joins all processes of the MPI world; starts MPI if nobody has. A call that has not come together after `timeout`
-  /// throws, because a rank is gone or makes other calls; so does every later call.
+  /// throws, and says which ranks are gone, or that all wait in different calls; so does every later call.
   /// @throws CommunicationError, also for a timeout that is not from a millisecond to a day
   explicit MpiCommunicator(std::chrono::milliseconds timeout = std::chrono::minutes{1});
   MpiCommunicator(const MpiCommunicator&) = delete;
@@ -37,6 +38,8 @@ class MpiCommunicator final : public Communicator {
   struct Handles;  // of MPI, whose header only the source includes
   template <class Start>
   void complete(const char* what, std::size_t numbers, Start start);
+  void answer();
+  [[nodiscard]] std::string call_the_roll();
 
   std::unique_ptr<Handles> handles_;
   std::chrono::milliseconds timeout_;

@@ -2,10 +2,11 @@
 //
 // A golden checkpoint over MPI: every rank compares the logits with PyTorch's. Started by mpirun.
 //
-//   ranks FOLDER            the checkpoint, in chunks and token by token
+//   ranks FOLDER            the checkpoint, in chunks and token by token, and as several texts in a step
 //   ranks FOLDER --die 1    rank 1 ends without a word after the first chunk
 //   ranks FOLDER --stop 1   rank 1 stops answering
 //   ranks FOLDER --other 1  rank 1 has other shards
+//   ranks FOLDER --tokens 1 rank 1 reads another token
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
@@ -19,6 +20,7 @@
 #include <vector>
 
 #include <kvpolicy/plan/shards.hpp>
+#include <reference_model/language_model.hpp>
 #include <reference_model/parallel/mpi_communicator.hpp>
 #include <reference_model/parallel/parallel_llama.hpp>
 #include <reference_model/parallel/rank_cache.hpp>
@@ -39,6 +41,42 @@ struct Fault {
   }
 };
 
+// Two texts and a fork of the second, of other lengths, read together. Returns the largest error of a logit.
+float run_together(MpiCommunicator& ranks, const std::string& folder) {
+  const Llama model = Llama::load(folder, {.weights = WeightFormat::float32});
+  const Golden golden = load_golden(folder.substr(folder.rfind('/') + 1));
+  HeadPlan<float> plan{model.config().shape()};
+  limit_windows(plan, model.config());
+  const Shards shards = balance(plan, 1000, {.ranks = ranks.size()});
+  const ParallelLlama own{model, shards, ranks};
+  const ModelReader reader{own};
+  using Rows = RankCache<float>;
+  std::vector<Rows> texts;
+  for (int i = 0; i < 2; ++i) texts.emplace_back(plan, shards, ranks);
+  float worst = 0;
+  const auto read = [&](const std::vector<std::size_t>& counts) {
+    std::vector<BatchCall<Rows>> calls;
+    std::vector<std::size_t> first;
+    for (std::size_t i = 0; i < counts.size(); ++i) {
+      first.push_back(texts[i].tokens());
+      calls.push_back({&texts[i], {std::span{golden.tokens}.subspan(first[i], counts[i]), LogitsOf::all}});
+    }
+    const auto found = reader.read_each(std::span<const BatchCall<Rows>>{calls});
+    for (std::size_t i = 0; i < counts.size(); ++i) {
+      if (found[i].error) std::rethrow_exception(found[i].error);
+      const std::size_t vocabulary = reader.vocabulary();
+      const auto expected = std::span{golden.logits}.subspan(first[i] * vocabulary, counts[i] * vocabulary);
+      worst = std::max(worst, largest_error(found[i].logits, expected));
+    }
+  };
+  read({60, 7});
+  read({1, 30});
+  texts.push_back(texts[1].fork());
+  read({20, 1, 40});
+  read({1, 2, 1});
+  return worst;
+}
+
 // Returns the largest error of a logit.
 float run(MpiCommunicator& ranks, const std::string& folder, std::size_t chunk, const Fault& fault) {
   const Llama model = Llama::load(folder, {.weights = WeightFormat::float32});
@@ -52,8 +90,10 @@ float run(MpiCommunicator& ranks, const std::string& folder, std::size_t chunk, 
   RankCache<float> cache{plan, shards, ranks};
   std::vector<float> logits;
   for (std::size_t first = 0; first < tokens.size(); first += chunk) {
-    const std::vector<float> some =
-        own.forward(tokens.subspan(first, std::min(chunk, tokens.size() - first)), cache, LogitsOf::all);
+    const auto part = tokens.subspan(first, std::min(chunk, tokens.size() - first));
+    std::vector<int> read{part.begin(), part.end()};
+    if (fault.is("--tokens", ranks)) read.back() = read.back() == 1 ? 2 : 1;
+    const std::vector<float> some = own.forward(read, cache, LogitsOf::all);
     logits.insert(logits.end(), some.begin(), some.end());
     if (fault.is("--die", ranks)) std::_Exit(3);
     if (fault.is("--stop", ranks)) std::this_thread::sleep_for(std::chrono::minutes{10});
@@ -84,6 +124,8 @@ int main(int argc, char** argv) {
                     static_cast<double>(error));
       require(error <= 1.5F * logit_tolerance, "the logits are off by ", error);
     }
+    const float error = run_together(ranks, argv[1]);
+    require(error <= 1.5F * logit_tolerance, "the logits of several texts are off by ", error);
     if (ranks.rank() == 0) std::printf("as it should be\n");
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());
