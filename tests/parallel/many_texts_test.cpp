@@ -27,6 +27,7 @@
 #include "model/golden.hpp"
 #include "parallel/thread_ranks.hpp"
 #include "support/compare.hpp"
+#include "support/repeats.hpp"
 
 namespace kvpolicy::reference::many_texts_test {
 
@@ -39,7 +40,9 @@ using RankReader = ModelReader<ParallelLlama>;
 using Logits = std::vector<float>;
 using test::contains;
 
-Llama load(const char* name) { return Llama::load(golden_folder(name), {.weights = WeightFormat::float32}); }
+Llama load(const std::string& name) {
+  return Llama::load(golden_folder(name), {.weights = WeightFormat::float32});
+}
 
 void require_nothing_thrown(const std::vector<std::exception_ptr>& thrown) {
   for (const std::exception_ptr& one : thrown) {
@@ -108,43 +111,41 @@ std::vector<Logits> ragged(const Reader& reader, std::vector<Cache>& caches, std
   return all;
 }
 
-TEST_CASE("several texts in a step, and forks") {
-  for (const char* name : {"mha_d64", "gqa2_d80"}) {
+TEST_CASE("several texts in a step, and forks, of every golden checkpoint") {
+  for (std::size_t number = 0; number < test::repeats(golden_names.size()); ++number) {
+    const std::string name = golden_names[number];
     CAPTURE(name);
     const Llama model = load(name);
     const Golden golden = load_golden(name);
     HeadPlan<float> plan{model.config().shape()};
     plan.set(0, 0, Window{.sinks = 4, .recent = 20});
+    limit_windows(plan, model.config());
     for (const bool each : {true, false}) {
       CAPTURE(each);
       std::vector<KvCache<float>> caches;
       for (int i = 0; i < 3; ++i) caches.emplace_back(plan);
       const auto expected = ragged(LlamaReader{model}, caches, golden.tokens, each);
-      for (const std::size_t ranks : {2U, 3U}) {
-        CAPTURE(ranks);
-        const Shards cut = balance(plan, 1000, {.ranks = ranks});
-        if (ranks == 3) CHECK(!cut.merges(0).empty());
-        const Shards whole = balance(plan, 1000, {.ranks = ranks, .cut_rows = false});
-        for (const Shards& shards : {cut, whole}) {
-          check_near(say_over_ranks(model, shards,
-                                    [&](const ParallelLlama& own, Communicator& them) {
-                                      std::vector<RankCache<float>> rows;
-                                      for (int i = 0; i < 3; ++i) rows.emplace_back(plan, shards, them);
-                                      return ragged(RankReader{own}, rows, golden.tokens, each);
-                                    }),
-                     expected);
-        }
-        // Whole heads are also a KvCache's.
-        if (!each) continue;
-        check_near(say_over_ranks(model, whole,
+      const Shards cut = balance(plan, 1000, {.ranks = 3});
+      const Shards whole = balance(plan, 1000, {.ranks = 2, .cut_rows = false});
+      for (const Shards& shards : {cut, whole}) {
+        check_near(say_over_ranks(model, shards,
                                   [&](const ParallelLlama& own, Communicator& them) {
-                                    const auto part = plan_of_rank(plan, whole, them.rank());
-                                    std::vector<KvCache<float>> rows;
-                                    for (int i = 0; i < 3; ++i) rows.emplace_back(part);
-                                    return ragged(RankReader{own}, rows, golden.tokens, true);
+                                    std::vector<RankCache<float>> rows;
+                                    for (int i = 0; i < 3; ++i) rows.emplace_back(plan, shards, them);
+                                    return ragged(RankReader{own}, rows, golden.tokens, each);
                                   }),
                    expected);
       }
+      // Whole heads are also a KvCache's.
+      if (!each) continue;
+      check_near(say_over_ranks(model, whole,
+                                [&](const ParallelLlama& own, Communicator& them) {
+                                  const auto part = plan_of_rank(plan, whole, them.rank());
+                                  std::vector<KvCache<float>> rows;
+                                  for (int i = 0; i < 3; ++i) rows.emplace_back(part);
+                                  return ragged(RankReader{own}, rows, golden.tokens, true);
+                                }),
+                 expected);
     }
   }
 }
@@ -302,6 +303,39 @@ TEST_CASE("speculative decoding writes what one process writes") {
     if (temperature == 0.0F) CHECK(found[0] == expected);
     CHECK(found[0].size() == expected.size());
   }
+}
+
+TEST_CASE("guesses of n-grams over every golden checkpoint write what one process writes without guesses") {
+  std::size_t cut = 0;
+  std::size_t accepted = 0;
+  for (std::size_t number = 0; number < test::repeats(golden_names.size()); ++number) {
+    const std::string name = golden_names[number];
+    CAPTURE(name);
+    const Llama model = load(name);
+    const Golden golden = load_golden(name);
+    const std::span<const int> prompt = std::span{golden.tokens}.first(60);
+    HeadPlan<float> plan{model.config().shape()};
+    limit_windows(plan, model.config());
+    const CacheOptions options{.max_rollback = 8};
+    LlamaReader one{model};
+    KvCache<float> whole{plan, options};
+    SpeculativeDecoder alone{one, whole, NoDraft{}, SpeculationOptions{.length = 0, .adapt = false}};
+    const std::vector<int> expected = decoded(alone, prompt);
+    const Shards shards = balance(plan, 1000, {.ranks = 3});
+    for (std::size_t layer = 0; layer < shards.layers(); ++layer) cut += shards.merges(layer).size();
+    std::vector<std::vector<int>> found(3);
+    require_nothing_thrown(test::run_ranks(3, [&](Communicator& ranks) {
+      const ParallelLlama own{model, shards, ranks};
+      RankReader target{own};
+      RankCache<float> rows{plan, shards, ranks, options};
+      SpeculativeDecoder decoder{target, rows, NgramDraft{}, SpeculationOptions{.length = 4, .adapt = false}};
+      found[ranks.rank()] = decoded(decoder, prompt);
+      if (ranks.rank() == 0) accepted += decoder.statistics().accepted;
+    }));
+    for (const std::vector<int>& text : found) CHECK(text == expected);
+  }
+  CHECK(cut > 0);
+  CHECK(accepted > 0);
 }
 
 TEST_CASE("trees of draft tokens are read over whole heads") {

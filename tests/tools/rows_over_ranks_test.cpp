@@ -230,9 +230,9 @@ TEST_CASE("the rank with least room decides who comes in") {
     tight.swap_memory = 0;
     tight.mark_every = 0;
     over_ranks(them, *full, tight, [&](Scheduler& scheduler, RowsOverRanks& rows, LocalRows& own) {
-      const std::size_t expected = own.peak_bytes(plan_of_rank(*uneven, shards, 1), 100, 10);
-      CHECK(rows.peak_bytes(*uneven, 100, 10) == expected);
-      CHECK(expected > own.peak_bytes(plan_of_rank(*uneven, shards, 0), 100, 10));
+      const std::size_t expected = own.peak_bytes(plan_of_rank(*uneven, shards, 1), 2000, 10);
+      CHECK(rows.peak_bytes(*uneven, 2000, 10) == expected);
+      CHECK(expected > own.peak_bytes(plan_of_rank(*uneven, shards, 0), 2000, 10));
       answers = ask(scheduler, asked, [&] { most_running = std::max(most_running, scheduler.running()); });
       // What can never fit on rank 1 is refused at once.
       Request huge;
