@@ -169,7 +169,7 @@ Json run(const Arguments& a) {
     }
     for (const bool equal : {true, false}) {
       const Shards shards = divided(plan, a, ranks, equal);
-      std::size_t gathers = 0;
+      std::size_t gathers = 2;  // whether ranks have the same tokens, and whether one has failed
       for (std::size_t layer = 0; layer < shards.layers(); ++layer)
         gathers += shards.merges(layer).empty() ? 0 : 1;
       Json one{{"plan", duo ? "duo" : "full"},

@@ -6,6 +6,7 @@
 #include <new>
 #include <utility>
 
+#include <kvpolicy/cache/saved_cache.hpp>
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/state/archive.hpp>
 
@@ -136,6 +137,17 @@ bool LocalRows::begin_cache(Text& text, std::span<const int> tokens, std::size_t
   return everywhere(cached == least) || try_it({});
 }
 
+// Prefixes are known by the part of a plan that a rank has. Two plans that differ on one rank alone have the same part
+// on the others, whose prefixes would not be those of that rank: the plan that comes second has none.
+bool LocalRows::may_have_prefixes(const Plan& whole, const Plan& own) {
+  if (ranks_ == nullptr) return true;
+  const std::uint64_t of_whole = SavedCache::digest_of(whole);
+  const auto known = may_have_prefixes_.find(of_whole);
+  if (known != may_have_prefixes_.end()) return known->second;
+  const auto owner = plan_of_part_.try_emplace(SavedCache::digest_of(own), of_whole).first;
+  return may_have_prefixes_[of_whole] = everywhere(owner->second == of_whole);
+}
+
 void LocalRows::bring_prefixes_back(const Plan& plan) {
   std::vector<bool> brought{options_.bring_prefixes_back(prefixes_, plan)};
   if (ranks_ != nullptr) any_of_ranks(*ranks_, brought);
@@ -157,17 +169,20 @@ void LocalRows::tick() {
 }
 
 std::optional<std::size_t> LocalRows::begin(const NewText& given) {
-  Text& text = texts_[given.id];
-  const std::size_t tokens = given.prompt.size() + given.max_new;
+  Text made;
+  made.plan = model_.own_plan(given.plan);
+  made.needs = tools::needs_of(*made.plan);
+  made.promise =
+      promise_of(*made.plan, given.prompt.size() + given.max_new, cache_options_, given.prompt.size());
+  made.has_prefixes = may_have_prefixes(*given.plan, *made.plan);
+  Text& text = texts_.insert_or_assign(given.id, std::move(made)).first->second;
   const auto refuse = [&] {
     texts_.erase(given.id);
     return std::nullopt;
   };
-  text.plan = model_.own_plan(given.plan);
-  text.needs = tools::needs_of(*text.plan);
-  text.promise = promise_of(*text.plan, tokens, cache_options_, given.prompt.size());
-  if (options_.bring_prefixes_back) bring_prefixes_back(*text.plan);
-  const std::span<const int> findable = given.prompt.first(given.prompt.size() - 1);
+  if (options_.bring_prefixes_back && text.has_prefixes) bring_prefixes_back(*text.plan);
+  const std::span<const int> findable =
+      text.has_prefixes ? given.prompt.first(given.prompt.size() - 1) : std::span<const int>{};
   std::size_t cached = 0;
   if (!begin_cache(text, findable, cached)) {
     make_room(text.promise.peak);
@@ -266,6 +281,7 @@ void LocalRows::compress(std::uint64_t id) {
 
 bool LocalRows::keep(std::uint64_t id) {
   const Text& text = known(id);
+  if (!text.has_prefixes) return false;
   bool is_new = false;
   bool has_memory = true;
   try {

@@ -57,6 +57,7 @@ class LocalRows final : public Rows {
     std::shared_ptr<const Plan> plan;  // of this process's heads
     tools::PlanNeeds needs;
     TextPromise promise;
+    bool has_prefixes = true;
     std::vector<int> read = {};       // tokens
     std::optional<Cache> cache = {};  // while it runs
     std::optional<Waiting> out = {};  // after it was moved out
@@ -64,6 +65,7 @@ class LocalRows final : public Rows {
   };
 
   [[nodiscard]] bool everywhere(bool own) const;
+  [[nodiscard]] bool may_have_prefixes(const Plan& whole, const Plan& own);
   void bring_prefixes_back(const Plan& plan);
   [[nodiscard]] Text& known(std::uint64_t id);
   [[nodiscard]] const Text& known(std::uint64_t id) const;
@@ -83,6 +85,9 @@ class LocalRows final : public Rows {
   CacheOptions cache_options_;
   Prefixes prefixes_;
   std::unordered_map<std::uint64_t, Text> texts_;
+  // Of ranks, by digests: the plan whose prefixes those of a part of a plan are, and whether a plan may have any.
+  std::unordered_map<std::uint64_t, std::uint64_t> plan_of_part_;
+  std::unordered_map<std::uint64_t, bool> may_have_prefixes_;
 };
 
 }  // namespace kvpolicy::serve

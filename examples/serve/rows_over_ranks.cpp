@@ -110,7 +110,7 @@ void require_same_options(reference::Communicator& ranks, const RowsOptions& opt
              options.bring_prefixes_back != nullptr, options.save_prefixes != nullptr, sizeof(std::size_t)));
 }
 
-// One rank's ear: knows the plans that rank 0 has said.
+// Makes the calls of rank 0, and remembers the plans that it has said.
 class Follower {
  public:
   Follower(LocalRows& rows) : rows_{rows}, plans_(most_plans) {}

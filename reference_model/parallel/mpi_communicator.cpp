@@ -115,7 +115,7 @@ void MpiCommunicator::complete(const char* what, std::size_t numbers, Start star
       std::this_thread::yield();
       continue;
     }
-    std::this_thread::sleep_for(std::chrono::microseconds{200});
+    std::this_thread::sleep_for(std::chrono::microseconds{waited < std::chrono::seconds{1} ? 200 : 2000});
     answer();
     if (waited < timeout_) continue;
     fail<CommunicationError>("rank ", rank_, " of ", size_, ": ", what, " of ", numbers,

@@ -249,6 +249,40 @@ TEST_CASE("the rank with least room decides who comes in") {
   }
 }
 
+TEST_CASE("plans that are the same on one rank and differ on another one do not mix their prefixes") {
+  const auto full = plan_named("full");
+  const Shards shards = balance(*full, 1000, {.ranks = 2, .cut_rows = false});
+  auto other = std::make_shared<Plan>(*full);
+  for (std::size_t layer = 0; layer < shards.layers(); ++layer) {
+    for (const HeadPart& part : shards.parts(layer, 1))
+      other->set(layer, part.head,
+                 SinkRecentCache<DenseStorage<bfloat16>>::Config{.sinks = 4, .recent = 200});
+  }
+  REQUIRE(plan_of_rank(*full, shards, 0) == plan_of_rank(*other, shards, 0));
+  const std::vector<Question> asked = questions({full, other});
+  LlamaServed whole{model()};
+  Scheduler alone{whole, options(std::size_t{64} << 20)};
+  const std::vector<Answer> expected = ask(alone, asked);
+  for (const std::size_t memory : {std::size_t{64} << 20, std::size_t{5} << 19}) {
+    std::vector<Answer> found;
+    for (const std::exception_ptr& one : test::run_ranks(2, [&](Communicator& them) {
+           over_ranks(them, *full, options(memory), [&](Scheduler& scheduler, RowsOverRanks&, LocalRows&) {
+             found = ask(scheduler, asked);
+           });
+         })) {
+      CHECK(message_of(one).empty());
+    }
+    std::size_t same = 0;
+    for (std::size_t i = 0; i < asked.size(); ++i) {
+      REQUIRE(found[i].outcome.has_value());
+      CHECK(found[i].outcome->error.empty());
+      same += found[i].tokens == expected[i].tokens ? 1 : 0;
+      if (i % 2 == 1) CHECK(found[i].outcome->cached_tokens == 0);
+    }
+    CHECK(same >= asked.size() - 2);
+  }
+}
+
 TEST_CASE("a rank that is gone ends the server, and so does one that is another") {
   const auto full = plan_named("full");
   const std::vector<Question> asked = questions({full});
