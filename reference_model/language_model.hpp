@@ -120,9 +120,9 @@ class ModelReader {
     return result;
   }
 
-  /// Reads the tokens of many sequences, of any number each: a prompt's part beside decoding ones. Keys and values
-  /// are rounded to the cache's element type before queries read them. A sequence that gets no memory is left out from there on, and its cache is
-  /// of no more use; all others go on.
+  /// Reads the tokens of many sequences, of any number each: a prompt's part beside decoding ones. Keys and values are
+  /// rounded to the cache's element type before queries read them. A sequence that gets no memory is left out from
+  /// there on, and its cache is of no more use; all others go on.
   /// @throws as `read`, with no cache changed if it is for want of a right call
   template <class Cache>
   [[nodiscard]] std::vector<BatchedRead> read_each(std::span<const BatchCall<Cache>> calls) const {

@@ -194,8 +194,8 @@ std::optional<std::size_t> LocalRows::begin(const NewText& given) {
     return cached;
   }
   text.cache.reset();
-  // A prefix may hold rows that the text itself soon drops (a window has moved on), and with it the text would not even fit
-  // where nobody else runs. Then the prefix goes, if that is enough.
+  // A prefix may hold rows that the text itself soon drops (a window has moved on), and with it the text would not even
+  // fit where nobody else runs. Then the prefix goes, if that is enough.
   if (cached == 0 || !fits(text.promise.peak)) return refuse();
   make_room(text.promise.peak);
   if (!begin_cache(text, {}, cached)) return refuse();

@@ -22,8 +22,8 @@ class ParallelServed final : public ServedModel {
  public:
   /// `plan`: the one by which heads are divided, for texts of `tokens` tokens. Requests may name others; their heads
   /// are where this plan's are. Model and ranks must outlive it.
-  /// @throws ConfigError, on every rank, if a rank would hold no head at all, or heads share budgets; if ranks have other
-  /// models or shards; CommunicationError
+  /// @throws ConfigError, on every rank, if a rank would hold no head at all, or heads share budgets; if ranks have
+  /// other models or shards; CommunicationError
   ParallelServed(const tools::TextModel& model, const Plan& plan, std::size_t tokens,
                  reference::Communicator& ranks);
 

@@ -138,7 +138,8 @@ class Scheduler {
 
   /// One step of all sequences that can run. False if there is nothing to do.
   bool step();
-  /// Steps until `stop`, and sleeps while there is nothing to do. @throws CommunicationError if other processes are gone
+  /// Steps until `stop`, and sleeps while there is nothing to do. @throws CommunicationError if other processes are
+  /// gone
   void run();
   /// Ends `run`, and with it every request.
   void stop();

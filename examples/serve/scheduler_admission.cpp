@@ -11,8 +11,8 @@
 namespace kvpolicy::serve {
 
 // Whether a running sequence that came earlier reads just now what this one begins with: soon it is there as a prefix.
-// That sequence has a part in every few steps and is not moved out before it writes, and those that came earlier are not
-// many, so nobody waits for ever.
+// That sequence has a part in every few steps and is not moved out before it writes, and those that came earlier are
+// not many, so nobody waits for ever.
 bool Scheduler::is_being_read(const Sequence& sequence) const {
   const std::span<const int> prompt = sequence.request.prompt;
   return std::ranges::any_of(running_, [&](const auto& one) {

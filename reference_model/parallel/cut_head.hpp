@@ -25,8 +25,8 @@ class CutHead {
  public:
   using Cache = KvCache<E, Engine>;
 
-  /// What a call brings: the rows that stay here, and the log-sum-exps [tokens, group] of its queries over the rows that
-  /// are here, minus infinity where a query sees none.
+  /// What a call brings: the rows that stay here, and the log-sum-exps [tokens, group] of its queries over the rows
+  /// that are here, minus infinity where a query sees none.
   struct Call {
     std::vector<E> keys, values;
     std::vector<std::int64_t> positions;

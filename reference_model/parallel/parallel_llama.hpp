@@ -27,8 +27,8 @@
 
 namespace kvpolicy::reference {
 
-/// What a call reads is compared over ranks before anything changes, so that ranks that disagree about tokens end with an
-/// error that says so; and what fails on one rank fails on all, at the end of the call. Not synchronised.
+/// What a call reads is compared over ranks before anything changes, so that ranks that disagree about tokens end with
+/// an error that says so; and what fails on one rank fails on all, at the end of the call. Not synchronised.
 class ParallelLlama {
  public:
   /// Copies this rank's part of the model's weights, as float. Shards are those of the caches.
@@ -61,8 +61,8 @@ class ParallelLlama {
     return forward(tokens, positions, attend, logits);
   }
   /// As Llama::forward; `attend` is given this rank's heads.
-  /// @throws ConfigError, on every rank, if ranks do not have the same tokens, positions and rows; what `attend` throws, on
-  /// other ranks as RankError; CommunicationError, after which the model is of no further use
+  /// @throws ConfigError, on every rank, if ranks do not have the same tokens, positions and rows; what `attend`
+  /// throws, on other ranks as RankError; CommunicationError, after which the model is of no further use
   [[nodiscard]] std::vector<float> forward(std::span<const int> tokens,
                                            std::span<const std::size_t> positions, const AttendFn& attend,
                                            LogitsOf logits = LogitsOf::last) const;

@@ -34,9 +34,9 @@
 namespace kvpolicy::reference {
 
 /// One sequence's rows of element type E, as KvCache: what that says of a call holds of this. Every rank makes the same
-/// calls; what fails on one fails on all, a step with the model's next message (ParallelLlama). Not synchronised; `ranks`
-/// must outlive it. After an error other than a refusal (ShapeError, ConfigError, RollbackError) the cache is of no
-/// further use, since ranks may have come differently far.
+/// calls; what fails on one fails on all, a step with the model's next message (ParallelLlama). Not synchronised;
+/// `ranks` must outlive it. After an error other than a refusal (ShapeError, ConfigError, RollbackError) the cache is
+/// of no further use, since ranks may have come differently far.
 ///
 /// A token tree needs whole heads, as a bounded read does, and log-sum-exps are not told.
 template <Element E, class Engine = ScalarEngine>
@@ -108,8 +108,8 @@ class RankCache {
   /// One layer's attention, on every rank at once: q, k and v have the heads of `parts_in_order`, of tokens that follow
   /// those that are there. What `out` has of a cut head is to be added up over ranks. Queries read the call's own rows
   /// rounded to E.
-  /// @throws ShapeError if a tensor has other heads, or a number does not fit E; ConfigError for a tree or a bounded read
-  /// of a model with cut heads; as KvCache::step; CommunicationError
+  /// @throws ShapeError if a tensor has other heads, or a number does not fit E; ConfigError for a tree or a bounded
+  /// read of a model with cut heads; as KvCache::step; CommunicationError
   template <class K>
   void step(std::size_t layer, TensorView<const float> q, TensorView<K> k, TensorView<K> v,
             TensorView<float> out, const AttendOptions& options = {}) {
@@ -370,8 +370,8 @@ class RankCache {
   std::vector<Layer> layers_;
 };
 
-// Multiplies this rank's outputs of each cut head by its share of the weights of all ranks. `all` are the log-sum-exps of
-// every rank, [ranks, queries of the call]; a sequence's begin at `first_query`.
+// Multiplies this rank's outputs of each cut head by its share of the weights of all ranks. `all` are the log-sum-exps
+// of every rank, [ranks, queries of the call]; a sequence's begin at `first_query`.
 template <Element E, class Engine>
 void RankCache<E, Engine>::scale_parts(const Layer& own, const TensorView<float>& out,
                                        std::span<const float> all, std::size_t ranks, std::size_t rank,

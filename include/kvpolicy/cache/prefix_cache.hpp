@@ -177,13 +177,13 @@ class PrefixCache {
     return found;
   }
 
-  /// Keeps a fork of `cache`, which has read exactly `tokens`: this text length is a mark. Returns whether the prefix is
-  /// new and there is room for it; less recently used prefixes are removed first. Heads that rank rows by the latest
+  /// Keeps a fork of `cache`, which has read exactly `tokens`: this text length is a mark. Returns whether the prefix
+  /// is new and there is room for it; less recently used prefixes are removed first. Heads that rank rows by the latest
   /// queries drop rows that this one text did not ask for, so keep the prefix before `compress`. A head that compresses
   /// by itself (compress_every) does so at fixed text lengths and may be kept at any time.
-  /// @throws ConfigError if the cache has other options or a head has been compressed for one question, or a policy cannot
-  /// be saved; ShapeError if the cache has read another number of tokens; RollbackError inside a step or while a tree is
-  /// pending; std::bad_alloc. Nothing changed then.
+  /// @throws ConfigError if the cache has other options or a head has been compressed for one question, or a policy
+  /// cannot be saved; ShapeError if the cache has read another number of tokens; RollbackError inside a step or while a
+  /// tree is pending; std::bad_alloc. Nothing changed then.
   bool keep(const Cache& cache, std::span<const Token> tokens) {
     check(cache, tokens);
     if (touch(cache.plan(), tokens)) return false;
@@ -208,7 +208,8 @@ class PrefixCache {
     }
     return freed;
   }
-  /// Removes one prefix, as `list` describes it, and returns how many bytes were freed; 0 if it was used or removed since.
+  /// Removes one prefix, as `list` describes it, and returns how many bytes were freed; 0 if it was used or removed
+  /// since.
   std::size_t evict(const PrefixInfo& prefix) {
     const std::unique_lock lock{mutex_};
     const auto found = std::ranges::find_if(entries_, [&](const Held& held) {
