@@ -66,12 +66,12 @@ constexpr const char* description =
     R"(Serves a model of the Llama family over HTTP with OpenAI's interface: POST /v1/completions and
 /v1/chat/completions (streaming too), GET /v1/models, /health, /metrics (Prometheus).
 
-Under mpirun each process holds some KV heads of every text, and its part of the weights; rank 0 takes the
-requests. --memory is each one's, and a request comes in where the fullest has room for it.
-
 All requests share one memory budget for their KV caches. A request comes in when the most that it may take
 is free, so one that was admitted never fails for memory; texts that begin alike share what they read; a
-request may name a plan of its own: "kv_plan": "duo:0.5".)";
+request may name a plan of its own: "kv_plan": "duo:0.5".
+
+Under mpirun each process holds some KV heads of every text, and its part of the weights; rank 0 takes the
+requests. --memory is each one's, and a request comes in if the fullest has room for it.)";
 
 std::string footer() {
   return std::string{"Plans (--plan, and \"kv_plan\" in a request):\n"} + plan_help() + R"(
@@ -260,8 +260,10 @@ int main(int argc, char** argv) {
   app.add_option("--swap-folder", arguments.swap_folder,
                  "Folder for a file with those rows, instead of memory")
       ->type_name("DIR");
-  app.add_option("--prefixes", arguments.prefixes,
-                 "Folder in which prefixes are saved; those of a plan are loaded when it is first asked for")
+  app.add_option(
+         "--prefixes", arguments.prefixes,
+         "Folder in which prefixes are saved, and which servers may share; those of a plan are loaded when "
+         "it is first asked for")
       ->type_name("DIR");
   app.add_option("--save-every", arguments.save_every,
                  "Seconds between savings of prefixes, of which a crash loses the latest; 0: at the end only")
