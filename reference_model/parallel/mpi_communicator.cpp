@@ -145,7 +145,7 @@ std::string MpiCommunicator::call_the_roll() {
   for (std::size_t rank = 0; rank < size_; ++rank) {
     if (rank != rank_) send(static_cast<int>(rank), ask_tag, handles_->world);
   }
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds{1};
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds{3};
   while (std::chrono::steady_clock::now() < deadline && !std::ranges::all_of(here, std::identity{})) {
     answer();
     int came = 0;
@@ -161,10 +161,11 @@ std::string MpiCommunicator::call_the_roll() {
   }
   std::string missing;
   for (std::size_t rank = 0; rank < size_; ++rank) {
-    if (!here[rank]) missing += (missing.empty() ? "rank " : ", ") + std::to_string(rank);
+    if (!here[rank]) missing += (missing.empty() ? "" : ", ") + std::to_string(rank);
   }
   if (missing.empty()) return "all ranks wait, in calls that are not the same";
-  return missing + " does not answer";
+  const bool is_one = missing.find(',') == std::string::npos;
+  return (is_one ? "rank " : "ranks ") + missing + (is_one ? " does not answer" : " do not answer");
 }
 
 void MpiCommunicator::sum(std::span<float> numbers) {

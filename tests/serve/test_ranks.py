@@ -136,7 +136,7 @@ class Ranks(unittest.TestCase):
     def test_a_rank_that_stops(self):
         """While requests are served, and while there is nothing to do."""
         for busy in [False, True]:
-            server = self.start(3, "--rank-timeout", "3")
+            server = self.start(3, "--rank-timeout", "6")
             self.assertEqual(server.complete()[0], 200)
             stopped = server.rank(2)
             os.kill(stopped, signal.SIGSTOP)
