@@ -25,6 +25,7 @@
 #include <reference_model/run.hpp>
 
 #include "model/golden.hpp"
+#include "parallel/communicator_trial.hpp"
 
 namespace {
 
@@ -77,6 +78,7 @@ int main(int argc, char** argv) {
     const Fault fault = argc > 3 ? Fault{argv[2], std::strtoul(argv[3], nullptr, 10)} : Fault{};
     const bool waits = fault.kind == "--die" || fault.kind == "--stop";
     MpiCommunicator ranks{waits ? std::chrono::seconds{3} : std::chrono::minutes{2}};
+    if (!waits) try_communicator(ranks);
     for (const std::size_t chunk : {150U, 40U, 1U}) {
       const float error = run(ranks, argv[1], chunk, fault);
       if (ranks.rank() == 0)
