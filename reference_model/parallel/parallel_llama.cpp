@@ -53,6 +53,31 @@ std::vector<std::size_t> counted(std::size_t first, std::size_t last) {
 
 }  // namespace
 
+std::uint64_t digest_of(const Llama& model) {
+  const LlamaConfig& c = model.config();
+  std::vector<float> numbers{c.norm_eps};
+  const auto add = [&](std::span<const float> some) {
+    numbers.insert(numbers.end(), some.begin(), some.end());
+  };
+  add(inverse_frequencies(c.rotary, c.head_dim));
+  add(model.weights().norm);
+  for (const LlamaLayer& layer : model.weights().layers) {
+    for (const auto* norm : {&layer.attention_norm, &layer.q_norm, &layer.k_norm, &layer.mlp_norm})
+      add(*norm);
+  }
+  for_each_linear(model.weights(), [&](const Linear& linear) {
+    add(linear.bias);
+    if (linear.outputs() == 0) return;
+    std::vector<float> row(linear.inputs());
+    // Files differ in all rows or in none, so some are enough.
+    for (const std::size_t r : {std::size_t{0}, linear.outputs() / 2, linear.outputs() - 1}) {
+      linear.weight.copy_rows(r, 1, row.data());
+      add(row);
+    }
+  });
+  return digest(c.vocabulary, c.hidden, c.intermediate, c.layers, c.q_heads, c.kv_heads, c.head_dim, numbers);
+}
+
 ParallelLlama::ParallelLlama(const Llama& model, const Shards& shards, Communicator& ranks)
     : ranks_{&ranks},
       config_{model.config()},
@@ -91,29 +116,7 @@ ParallelLlama::ParallelLlama(const Llama& model, const Shards& shards, Communica
 }
 
 void ParallelLlama::check_same(const Llama& model, const Shards& shards) {
-  std::vector<float> numbers{config_.norm_eps};
-  const auto add = [&](std::span<const float> some) {
-    numbers.insert(numbers.end(), some.begin(), some.end());
-  };
-  add(frequencies_);  // the rotary settings
-  add(norm_);
-  for (const LlamaLayer& layer : model.weights().layers) {
-    for (const auto* norm : {&layer.attention_norm, &layer.q_norm, &layer.k_norm, &layer.mlp_norm})
-      add(*norm);
-  }
-  for_each_linear(model.weights(), [&](const Linear& linear) {
-    add(linear.bias);
-    if (linear.outputs() == 0) return;
-    std::vector<float> row(linear.inputs());
-    // Files differ in all rows or in none, so some are enough.
-    for (const std::size_t r : {std::size_t{0}, linear.outputs() / 2, linear.outputs() - 1}) {
-      linear.weight.copy_rows(r, 1, row.data());
-      add(row);
-    }
-  });
-  require_same(*ranks_, "model",
-               digest(config_.vocabulary, config_.hidden, config_.intermediate, config_.layers,
-                      config_.q_heads, config_.kv_heads, config_.head_dim, numbers));
+  require_same(*ranks_, "model", digest_of(model));
   require_same(*ranks_, "shards", digest_of(shards));
   require(shards.ranks() == ranks_->size(), "ParallelLlama: shards for ", shards.ranks(),
           " ranks, there are ", ranks_->size());

@@ -12,6 +12,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <span>
 #include <vector>
@@ -21,6 +22,9 @@
 #include <reference_model/parallel/communicator.hpp>
 
 namespace kvpolicy::reference {
+
+/// Tells models from others: sizes, norms, biases, rotary settings, and some rows of each matrix.
+[[nodiscard]] std::uint64_t digest_of(const Llama& model);
 
 class ParallelLlama {
  public:

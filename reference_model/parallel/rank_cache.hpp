@@ -65,7 +65,12 @@ class RankCache {
   /// other shards or options
   RankCache(const HeadPlan<E>& plan, const Shards& shards, Communicator& ranks,
             const CacheOptions& options = {}, Engine engine = {})
-      : ranks_{&ranks}, shape_{plan.shape()}, options_{options}, engine_{std::move(engine)} {
+      : ranks_{&ranks},
+        plan_{plan},
+        shards_{shards},
+        shape_{plan.shape()},
+        options_{options},
+        engine_{std::move(engine)} {
     require_same(ranks, "plan", SavedCache::digest_of(plan));
     require_same(ranks, "shards", digest_of(shards));
     require_same(ranks, "cache options",
@@ -108,6 +113,12 @@ class RankCache {
     }
     whole_.emplace(own, options_, engine_);
   }
+
+  [[nodiscard]] const HeadPlan<E>& plan() const { return plan_; }
+  [[nodiscard]] const Shards& shards() const { return shards_; }
+  [[nodiscard]] const CacheOptions& options() const { return options_; }
+  [[nodiscard]] Communicator& ranks() const { return *ranks_; }
+  [[nodiscard]] Engine& engine() { return engine_; }
 
   /// Tokens of the text that every layer has seen; inside a forward pass some have seen more.
   [[nodiscard]] std::size_t tokens() const {
@@ -168,8 +179,33 @@ class RankCache {
                  TensorView<const float>{values.data(), v.tokens, own.whole, v.head_dim}, some_out);
     }
     for (std::size_t i = 0; i < own.cut.size(); ++i) append(own.cut[i], calls[i], k.head_dim, v.head_dim);
-    own.tokens += q.tokens;
-    own.committed = std::max(own.committed, own.tokens - std::min(own.tokens, options_.max_rollback));
+    advance(own, q.tokens);
+  }
+
+  /// Adds rows of tokens that follow those that are there, whose attention was computed elsewhere
+  /// (prefill_over_ranks.hpp): k and v have the heads of `parts_in_order`. Of a head that is cut only this rank's rows
+  /// are read, and of a window only those count that its policy keeps in the end. No message.
+  /// @throws ShapeError if a tensor has other heads, or a policy cannot keep a row; std::bad_alloc
+  void add(std::size_t layer, TensorView<const E> k, TensorView<const E> v) {
+    require<ShapeError>(layer < layers_.size(), "RankCache: there is no layer ", layer, ", there are ",
+                        layers_.size());
+    Layer& own = layers_[layer];
+    const std::size_t parts = own.whole + own.cut.size();
+    require<ShapeError>(k.heads == parts && v.heads == parts && k.tokens == v.tokens, "RankCache: layer ",
+                        layer, " has ", parts, " parts here; the call brings keys of ", k.heads,
+                        " heads and ", k.tokens, " tokens, values of ", v.heads, " and ", v.tokens);
+    if (k.tokens == 0) return;
+    if (own.whole > 0) add_whole(layer, heads_of(k, 0, own.whole), heads_of(v, 0, own.whole));
+    for (std::size_t i = 0; i < own.cut.size(); ++i) {
+      CutHead& cut = own.cut[i];
+      for (std::size_t t = 0; t < k.tokens; ++t) {
+        if (!cut.part.rows.has(own.tokens + t)) continue;
+        cut.cache.append(0, heads_of(k, own.whole + i, 1).slice(t, 1),
+                         heads_of(v, own.whole + i, 1).slice(t, 1));
+        cut.positions.push_back(static_cast<std::int64_t>(own.tokens + t));
+      }
+    }
+    advance(own, k.tokens);
   }
 
   /// Takes back the rows from text position `tokens` on.
@@ -238,6 +274,27 @@ class RankCache {
     ModelShape shape{.layers = 1};
     shape.per_layer.push_back(one);
     return Cache{HeadPlan<E>{shape, settings}, options_, engine_};
+  }
+
+  void advance(Layer& layer, std::size_t tokens) const {
+    layer.tokens += tokens;
+    layer.committed = std::max(layer.committed, layer.tokens - std::min(layer.tokens, options_.max_rollback));
+  }
+
+  // Adds rows of the whole heads. The last one comes in a step, whose output nobody wants: rows before it are then
+  // committed as after any step.
+  void add_whole(std::size_t layer, const TensorView<const E>& k, const TensorView<const E>& v) {
+    const std::size_t last = k.tokens - 1;
+    for (std::size_t first = 0; first < last;) {
+      const std::size_t count = std::min(options_.max_append, last - first);
+      whole_->append(layer, k.slice(first, count), v.slice(first, count));
+      first += count;
+    }
+    const std::size_t heads = k.heads * layers_[layer].group;
+    const std::vector<float> query(heads * k.head_dim, 0.0F);
+    std::vector<float> output(heads * v.head_dim);
+    whole_->step(layer, TensorView<const float>{query.data(), 1, heads, k.head_dim}, k.slice(last, 1),
+                 v.slice(last, 1), TensorView<float>{output.data(), 1, heads, v.head_dim});
   }
 
   template <class T>
@@ -347,6 +404,8 @@ class RankCache {
   }
 
   Communicator* ranks_;
+  HeadPlan<E> plan_;  // of the whole model, as are the shards
+  Shards shards_;
   ModelShape shape_;
   CacheOptions options_;
   Engine engine_;
