@@ -160,15 +160,12 @@ class PromptAttention {
 
   // Appends the rows of `move`, all of which are this rank's own, of keys or of values.
   void pack(const PromptMove& move, const std::vector<E>& own, std::size_t channels) {
-    std::size_t first = 0;  // of the block among the rank's own tokens
-    for (const RowRange<std::size_t>& block : blocks_.of_rank(ranks_->rank())) {
-      const RowRange<std::size_t> part = kvpolicy::detail::common(move.rows, block);
-      for (std::size_t row = part.begin; row < part.end; ++row) {
-        if (!move.share.has(row)) continue;
-        const E* from = own.data() + ((first + row - block.begin) * shape_.kv_heads + move.head) * channels;
-        sent_.insert(sent_.end(), from, from + channels);
-      }
-      first += block.rows();
+    const auto [earlier, later] = blocks_.of_rank(ranks_->rank());
+    for (std::size_t row = move.rows.begin; row < move.rows.end; ++row) {
+      if (!move.share.has(row)) continue;
+      const std::size_t token = row < earlier.end ? row - earlier.begin : earlier.rows() + row - later.begin;
+      const E* from = own.data() + (token * shape_.kv_heads + move.head) * channels;
+      sent_.insert(sent_.end(), from, from + channels);
     }
   }
 

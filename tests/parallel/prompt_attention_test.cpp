@@ -224,4 +224,24 @@ TEST_CASE("a prompt's attention over ranks, and the rows that stay") {
   try_prompts<bfloat16>(2, test::repeats(60U));
 }
 
+TEST_CASE("rows of other heads than a rank's are refused") {
+  const HeadPlan<float> plan{ModelShape{1, 2, 2, head_dim}};
+  const Shards shards = balance(plan, 1000, {.ranks = 1});
+  for (const std::exception_ptr& one : test::run_ranks(1, [&](Communicator& ranks) {
+         RankCache<float> cache{plan, shards, ranks};
+         const Numbers three{4, 3};
+         const Numbers two{4, 2};
+         const Numbers fewer{3, 2};
+         CHECK_THROWS_AS(cache.add(0, three.view(), three.view()), ShapeError);
+         CHECK_THROWS_AS(cache.add(0, two.view(), fewer.view()), ShapeError);
+         CHECK_THROWS_AS(cache.add(1, two.view(), two.view()), ShapeError);
+         CHECK(cache.tokens() == 0);
+         PromptAttention<float, ScalarEngine> attention{cache, 5};  // the call brings 4
+         Numbers out = two;
+         CHECK_THROWS_AS(attention(0, two.view(), two.view(), two.view(), out.out()), ShapeError);
+       })) {
+    CHECK(!one);
+  }
+}
+
 }  // namespace kvpolicy::reference::prompt_attention_test
