@@ -211,6 +211,11 @@ TEST_CASE("what cannot be divided is refused by name") {
   CHECK_NOTHROW(static_cast<void>(prompt_moves(plan, blocks, 0)));
   CHECK(contains(thrown<ConfigError>([&] { static_cast<void>(prompt_moves(plan, blocks, 1)); }),
                  "head 1 of layer 1 has a budget"));
+  const Shards cut{{{{{0, {0, 500}, 1}}, {{0, {500, row_slots}, 1}}}}, 2};
+  const HeadPlan<float> window{ModelShape{1, 1, 1, 8}, Window{.sinks = 4, .recent = 64}};
+  CHECK(contains(thrown<ConfigError>([&] { static_cast<void>(prompt_moves(window, blocks, 0, &cut)); }),
+                 "head 0 of layer 0 is cut by rows, and does not keep every row"));
+  CHECK_NOTHROW(static_cast<void>(prompt_moves(HeadPlan<float>{ModelShape{1, 1, 1, 8}}, blocks, 0, &cut)));
   // A layer without a cache moves nothing.
   ModelShape shape{2, 2, 2, 8};
   shape.change(1).kv_heads = 0;

@@ -113,28 +113,23 @@ inline void check_read_over_ranks(const HeadRule& rule, std::size_t layer, std::
           "the prompt in chunks (as ParallelLlama::forward does)");
 }
 
-// What `to` needs of a head: `wanted`, ascending, and of a head that is cut the rows of `held` besides.
+// What `to` needs of a head: `wanted`, ascending, and of blocks of which that is nothing, those of `held` where the head is
+// cut. A cut head reads every row, so it wants whole blocks.
 inline void add_moves(const PromptBlocks& blocks, std::size_t to, std::size_t head,
                       const std::vector<RowRange<std::size_t>>& wanted, const RowShare* held,
                       std::vector<PromptMove>& moves) {
   for (std::size_t number = 0; number < blocks.size(); ++number) {
     const RowRange<std::size_t> block = blocks.block(number);
     const std::size_t from = blocks.rank_of(number);
-    if (from == to || block.rows() == 0) continue;
-    std::size_t covered = block.begin;
-    const auto add_held = [&](std::size_t end) {
-      if (held == nullptr || covered >= end) return;
-      const PromptMove move{from, to, head, {covered, end}, *held};
-      if (move.count() > 0) moves.push_back(move);
-    };
+    if (from == to) continue;
+    const std::size_t before = moves.size();
     for (const RowRange<std::size_t>& range : wanted) {
       const RowRange<std::size_t> part = common(range, block);
-      if (part.rows() == 0) continue;
-      add_held(part.begin);
-      moves.push_back({from, to, head, part});
-      covered = part.end;
+      if (part.rows() > 0) moves.push_back({from, to, head, part});
     }
-    add_held(block.end);
+    if (held == nullptr || moves.size() > before) continue;
+    const PromptMove move{from, to, head, block, *held};
+    if (move.count() > 0) moves.push_back(move);
   }
 }
 
@@ -143,8 +138,8 @@ inline void add_moves(const PromptBlocks& blocks, std::size_t to, std::size_t he
 /// The rows of a layer that ranks need of each other for a prompt's attention and, with `shards`, to hold afterwards what
 /// these give them; `max_rollback` as in CacheOptions. Moves are in the order of the ranks that receive, then of heads,
 /// then of rows; no row moves between the same two ranks twice.
-/// @throws ConfigError for a head with a budget; if there is no such layer, or the shards are of another shape or number
-/// of ranks
+/// @throws ConfigError for a head with a budget, or one that is cut and does not keep every row and read it; if there is no
+/// such layer, or the shards are of another shape or number of ranks
 template <class... T>
 [[nodiscard]] std::vector<PromptMove> prompt_moves(const HeadPlan<T...>& plan, const PromptBlocks& blocks,
                                                    std::size_t layer, const Shards* shards = nullptr,
@@ -173,6 +168,8 @@ template <class... T>
         for (const HeadPart& part : shards->parts(layer, to)) {
           if (part.head != head) continue;
           if (!part.rows.is_whole()) {
+            require(can_cut(rule, false), "prompt_moves: head ", head, " of layer ", layer,
+                    " is cut by rows, and does not keep every row and read it; give it to one rank");
             held = &part.rows;
             continue;
           }
