@@ -16,6 +16,7 @@
 #include <array>
 #include <cstddef>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include <kvpolicy/core/error.hpp>
