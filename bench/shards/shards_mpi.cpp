@@ -51,6 +51,9 @@ class Alone final : public Communicator {
       std::ranges::copy(own, all.begin() + static_cast<std::ptrdiff_t>(rank * own.size()));
     }
   }
+  void exchange(std::span<const Outgoing>, std::span<const Incoming>) override {
+    fail<CommunicationError>("a rank that is alone has nobody to exchange messages with");
+  }
 
   void begin() {
     between_.clear();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What ranks say to each other. The model over ranks needs two calls, which MPI and NCCL have under other names; how
-// messages travel is theirs. All else is made of the two.
+// What ranks say to each other. The model over ranks needs three calls, which MPI and NCCL have under other names; how
+// messages travel is theirs. All else is made of the three.
 #pragma once
 
 #include <algorithm>
@@ -23,6 +23,17 @@ class CommunicationError : public Error {
   using Error::Error;
 };
 
+/// Bytes that go to another rank.
+struct Outgoing {
+  std::size_t rank = 0;
+  std::span<const std::byte> bytes = {};
+};
+/// Where bytes of another rank go.
+struct Incoming {
+  std::size_t rank = 0;
+  std::span<std::byte> bytes = {};
+};
+
 /// One rank's end. All ranks make the same calls in the same order; each returns when all have made it. One thread at a
 /// time.
 class Communicator {
@@ -36,6 +47,21 @@ class Communicator {
   virtual void sum(std::span<float> numbers) = 0;
   /// `all` [size, own.size()] gets what every rank passed as `own`, in their order. @throws CommunicationError
   virtual void gather(std::span<const float> own, std::span<float> all) = 0;
+  /// Sends and receives messages between pairs of ranks, all at once. Those that a rank sends to another one meet those
+  /// that the other receives from it, in their order, and must have the same sizes; any may be empty. Returns when this
+  /// rank's have gone and come. @throws ConfigError for a message to or from no other rank; CommunicationError
+  virtual void exchange(std::span<const Outgoing> sent, std::span<const Incoming> received) = 0;
+
+ protected:
+  /// @throws ConfigError
+  void check_messages(std::span<const Outgoing> sent, std::span<const Incoming> received) const {
+    const auto check = [&](std::size_t other) {
+      require(other < size() && other != rank(), "a message between rank ", rank(), " and rank ", other,
+              ", must be between two of ", size());
+    };
+    for (const Outgoing& message : sent) check(message.rank);
+    for (const Incoming& message : received) check(message.rank);
+  }
 };
 
 /// A call that failed on another rank, whose message says why: what fails on one fails on all.
@@ -132,6 +158,18 @@ inline void fail_together(Communicator& ranks, const std::exception_ptr& own) {
   if (own != nullptr) std::rethrow_exception(own);
   fail<RankError>("rank ", rank, ": ",
                   std::string_view{reinterpret_cast<const char*>(text.data()), text.size()});
+}
+
+/// Does this rank's part, and fails with the others. @throws as fail_together
+template <class Work>
+void together(Communicator& ranks, Work work) {
+  std::exception_ptr failed;
+  try {
+    work();
+  } catch (...) {
+    failed = std::current_exception();
+  }
+  fail_together(ranks, failed);
 }
 
 /// Checks that every rank has the same `digest`, of a plan, a file or a version, before any work depends on it.

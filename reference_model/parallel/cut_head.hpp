@@ -50,21 +50,7 @@ class CutHead {
   /// @throws ShapeError for a number that does not fit E; what the engine throws, std::bad_alloc
   [[nodiscard]] Call attend(std::size_t first, const ConstTensor& q, const ConstTensor& k,
                             const ConstTensor& v, const MutableTensor& out, AttendOptions options) {
-    check_range<E>("k", k);
-    check_range<E>("v", v);
-    Call call;
-    std::vector<float> row;
-    const auto round = [&](const ConstTensor& from, std::size_t token, std::vector<E>& to) {
-      row.resize(from.head_dim);
-      load_dense(from.encoding, from.row(token, 0), row);
-      for (const float number : row) to.push_back(E{number});
-    };
-    for (std::size_t t = 0; t < q.tokens; ++t) {
-      if (!part_.rows.has(first + t)) continue;
-      round(k, t, call.keys);
-      round(v, t, call.values);
-      call.positions.push_back(static_cast<std::int64_t>(first + t));
-    }
+    Call call = own_rows(first, k, v);
     std::vector<Segment> segments;
     std::size_t shown = 0;
     if (!positions_.empty()) {
@@ -94,6 +80,26 @@ class CutHead {
     work.options.softcap = options.softcap == 0.0F ? softcap : options.softcap;
     work.options.log_sum_exp = call.log_sum_exp;
     cache_.engine().attend(work);
+    return call;
+  }
+  /// The rows of a call that are to stay here, without log-sum-exps. @throws ShapeError for a number that does not fit
+  /// E; std::bad_alloc
+  [[nodiscard]] Call own_rows(std::size_t first, const ConstTensor& k, const ConstTensor& v) const {
+    check_range<E>("k", k);
+    check_range<E>("v", v);
+    Call call;
+    std::vector<float> row;
+    const auto round = [&](const ConstTensor& from, std::size_t token, std::vector<E>& to) {
+      row.resize(from.head_dim);
+      load_dense(from.encoding, from.row(token, 0), row);
+      for (const float number : row) to.push_back(E{number});
+    };
+    for (std::size_t t = 0; t < k.tokens; ++t) {
+      if (!part_.rows.has(first + t)) continue;
+      round(k, t, call.keys);
+      round(v, t, call.values);
+      call.positions.push_back(static_cast<std::int64_t>(first + t));
+    }
     return call;
   }
   /// Adds the rows of a call. @throws std::bad_alloc, StorageError

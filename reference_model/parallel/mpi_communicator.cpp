@@ -13,6 +13,8 @@
 
 #include <mpi.h>
 
+#include <reference_model/parallel/waiting.hpp>
+
 namespace kvpolicy::reference {
 
 struct MpiCommunicator::Handles {
@@ -21,6 +23,9 @@ struct MpiCommunicator::Handles {
   bool failed = false;  // a call did not end, and may still write to `received`
   // What is sent and received, so that a call which does not end has memory to write to.
   std::vector<float> sent, received;
+  std::vector<std::byte> sent_bytes, received_bytes;
+  std::vector<MPI_Request> requests;  // of the call in progress
+  std::vector<MPI_Status> statuses;
 };
 
 namespace {
@@ -96,31 +101,27 @@ void MpiCommunicator::end_all() {
 }
 
 template <class Start>
-void MpiCommunicator::complete(const char* what, std::size_t numbers, Start start) {
+void MpiCommunicator::complete(const char* what, std::size_t count, const char* unit, Start start) {
   require<CommunicationError>(!handles_->failed, "rank ", rank_, " of ", size_,
                               ": an earlier call did not come together, so no other can");
   handles_->failed = true;  // until it has
-  MPI_Request request = MPI_REQUEST_NULL;
-  check(start(&request), what);
-  const auto start_time = std::chrono::steady_clock::now();
-  // Most calls come together at once; a rank that waits for long lets others have the processor, and one that waits for
-  // longer, as for a server's next request, hardly takes any of it.
-  for (std::size_t tries = 0;; ++tries) {
+  std::vector<MPI_Request>& requests = handles_->requests;
+  requests.clear();
+  start([&](auto begin) {
+    requests.push_back(MPI_REQUEST_NULL);
+    check(begin(&requests.back()), what);
+  });
+  handles_->statuses.resize(requests.size());
+  for (Waiting waiting{timeout_};;) {
     int done = 0;
-    check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), what);
+    check(MPI_Testall(static_cast<int>(requests.size()), requests.data(), &done, handles_->statuses.data()),
+          what);
     if (done != 0) break;
-    if (tries < 100) continue;
-    const auto waited = std::chrono::steady_clock::now() - start_time;
-    if (waited < std::chrono::milliseconds{20}) {
-      std::this_thread::yield();
-      continue;
-    }
-    std::this_thread::sleep_for(std::chrono::microseconds{waited < std::chrono::seconds{1} ? 200 : 2000});
-    answer();
-    if (waited < timeout_) continue;
-    fail<CommunicationError>("rank ", rank_, " of ", size_, ": ", what, " of ", numbers,
-                             " numbers did not come together in ", timeout_.count(),
-                             " ms: ", call_the_roll());
+    const bool in_time = waiting.again();
+    if (waiting.is_long()) answer();
+    if (in_time) continue;
+    fail<CommunicationError>("rank ", rank_, " of ", size_, ": ", what, " of ", count, unit,
+                             " did not come together in ", timeout_.count(), " ms: ", call_the_roll());
   }
   handles_->failed = false;
 }
@@ -172,9 +173,11 @@ void MpiCommunicator::sum(std::span<float> numbers) {
   const int count = count_of(numbers.size());
   handles_->sent.assign(numbers.begin(), numbers.end());
   handles_->received.resize(numbers.size());
-  complete("a sum", numbers.size(), [&](MPI_Request* request) {
-    return MPI_Iallreduce(handles_->sent.data(), handles_->received.data(), count, MPI_FLOAT, MPI_SUM,
-                          handles_->world, request);
+  complete("a sum", numbers.size(), " numbers", [&](auto add) {
+    add([&](MPI_Request* request) {
+      return MPI_Iallreduce(handles_->sent.data(), handles_->received.data(), count, MPI_FLOAT, MPI_SUM,
+                            handles_->world, request);
+    });
   });
   std::ranges::copy(handles_->received, numbers.begin());
 }
@@ -185,11 +188,67 @@ void MpiCommunicator::gather(std::span<const float> own, std::span<float> all) {
   const int count = count_of(own.size());
   handles_->sent.assign(own.begin(), own.end());
   handles_->received.resize(all.size());
-  complete("a gathering", own.size(), [&](MPI_Request* request) {
-    return MPI_Iallgather(handles_->sent.data(), count, MPI_FLOAT, handles_->received.data(), count,
-                          MPI_FLOAT, handles_->world, request);
+  complete("a gathering", own.size(), " numbers", [&](auto add) {
+    add([&](MPI_Request* request) {
+      return MPI_Iallgather(handles_->sent.data(), count, MPI_FLOAT, handles_->received.data(), count,
+                            MPI_FLOAT, handles_->world, request);
+    });
   });
   std::ranges::copy(handles_->received, all.begin());
+}
+
+void MpiCommunicator::exchange(std::span<const Outgoing> sent, std::span<const Incoming> received) {
+  check_messages(sent, received);
+  std::vector<std::byte>& out = handles_->sent_bytes;
+  std::vector<std::byte>& in = handles_->received_bytes;
+  out.clear();
+  for (const Outgoing& message : sent) out.insert(out.end(), message.bytes.begin(), message.bytes.end());
+  std::size_t coming = 0;
+  for (const Incoming& message : received) coming += message.bytes.size();
+  in.resize(coming);
+  // MPI counts in int: longer messages go in pieces.
+  std::vector<int> lengths;
+  const auto for_each_piece = [](std::size_t size, auto call) {
+    constexpr std::size_t most = std::size_t{1} << 30;
+    for (std::size_t first = 0; first < size || first == 0; first += most) {
+      call(first, static_cast<int>(std::min(most, size - first)));
+    }
+  };
+  complete("an exchange", out.size() + in.size(), " bytes", [&](auto add) {
+    std::byte* to = in.data();
+    for (const Incoming& message : received) {
+      for_each_piece(message.bytes.size(), [&](std::size_t first, int length) {
+        lengths.push_back(length);
+        add([&](MPI_Request* request) {
+          return MPI_Irecv(to + first, length, MPI_BYTE, static_cast<int>(message.rank), 0, handles_->world,
+                           request);
+        });
+      });
+      to += message.bytes.size();
+    }
+    const std::byte* from = out.data();
+    for (const Outgoing& message : sent) {
+      for_each_piece(message.bytes.size(), [&](std::size_t first, int length) {
+        add([&](MPI_Request* request) {
+          return MPI_Isend(from + first, length, MPI_BYTE, static_cast<int>(message.rank), 0, handles_->world,
+                           request);
+        });
+      });
+      from += message.bytes.size();
+    }
+  });
+  // A longer message than there is room for is an error of MPI's own.
+  for (std::size_t i = 0; i < lengths.size(); ++i) {
+    int length = 0;
+    check(MPI_Get_count(&handles_->statuses[i], MPI_BYTE, &length), "MPI_Get_count");
+    require<CommunicationError>(length == lengths[i], "MPI: a message of ", length, " bytes, expected ",
+                                lengths[i], ": ranks make different calls");
+  }
+  const std::byte* from = in.data();
+  for (const Incoming& message : received) {
+    std::copy_n(from, message.bytes.size(), message.bytes.begin());
+    from += message.bytes.size();
+  }
 }
 
 }  // namespace kvpolicy::reference

@@ -30,6 +30,7 @@ class MpiCommunicator final : public Communicator {
   [[nodiscard]] std::size_t size() const override { return size_; }
   void sum(std::span<float> numbers) override;
   void gather(std::span<const float> own, std::span<float> all) override;
+  void exchange(std::span<const Outgoing> sent, std::span<const Incoming> received) override;
 
   /// Ends all processes, with exit status 1: for a program that has caught an error and said what it was.
   [[noreturn]] static void end_all();
@@ -37,7 +38,7 @@ class MpiCommunicator final : public Communicator {
  private:
   struct Handles;  // of MPI, whose header only the source includes
   template <class Start>
-  void complete(const char* what, std::size_t numbers, Start start);
+  void complete(const char* what, std::size_t count, const char* unit, Start start);
   void answer();
   [[nodiscard]] std::string call_the_roll();
 

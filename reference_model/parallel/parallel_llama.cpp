@@ -55,6 +55,42 @@ std::vector<std::size_t> counted(std::size_t first, std::size_t last) {
 
 }  // namespace
 
+void require_same_model(Communicator& ranks, const Llama& model) {
+  require_same(ranks, "version of kvpolicy", digest(version_major, version_minor, version_patch),
+               "start the same program on all");
+  const LlamaConfig& c = model.config();
+  std::vector<float> numbers{c.norm_eps};
+  const auto add = [&](std::span<const float> some) {
+    numbers.insert(numbers.end(), some.begin(), some.end());
+  };
+  add(inverse_frequencies(c.rotary, c.head_dim));
+  add(model.weights().norm);
+  for (const LlamaLayer& layer : model.weights().layers) {
+    for (const auto* norm : {&layer.attention_norm, &layer.q_norm, &layer.k_norm, &layer.mlp_norm})
+      add(*norm);
+  }
+  for_each_linear(model.weights(), [&](const Linear& linear) {
+    add(linear.bias);
+    if (linear.outputs() == 0) return;
+    std::vector<float> row(linear.inputs());
+    // Files differ in all rows or in none, so some are enough.
+    for (const std::size_t r : {std::size_t{0}, linear.outputs() / 2, linear.outputs() - 1}) {
+      linear.weight.copy_rows(r, 1, row.data());
+      add(row);
+    }
+  });
+  require_same(
+      ranks, "model",
+      digest(c.vocabulary, c.hidden, c.intermediate, c.layers, c.q_heads, c.kv_heads, c.head_dim, numbers));
+}
+
+void require_same_tokens(Communicator& ranks, std::span<const int> tokens,
+                         std::span<const std::size_t> positions, std::span<const std::size_t> logits_of) {
+  const auto list = [](auto numbers) { return std::vector(numbers.begin(), numbers.end()); };
+  require_same(ranks, "tokens", digest(list(tokens), list(positions), list(logits_of)),
+               "all must read the same text");
+}
+
 ParallelLlama::ParallelLlama(const Llama& model, const Shards& shards, Communicator& ranks)
     : ranks_{&ranks},
       config_{model.config()},
@@ -96,31 +132,7 @@ ParallelLlama::ParallelLlama(const Llama& model, const Shards& shards, Communica
 }
 
 void ParallelLlama::check_same(const Llama& model, const Shards& shards) {
-  require_same(*ranks_, "version of kvpolicy", digest(version_major, version_minor, version_patch),
-               "start the same program on all");
-  std::vector<float> numbers{config_.norm_eps};
-  const auto add = [&](std::span<const float> some) {
-    numbers.insert(numbers.end(), some.begin(), some.end());
-  };
-  add(frequencies_);  // the rotary settings
-  add(norm_);
-  for (const LlamaLayer& layer : model.weights().layers) {
-    for (const auto* norm : {&layer.attention_norm, &layer.q_norm, &layer.k_norm, &layer.mlp_norm})
-      add(*norm);
-  }
-  for_each_linear(model.weights(), [&](const Linear& linear) {
-    add(linear.bias);
-    if (linear.outputs() == 0) return;
-    std::vector<float> row(linear.inputs());
-    // Files differ in all rows or in none, so some are enough.
-    for (const std::size_t r : {std::size_t{0}, linear.outputs() / 2, linear.outputs() - 1}) {
-      linear.weight.copy_rows(r, 1, row.data());
-      add(row);
-    }
-  });
-  require_same(*ranks_, "model",
-               digest(config_.vocabulary, config_.hidden, config_.intermediate, config_.layers,
-                      config_.q_heads, config_.kv_heads, config_.head_dim, numbers));
+  require_same_model(*ranks_, model);
   require_same(*ranks_, "shards", digest_of(shards));
   require(shards.ranks() == ranks_->size(), "ParallelLlama: shards for ", shards.ranks(),
           " ranks, there are ", ranks_->size());
@@ -179,9 +191,7 @@ std::vector<float> ParallelLlama::forward(std::span<const int> tokens, std::span
                                           const AttendFn& attend, std::span<const std::size_t> wanted) const {
   const LlamaConfig& c = config_;
   const std::size_t rows = tokens.size();
-  const auto list = [](auto numbers) { return std::vector(numbers.begin(), numbers.end()); };
-  require_same(*ranks_, "tokens", digest(list(tokens), list(positions), list(wanted)),
-               "all must read the same text");
+  require_same_tokens(*ranks_, tokens, positions, wanted);
   require<ShapeError>(rows > 0, "ParallelLlama: no tokens, expected at least 1");
   require<ShapeError>(positions.size() == rows, "ParallelLlama: ", positions.size(), " positions for ", rows,
                       " tokens");

@@ -27,6 +27,13 @@
 
 namespace kvpolicy::reference {
 
+/// Checks that every rank has the same model and version of the library: of the model sizes, norms, biases, rotary
+/// settings, and some rows of each matrix. @throws ConfigError, on every rank; CommunicationError
+void require_same_model(Communicator& ranks, const Llama& model);
+/// The same of what a call reads. @throws the same
+void require_same_tokens(Communicator& ranks, std::span<const int> tokens,
+                         std::span<const std::size_t> positions, std::span<const std::size_t> logits_of);
+
 /// What a call reads is compared over ranks before anything changes, so that ranks that disagree about tokens end with
 /// an error that says so; and what fails on one rank fails on all, at the end of the call. Not synchronised.
 class ParallelLlama {

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <exception>
 #include <limits>
+#include <memory>
 #include <new>
 #include <optional>
 #include <span>
@@ -29,7 +30,9 @@
 #include <reference_model/language_model.hpp>
 #include <reference_model/parallel/communicator.hpp>
 #include <reference_model/parallel/cut_head.hpp>
+#include <reference_model/parallel/shard_checks.hpp>
 #include <reference_model/parallel/shard_parts.hpp>
+#include <reference_model/parallel/tensor_parts.hpp>
 
 namespace kvpolicy::reference {
 
@@ -53,22 +56,19 @@ class RankCache {
   /// ranks have another plan, other shards or options
   RankCache(const Plan& plan, const Shards& shards, Communicator& ranks, const CacheOptions& options = {},
             Engine engine = {})
-      : ranks_{&ranks}, options_{options}, engine_{std::move(engine)} {
+      : ranks_{&ranks},
+        model_{std::make_shared<const Model>(plan, shards)},
+        options_{options},
+        engine_{std::move(engine)} {
     require_same(ranks, "plan", SavedCache::digest_of(plan));
     require_same(ranks, "shards", digest_of(shards));
     require_same(ranks, "cache options",
                  digest(options_.max_rollback, options_.max_append, options_.max_tokens,
                         options_.kept_queries, options_.page_rows));
-    check(plan, shards, ranks);
+    check_shards(plan, shards, ranks.size());
     commit_changes_rows_ = plan.commit_changes_rows();
     shape_ = shape_of_rank(plan.shape(), shards, ranks.rank());
-    std::exception_ptr failed;
-    try {
-      make(plan, shards, ranks.rank());
-    } catch (...) {
-      failed = std::current_exception();
-    }
-    fail_together(ranks, failed);
+    together(ranks, [&] { make(plan, shards, ranks.rank()); });
   }
   RankCache(RankCache&&) noexcept = default;
   RankCache& operator=(RankCache&&) noexcept = default;
@@ -77,6 +77,10 @@ class RankCache {
   /// @throws std::bad_alloc, on this rank alone
   [[nodiscard]] RankCache fork() const { return RankCache{*this}; }
 
+  /// Of the whole model.
+  [[nodiscard]] const Plan& plan() const { return model_->plan; }
+  [[nodiscard]] const Shards& shards() const { return model_->shards; }
+  [[nodiscard]] Communicator& ranks() const { return *ranks_; }
   /// Of this rank's heads and parts of heads.
   [[nodiscard]] const ModelShape& shape() const { return shape_; }
   [[nodiscard]] const CacheOptions& options() const { return options_; }
@@ -126,6 +130,31 @@ class RankCache {
                                        std::span<const std::int32_t> indptr, TensorView<const float> q,
                                        TensorView<K> k, TensorView<K> v, TensorView<float> out);
 
+  /// Adds rows of tokens that follow those that are there, whose attention was computed elsewhere
+  /// (prefill_over_ranks.hpp): k and v have the heads of `parts_in_order`. Of a head that is cut only this rank's rows
+  /// are read, and of a window only those count that its policy keeps in the end. No message.
+  /// @throws ShapeError if a tensor has other heads, or a policy cannot keep a row; CapacityError past `max_tokens`;
+  /// RollbackError while a tree is pending; std::bad_alloc, StorageError, after which some heads have rows that others
+  /// lack
+  void add(std::size_t layer, TensorView<const E> k, TensorView<const E> v) {
+    check_layer(layer);
+    Layer& own = layers_[layer];
+    const std::size_t parts = own.whole + own.cut.size();
+    require<ShapeError>(k.heads == parts && v.heads == parts && k.tokens == v.tokens, "RankCache: layer ",
+                        layer, " has ", parts, " parts here; the call brings keys of ", k.heads,
+                        " heads and ", k.tokens, " tokens, values of ", v.heads, " and ", v.tokens);
+    refuse_tree("add");
+    check_room(own, k.tokens);
+    if (k.tokens == 0) return;
+    if (own.whole > 0) add_whole(layer, heads_of(k, 0, own.whole), heads_of(v, 0, own.whole));
+    for (std::size_t i = 0; i < own.cut.size(); ++i) {
+      Cut& cut = own.cut[i];
+      cut.append(cut.own_rows(own.tokens, ConstTensor{heads_of(k, own.whole + i, 1)},
+                              ConstTensor{heads_of(v, own.whole + i, 1)}));
+    }
+    advance(own, k.tokens);
+  }
+
   /// Takes back the rows from text position `tokens` on.
   /// @throws RollbackError, on every rank and with nothing changed, if a layer has committed that far, or has not come
   /// that far
@@ -157,7 +186,7 @@ class RankCache {
   /// As KvCache::commit. @throws also RankError
   void commit() {
     refuse_tree("commit");
-    together([&] {
+    together(*ranks_, [&] {
       if (whole_) whole_->commit();
       for (Layer& layer : layers_) {
         for (Cut& cut : layer.cut) cut.commit();
@@ -168,7 +197,7 @@ class RankCache {
   /// As KvCache::compress. Cut heads keep every row. @throws also RankError
   void compress() {
     commit();
-    together([&] {
+    together(*ranks_, [&] {
       if (whole_) whole_->compress();
     });
   }
@@ -177,6 +206,11 @@ class RankCache {
   using Cache = KvCache<E, Engine>;
   using Cut = CutHead<E, Engine>;
 
+  struct Model {
+    Model(const Plan& plan_, const Shards& shards_) : plan{plan_}, shards{shards_} {}
+    Plan plan;
+    Shards shards;
+  };
   struct Layer {
     Layer() = default;
     Layer(Layer&&) noexcept = default;
@@ -202,6 +236,7 @@ class RankCache {
 
   RankCache(const RankCache& other)
       : ranks_{other.ranks_},
+        model_{other.model_},
         shape_{other.shape_},
         options_{other.options_},
         engine_{other.engine_},
@@ -210,39 +245,6 @@ class RankCache {
     if (other.whole_) whole_.emplace(other.whole_->fork());
   }
 
-  // What every rank refuses alike.
-  static void check(const Plan& plan, const Shards& shards, const Communicator& ranks) {
-    const ModelShape& shape = plan.shape();
-    require(shards.ranks() == ranks.size(), "RankCache: shards for ", shards.ranks(), " ranks, there are ",
-            ranks.size());
-    require(shards.layers() == shape.layers, "RankCache: shards of ", shards.layers(),
-            " layers, the plan has ", shape.layers);
-    for (std::size_t layer = 0; layer < shape.layers; ++layer) {
-      const LayerShape own = shape.layer(layer);
-      require(!own.reads, "RankCache: layer ", layer,
-              " reads the cache of another layer, which ranks do not do yet");
-      for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
-        for (const HeadPart& part : shards.parts(layer, rank)) {
-          require(part.head < own.kv_heads, "RankCache: the shards have head ", part.head, " of layer ",
-                  layer, ", the plan has ", own.kv_heads);
-          check_part(plan, layer, part, ranks.size());
-        }
-      }
-    }
-  }
-  static void check_part(const Plan& plan, std::size_t layer, const HeadPart& part, std::size_t ranks) {
-    const HeadSettings<E>& settings = plan.at(layer, part.head);
-    require(!settings.is_adaptive_in_layer() || ranks == 1, "RankCache: head ", part.head, " of layer ",
-            layer,
-            " shares its budget with other heads, of which ranks know only their own; give each head its own "
-            "budget (compete=head)");
-    if (part.rows.is_whole()) return;
-    const std::size_t head_dim = plan.shape().layer(layer).head_dim;
-    require(settings.has_rule() && can_cut(settings.rule(head_dim), false), "RankCache: head ", part.head,
-            " of layer ", layer,
-            " is cut by rows, and does not keep every row and read it; balance it with whole heads, or "
-            "without cut_budgets");
-  }
   void make(const Plan& plan, const Shards& shards, std::size_t rank) {
     ModelShape whole = plan.shape();
     std::vector<std::vector<std::size_t>> heads(whole.layers);
@@ -285,9 +287,12 @@ class RankCache {
     return Cache{Plan{shape, settings}, options, engine_};
   }
 
-  [[nodiscard]] const Layer& known(std::size_t layer) const {
+  void check_layer(std::size_t layer) const {
     require<ShapeError>(layer < layers_.size(), "RankCache: there is no layer ", layer, ", there are ",
                         layers_.size());
+  }
+  [[nodiscard]] const Layer& known(std::size_t layer) const {
+    check_layer(layer);
     return layers_[layer];
   }
   [[nodiscard]] bool has_cut_heads() const {
@@ -299,15 +304,10 @@ class RankCache {
                              " nodes is pending; accept a path, or truncate");
     }
   }
-  template <class Work>
-  void together(Work work) {
-    std::exception_ptr failed;
-    try {
-      work();
-    } catch (...) {
-      failed = std::current_exception();
-    }
-    fail_together(*ranks_, failed);
+  void check_room(const Layer& layer, std::size_t tokens) const {
+    require<CapacityError>(options_.max_tokens == 0 || tokens <= options_.max_tokens - layer.tokens,
+                           "RankCache: ", tokens, " more tokens after ", layer.tokens,
+                           " exceed max_tokens = ", options_.max_tokens);
   }
   void check_call(std::size_t layer, const AttendOptions& options, std::size_t tokens) const {
     require(options.log_sum_exp.empty() && options.attention_sink_bias.empty(),
@@ -319,31 +319,25 @@ class RankCache {
             "RankCache: a bounded read needs whole heads, and some are cut by rows; balance with cut_rows = "
             "false");
     const Layer& own = layers_[layer];
-    require<CapacityError>(options_.max_tokens == 0 || tokens <= options_.max_tokens - own.tokens,
-                           "RankCache: ", tokens, " more tokens after ", own.tokens,
-                           " exceed max_tokens = ", options_.max_tokens);
+    check_room(own, tokens);
     require<RollbackError>(own.nodes == 0 || options.tree != nullptr, "RankCache::step: a tree of ",
                            own.nodes, " nodes is pending; accept a path, or truncate");
   }
 
-  template <class T>
-  [[nodiscard]] static TensorView<T> heads_of(TensorView<T> all, std::size_t first, std::size_t count) {
-    all.data += first * all.head_stride;
-    all.heads = count;
-    return all;
-  }
-  // The first `heads` heads of a tensor, contiguous, in E.
-  template <class T>
-  [[nodiscard]] static std::vector<E> columns(const TensorView<T>& all, std::size_t heads) {
-    std::vector<E> copied;
-    copied.reserve(all.tokens * heads * all.head_dim);
-    for (std::size_t t = 0; t < all.tokens; ++t) {
-      for (std::size_t head = 0; head < heads; ++head) {
-        const T* row = all.row(t, head);
-        for (std::size_t i = 0; i < all.head_dim; ++i) copied.push_back(E{static_cast<float>(row[i])});
-      }
+  // Adds rows of the whole heads. The last one comes in a step, whose output nobody wants: rows before it are then
+  // committed as after any step.
+  void add_whole(std::size_t layer, const TensorView<const E>& k, const TensorView<const E>& v) {
+    const std::size_t last = k.tokens - 1;
+    for (std::size_t first = 0; first < last;) {
+      const std::size_t count = std::min(options_.max_append, last - first);
+      whole_->append(layer, k.slice(first, count), v.slice(first, count));
+      first += count;
     }
-    return copied;
+    const std::size_t heads = k.heads * layers_[layer].group;
+    const std::vector<float> query(heads * k.head_dim, 0.0F);
+    std::vector<float> output(heads * v.head_dim);
+    whole_->step(layer, TensorView<const float>{query.data(), 1, heads, k.head_dim}, k.slice(last, 1),
+                 v.slice(last, 1), TensorView<float>{output.data(), 1, heads, v.head_dim});
   }
   [[nodiscard]] static std::size_t place(const Layer& own, std::size_t head) {
     return static_cast<std::size_t>(std::ranges::find(own.merges, head, &HeadMerge::head) -
@@ -355,13 +349,17 @@ class RankCache {
             const AttendOptions& options) {
     Layer& own = layers_[layer];
     for (std::size_t i = 0; i < own.cut.size(); ++i) own.cut[i].append(calls[i]);
-    own.tokens += tokens;
     if (options.tree != nullptr) own.nodes += tokens;
-    const std::size_t text = own.tokens - own.nodes;
-    own.committed = std::max(own.committed, text - std::min(text, options_.max_rollback));
+    advance(own, tokens);
+  }
+  void advance(Layer& layer, std::size_t tokens) const {
+    layer.tokens += tokens;
+    const std::size_t text = layer.tokens - layer.nodes;
+    layer.committed = std::max(layer.committed, text - std::min(text, options_.max_rollback));
   }
 
   Communicator* ranks_;
+  std::shared_ptr<const Model> model_;
   ModelShape shape_;
   CacheOptions options_;
   Engine engine_;
@@ -463,8 +461,8 @@ std::vector<LeftOut> RankCache<E, Engine>::step_all(std::size_t layer, std::span
   std::vector<LeftOut> left_out;
   const std::size_t whole = first.layers_[layer].whole;
   if (whole > 0) {
-    const std::vector<E> keys = columns(k, whole);
-    const std::vector<E> values = columns(v, whole);
+    const std::vector<E> keys = rounded<E>(heads_of(k, 0, whole));
+    const std::vector<E> values = rounded<E>(heads_of(v, 0, whole));
     std::vector<BatchSequence<Cache>> own;
     for (const Sequence& one : sequences) own.push_back({&*one.cache->whole_, one.options});
     Batch<E, Engine> batch{first.engine_};

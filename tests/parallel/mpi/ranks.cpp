@@ -2,7 +2,8 @@
 //
 // A golden checkpoint over MPI: every rank compares the logits with PyTorch's. Started by mpirun.
 //
-//   ranks FOLDER            the checkpoint, in chunks and token by token, and as several texts in a step
+//   ranks FOLDER            the checkpoint, in chunks and token by token, as a prompt that all read at once, and as
+//                           several texts in a step
 //   ranks FOLDER --die 1    rank 1 ends without a word after the first chunk
 //   ranks FOLDER --stop 1   rank 1 stops answering
 //   ranks FOLDER --other 1  rank 1 has other shards
@@ -23,10 +24,12 @@
 #include <reference_model/language_model.hpp>
 #include <reference_model/parallel/mpi_communicator.hpp>
 #include <reference_model/parallel/parallel_llama.hpp>
+#include <reference_model/parallel/prefill_over_ranks.hpp>
 #include <reference_model/parallel/rank_cache.hpp>
 #include <reference_model/run.hpp>
 
 #include "model/golden.hpp"
+#include "parallel/communicator_trial.hpp"
 
 namespace {
 
@@ -77,7 +80,7 @@ float run_together(MpiCommunicator& ranks, const std::string& folder) {
   return worst;
 }
 
-// Returns the largest error of a logit.
+// Returns the largest error of a logit. A chunk of 0: all ranks read the text at once, but for its end.
 float run(MpiCommunicator& ranks, const std::string& folder, std::size_t chunk, const Fault& fault) {
   const Llama model = Llama::load(folder, {.weights = WeightFormat::float32});
   const std::string name = folder.substr(folder.rfind('/') + 1);
@@ -89,7 +92,13 @@ float run(MpiCommunicator& ranks, const std::string& folder, std::size_t chunk, 
   ParallelLlama own{model, shards, ranks};
   RankCache<float> cache{plan, shards, ranks};
   std::vector<float> logits;
-  for (std::size_t first = 0; first < tokens.size(); first += chunk) {
+  std::size_t first = 0;
+  if (chunk == 0) {
+    first = tokens.size() - 13;
+    logits = prefill_over_ranks(model, cache, tokens.first(first), LogitsOf::all);
+    chunk = 1;
+  }
+  for (; first < tokens.size(); first += chunk) {
     const auto part = tokens.subspan(first, std::min(chunk, tokens.size() - first));
     std::vector<int> read{part.begin(), part.end()};
     if (fault.is("--tokens", ranks)) read.back() = read.back() == 1 ? 2 : 1;
@@ -117,10 +126,12 @@ int main(int argc, char** argv) {
     const Fault fault = argc > 3 ? Fault{argv[2], std::strtoul(argv[3], nullptr, 10)} : Fault{};
     const bool waits = fault.kind == "--die" || fault.kind == "--stop";
     MpiCommunicator ranks{waits ? std::chrono::seconds{3} : std::chrono::minutes{2}};
-    for (const std::size_t chunk : {150U, 40U, 1U}) {
+    if (!waits) try_communicator(ranks);
+    for (const std::size_t chunk : {150U, 40U, 1U, 0U}) {
       const float error = run(ranks, argv[1], chunk, fault);
       if (ranks.rank() == 0)
-        std::printf("%zu ranks, chunks of %zu: largest error %g\n", ranks.size(), chunk,
+        std::printf("%zu ranks, %s: largest error %g\n", ranks.size(),
+                    chunk == 0 ? "all at once" : ("chunks of " + std::to_string(chunk)).c_str(),
                     static_cast<double>(error));
       require(error <= 1.5F * logit_tolerance, "the logits are off by ", error);
     }
