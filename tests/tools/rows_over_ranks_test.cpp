@@ -80,7 +80,9 @@ struct Answer {
 std::vector<Answer> ask(
     Scheduler& scheduler, const std::vector<Question>& asked,
     const std::function<void()>& after_step = [] {}) {
-  std::vector<Answer> answers(asked.size());
+  // A scheduler that ends early ends its requests, when this may be over.
+  const auto shared = std::make_shared<std::vector<Answer>>(asked.size());
+  std::vector<Answer>& answers = *shared;
   const auto submit = [&](std::size_t i) {
     Request request;
     request.prompt = model().encode(asked[i].text);
@@ -88,11 +90,11 @@ std::vector<Answer> ask(
     request.max_new = asked[i].max_new;
     request.sampler.temperature = 0;
     request.plan = asked[i].plan;
-    request.on_token = [&answer = answers[i]](int token) {
-      answer.tokens.push_back(token);
+    request.on_token = [shared, i](int token) {
+      (*shared)[i].tokens.push_back(token);
       return true;
     };
-    request.on_end = [&answer = answers[i]](const Outcome& outcome) { answer.outcome = outcome; };
+    request.on_end = [shared, i](const Outcome& outcome) { (*shared)[i].outcome = outcome; };
     scheduler.submit(std::move(request));
   };
   const auto run = [&] {
