@@ -3,7 +3,7 @@
 // A long prompt read by all ranks at once (context parallelism): each has some of the tokens and the whole weights, so
 // it computes all heads of its own tokens and none of the others' (plan/prompt_moves.hpp). Keys and values travel,
 // layer by layer: of heads that read every row all of them, of windows the few rows before each block. A rank attends
-// to what arrives from one other rank at a time and merges by log-sum-exp (Ring Attention, arXiv:2310.01889, whose ranks
+// to what arrives from one other rank at a time, merged by log-sum-exp (Ring Attention, arXiv:2310.01889, whose ranks
 // pass rows on to their neighbours; here they send them to whoever reads them, and nobody else). What a rank is to hold
 // for decoding goes into its RankCache, where ParallelLlama continues.
 //

@@ -205,7 +205,7 @@ void try_prompts(std::uint64_t seed, std::size_t trials) {
       if (one) std::rethrow_exception(one);
     }
     // Outputs lie between -1 and 1. A sum of `tokens` weights and one of as many products are off by at most so many
-    // half units in the last place each, a logit of 16 products of numbers up to 1, which is at most 4, by 16 half units
+    // half units in the last place each, a logit of 16 products of numbers up to 1, at most 4, by 16 half units
     // of 16; both results are.
     const float bound = (2 * static_cast<float>(tokens) + 2 * 16 * 16 + 16) * 0x1p-23F;
     float worst = 0;
