@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <exception>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -20,6 +21,8 @@
 #include <kvpolicy/format.hpp>
 #include <kvpolicy/offload/file_resource.hpp>
 #include <reference_model/llama.hpp>
+#include <reference_model/parallel/shard_parts.hpp>
+#include <reference_model/run.hpp>
 
 #include "common/device.hpp"
 #include "common/files.hpp"
@@ -27,8 +30,12 @@
 #include "common/run_tool.hpp"
 #include "common/text_model.hpp"
 #include "serve/api.hpp"
+#include "serve/join_ranks.hpp"
 #include "serve/llama_served.hpp"
+#include "serve/local_rows.hpp"
+#include "serve/parallel_served.hpp"
 #include "serve/prefix_folder.hpp"
+#include "serve/rows_over_ranks.hpp"
 #include "serve/scheduler.hpp"
 #include "serve/server.hpp"
 #include "tool_plan.hpp"
@@ -47,7 +54,8 @@ struct Arguments {
   std::size_t swap_memory = 4096;  // MiB
   std::string swap_folder;
   std::string prefixes;
-  std::size_t save_every = 300;  // seconds
+  std::size_t save_every = 300;   // seconds
+  std::size_t rank_timeout = 60;  // seconds
   std::size_t threads = 0;
   bool demo = false;
   serve::SchedulerOptions scheduler;
@@ -60,7 +68,10 @@ constexpr const char* description =
 
 All requests share one memory budget for their KV caches. A request comes in when the most that it may take
 is free, so one that was admitted never fails for memory; texts that begin alike share what they read; a
-request may name a plan of its own: "kv_plan": "duo:0.5".)";
+request may name a plan of its own: "kv_plan": "duo:0.5".
+
+Under mpirun each process holds some KV heads of every text, and its part of the weights; rank 0 takes the
+requests. --memory is each one's, and a request comes in if the fullest has room for it.)";
 
 std::string footer() {
   return std::string{"Plans (--plan, and \"kv_plan\" in a request):\n"} + plan_help() + R"(
@@ -68,6 +79,7 @@ Examples:
   serve --model models/smollm2 --demo
   serve --model models/smollm2 --plan duo+int4:0.5 --memory 256 --port 9000
   serve --model models/smollm2 --prefixes /var/lib/kvpolicy --swap-folder /var/tmp
+  mpirun -n 2 --bind-to none serve --model models/smollm2 --threads 4
   curl http://127.0.0.1:8080/v1/completions -d '{"prompt": "The capital of France is", "max_tokens": 8}'
   curl http://127.0.0.1:8080/v1/chat/completions -d '{"messages": [{"role": "user", "content": "Hello!"}], "kv_plan": "duo:0.5"}')";
 }
@@ -111,38 +123,21 @@ std::string tag_of(const Arguments& arguments, const TextModel& model) {
                      model.llama().parameters(), arguments.load.weights, arguments.load.activations);
 }
 
-void run(Arguments& arguments) {
-  StopBySignal signals;  // before any thread begins
-  set_threads(arguments.threads);
-  const auto model = TextModel::load(arguments.model, arguments.load.options());
-  serve::LlamaServed served{model};
-  if (arguments.name.empty())
-    arguments.name = std::filesystem::path{arguments.model}.lexically_normal().filename().string();
-  const serve::Api api{model, served, arguments.name, arguments.model, arguments.plan};
+// The plan by which ranks divide the heads.
+serve::Plan dividing_plan(const Arguments& arguments, const TextModel& model) {
+  PlanArguments wanted;
+  wanted.plan = arguments.plan;
+  auto plan = make_plan<bfloat16>(wanted, model.config().shape(), arguments.model);
+  reference::limit_windows(plan, model.config());
+  return plan;
+}
 
-  std::optional<offload::FileResource> file;
-  if (!arguments.swap_folder.empty()) {
-    file.emplace(offload::FileOptions{.folder = arguments.swap_folder,
-                                      .max_bytes = arguments.swap_memory * mebibyte + mebibyte});
-    arguments.scheduler.swap_to = &*file;
-  }
-  arguments.scheduler.memory = arguments.memory * mebibyte;
-  arguments.scheduler.swap_memory = arguments.swap_memory * mebibyte;
-  std::optional<serve::PrefixFolder> folder;
-  if (!arguments.prefixes.empty()) {
-    folder.emplace(arguments.prefixes, tag_of(arguments, model),
-                   [](const std::string& line) { fmt::print(stderr, "  prefixes   {}\n", line); });
-    arguments.scheduler.bring_prefixes_back = [&folder](serve::Prefixes& prefixes, const serve::Plan& plan) {
-      folder->bring_back(prefixes, plan);
-    };
-  }
-  serve::Scheduler scheduler{served, arguments.scheduler};
-  if (folder) {
-    folder->bring_back(scheduler.prefixes(), *api.default_plan());
-    if (arguments.save_every > 0) {
-      folder->save_every(std::chrono::seconds{arguments.save_every}, scheduler.prefixes());
-    }
-  }
+// Answers requests until a signal comes.
+void answer(Arguments& arguments, const TextModel& model, serve::ServedModel& served, serve::Rows& rows,
+            const std::function<void(const serve::Api&)>& begun, StopBySignal& signals) {
+  const serve::Api api{model, served, arguments.name, arguments.model, arguments.plan};
+  serve::Scheduler scheduler{served, rows, arguments.scheduler};
+  begun(api);
   arguments.server.page = arguments.demo;
   serve::Server server{api, scheduler, arguments.server};
   signals.begin(server);
@@ -156,10 +151,85 @@ void run(Arguments& arguments) {
   fmt::print("{}\n", server.port());
   std::fflush(stdout);
   server.run();
-  if (!folder) return;
-  folder->stop();
-  const std::size_t count = folder->save(scheduler.prefixes());
-  fmt::print(stderr, "  prefixes   {} saved to {}\n", count, arguments.prefixes);
+}
+
+// One process, or one rank of several, of which the first answers requests and the others follow it.
+void serve_texts(Arguments& arguments, reference::Communicator* ranks, StopBySignal& signals) {
+  const auto model = TextModel::load(arguments.model, arguments.load.options());
+  if (arguments.name.empty())
+    arguments.name = std::filesystem::path{arguments.model}.lexically_normal().filename().string();
+  std::optional<serve::LlamaServed> whole;
+  std::optional<serve::ParallelServed> part;
+  if (ranks == nullptr) {
+    whole.emplace(model);
+  } else {
+    const std::size_t longest = model.config().max_positions;
+    part.emplace(model, dividing_plan(arguments, model), longest > 0 ? longest : 4096, *ranks);
+  }
+  serve::ServedModel& served = whole ? static_cast<serve::ServedModel&>(*whole) : *part;
+
+  serve::SchedulerOptions& options = arguments.scheduler;
+  std::optional<offload::FileResource> file;
+  if (!arguments.swap_folder.empty()) {
+    file.emplace(offload::FileOptions{.folder = arguments.swap_folder,
+                                      .max_bytes = arguments.swap_memory * mebibyte + mebibyte});
+    options.swap_to = &*file;
+  }
+  options.memory = arguments.memory * mebibyte;
+  options.swap_memory = arguments.swap_memory * mebibyte;
+  options.save_every = std::chrono::seconds{arguments.save_every};
+  options.tell = [who = part ? fmt::format("rank {}: ", ranks->rank()) : std::string{}](
+                     const std::string& line) { fmt::print(stderr, "  prefixes   {}{}\n", who, line); };
+  std::optional<serve::PrefixFolder> folder;
+  if (!arguments.prefixes.empty()) {
+    std::filesystem::path place = arguments.prefixes;
+    std::string tag = tag_of(arguments, model);
+    if (part) {  // each rank has its own heads
+      place /= fmt::format("{}-ranks", ranks->size());
+      place /= fmt::format("rank-{}", ranks->rank());
+      tag += fmt::format(", heads {:016x}", reference::digest_of(part->shards()));
+    }
+    folder.emplace(place, tag, options.tell);
+    options.bring_prefixes_back = [&folder](serve::Prefixes& prefixes, const serve::Plan& plan) {
+      return folder->bring_back(prefixes, plan);
+    };
+    options.save_prefixes = [&folder](serve::Prefixes& prefixes) { return folder->save(prefixes); };
+    // Ranks save at one time, and must all have the same prefixes.
+    if (!part)
+      options.take_prefixes_in = [&folder](serve::Prefixes& prefixes) { return folder->take_in(prefixes); };
+  }
+
+  serve::LocalRows own{served, options, ranks};
+  if (ranks != nullptr && ranks->rank() > 0) return follow(*ranks, own);
+  std::optional<serve::RowsOverRanks> over;
+  if (ranks != nullptr) over.emplace(*ranks, own, part->shards());
+  serve::Rows& rows = over ? static_cast<serve::Rows&>(*over) : own;
+  const auto begun = [&](const serve::Api& api) {
+    if (!folder || over) return;  // ranks load and save all at one time
+    folder->bring_back(own.prefixes(), *api.default_plan());
+    if (arguments.save_every > 0) folder->save_every(options.save_every, own.prefixes());
+  };
+  answer(arguments, model, served, rows, begun, signals);
+  if (folder) {
+    folder->stop();
+    const std::size_t count = over ? over->save() : own.save();
+    fmt::print(stderr, "  prefixes   {} saved to {}\n", count, arguments.prefixes);
+  }
+  if (over) over->stop();
+}
+
+void run(Arguments& arguments) {
+  StopBySignal signals;  // before any thread begins
+  set_threads(arguments.threads);
+  const auto ranks = serve::join_ranks(std::chrono::seconds{arguments.rank_timeout});
+  if (ranks == nullptr) return serve_texts(arguments, nullptr, signals);
+  try {
+    serve_texts(arguments, ranks.get(), signals);
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "serve: rank {} of {}: {}\n", ranks->rank(), ranks->size(), error.what());
+    std::fflush(stderr);
+    serve::end_all_ranks();
+  }
 }
 
 }  // namespace
@@ -190,8 +260,10 @@ int main(int argc, char** argv) {
   app.add_option("--swap-folder", arguments.swap_folder,
                  "Folder for a file with those rows, instead of memory")
       ->type_name("DIR");
-  app.add_option("--prefixes", arguments.prefixes,
-                 "Folder in which prefixes are saved; those of a plan are loaded when it is first asked for")
+  app.add_option(
+         "--prefixes", arguments.prefixes,
+         "Folder in which prefixes are saved, and which servers may share; those of a plan are loaded when "
+         "it is first asked for")
       ->type_name("DIR");
   app.add_option("--save-every", arguments.save_every,
                  "Seconds between savings of prefixes, of which a crash loses the latest; 0: at the end only")
@@ -238,6 +310,11 @@ int main(int argc, char** argv) {
                  "Seconds after which a client that takes nothing of its answer is dropped")
       ->type_name("N")
       ->check(whole_number(1, 86'400))
+      ->capture_default_str();
+  app.add_option("--rank-timeout", arguments.rank_timeout,
+                 "Seconds after which processes under mpirun give up one that does not answer")
+      ->type_name("N")
+      ->check(whole_number(2, 86'400))
       ->capture_default_str();
   app.add_option("--threads", arguments.threads, "Threads of the model; 0: all that OpenMP offers")
       ->type_name("N")

@@ -10,8 +10,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <new>
 #include <span>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <kvpolicy/cache/batch.hpp>
@@ -28,10 +30,20 @@ struct BatchedRead {
   std::exception_ptr error;   ///< std::bad_alloc or StorageError, if the sequence was left out
 };
 
-/// The model must outlive it. Several threads may use one reader, each with caches of its own.
-class LlamaReader {
+/// What steps several caches at once.
+template <class Cache>
+struct BatchOf {
+  using type =
+      Batch<typename Cache::element_type, std::remove_cvref_t<decltype(std::declval<Cache&>().engine())>>;
+};
+
+/// Reads over caches of the model's `shape()`. `Model` is a Llama, or one rank's part of it, whose caches have that
+/// rank's heads (parallel/parallel_llama.hpp). The model must outlive it. Several threads may use one reader, each with
+/// caches of its own.
+template <class Model>
+class ModelReader {
  public:
-  explicit LlamaReader(const Llama& model) : model_{&model} {}
+  explicit ModelReader(const Model& model) : model_{&model} {}
 
   [[nodiscard]] std::size_t vocabulary() const { return model_->config().vocabulary; }
 
@@ -69,22 +81,29 @@ class LlamaReader {
       indptr.push_back(indptr.back() + static_cast<std::int32_t>(call.tokens.size()));
       fit = fit && call.tokens.size() <= cache->options().max_append;
     }
-    using Engine = std::remove_cvref_t<decltype(calls.front().cache->engine())>;
-    Batch<typename Cache::element_type, Engine> batch{calls.front().cache->engine()};
+    typename BatchOf<Cache>::type batch{calls.front().cache->engine()};
     const auto attend_all = [&](std::size_t layer, TensorView<const float> q, TensorView<const float> k,
                                 TensorView<const float> v, TensorView<float> out) {
-      // A call of more rows than can be appended at once is a step of its own.
-      for (std::size_t i = 0; !fit && i < calls.size(); ++i) {
-        const auto first = static_cast<std::size_t>(indptr[i]);
-        const std::size_t count = calls[i].call.tokens.size();
-        attend(*calls[i].cache, layer, q.slice(first, count), k.slice(first, count), v.slice(first, count),
-               out.slice(first, count), calls[i].call.attend);
+      if constexpr (!is_appendable<Cache>) {
+        for (const LeftOut& one :
+             batch.step(layer, std::span<const BatchSequence<Cache>>{sequences}, indptr, q, k, v, out))
+          std::rethrow_exception(one.error);
+        return;
+      } else {
+        if (k.heads == 0) return;  // of a rank
+        // A call of more rows than can be appended at once is a step of its own.
+        for (std::size_t i = 0; !fit && i < calls.size(); ++i) {
+          const auto first = static_cast<std::size_t>(indptr[i]);
+          const std::size_t count = calls[i].call.tokens.size();
+          attend(*calls[i].cache, layer, q.slice(first, count), k.slice(first, count), v.slice(first, count),
+                 out.slice(first, count), calls[i].call.attend);
+        }
+        if (!fit) return;
+        for (const LeftOut& one : batch.append(layer, sequences, indptr, k, v))
+          std::rethrow_exception(one.error);
+        for (const LeftOut& one : batch.attend(layer, sequences, indptr, q, out))
+          std::rethrow_exception(one.error);
       }
-      if (!fit) return;
-      for (const LeftOut& one : batch.append(layer, sequences, indptr, k, v))
-        std::rethrow_exception(one.error);
-      for (const LeftOut& one : batch.attend(layer, sequences, indptr, q, out))
-        std::rethrow_exception(one.error);
     };
     const auto logits = model_->forward(tokens, positions, attend_all, LogitsOf::all);
     std::vector<std::vector<float>> result;
@@ -101,14 +120,13 @@ class LlamaReader {
     return result;
   }
 
-  /// Reads the tokens of many sequences, of any number each: a prompt's part beside decoding ones. Keys and values
-  /// are rounded to the cache's element type before queries read them. A sequence that gets no memory is left out from there on, and its cache is
-  /// of no more use; all others go on.
+  /// Reads the tokens of many sequences, of any number each: a prompt's part beside decoding ones. Keys and values are
+  /// rounded to the cache's element type before queries read them. A sequence that gets no memory is left out from
+  /// there on, and its cache is of no more use; all others go on.
   /// @throws as `read`, with no cache changed if it is for want of a right call
   template <class Cache>
   [[nodiscard]] std::vector<BatchedRead> read_each(std::span<const BatchCall<Cache>> calls) const {
     using E = typename Cache::element_type;
-    using Engine = std::remove_cvref_t<decltype(calls.front().cache->engine())>;
     if (calls.empty()) return {};
     std::vector<int> tokens;
     std::vector<std::size_t> positions;
@@ -126,7 +144,7 @@ class LlamaReader {
       for (std::size_t i = tokens.size() - wanted; i < tokens.size(); ++i) rows.push_back(i);
     }
     std::vector<BatchedRead> result(calls.size());
-    Batch<E, Engine> batch{calls.front().cache->engine()};
+    typename BatchOf<Cache>::type batch{calls.front().cache->engine()};
     std::vector<E> rounded;
     const auto round = [&](const TensorView<const float>& from, std::size_t at) {
       const std::size_t numbers = from.tokens * from.heads * from.head_dim;
@@ -136,15 +154,23 @@ class LlamaReader {
     };
     const auto attend_all = [&](std::size_t layer, TensorView<const float> q, TensorView<const float> k,
                                 TensorView<const float> v, TensorView<float> out) {
+      if constexpr (is_appendable<Cache>) {
+        if (k.heads == 0) return;  // of a rank
+      }
       check_range<E>("k", ConstTensor{k});
       check_range<E>("v", ConstTensor{v});
       const std::size_t numbers = k.tokens * k.heads * k.head_dim;
       rounded.resize(2 * numbers);
       const auto keys = round(k, 0);
       const auto values = round(v, numbers);
-      if (std::ranges::none_of(result, [](const BatchedRead& one) { return one.error != nullptr; })) {
-        for (const LeftOut& one : batch.step(layer, sequences, indptr, q, keys, values, out)) {
-          result[one.sequence].error = one.error;
+      // Over ranks a sequence that was left out goes on with the others, for its messages are theirs.
+      const bool all_go_on =
+          !is_appendable<Cache> ||
+          std::ranges::none_of(result, [](const BatchedRead& one) { return one.error != nullptr; });
+      if (all_go_on) {
+        for (const LeftOut& one : batch.step(layer, std::span<const BatchSequence<Cache>>{sequences}, indptr,
+                                             q, keys, values, out)) {
+          if (result[one.sequence].error == nullptr) result[one.sequence].error = one.error;
         }
         return;
       }
@@ -164,6 +190,16 @@ class LlamaReader {
       }
     };
     const auto logits = model_->forward(tokens, positions, attend_all, std::span<const std::size_t>{rows});
+    // A sequence that one rank left out is of no use on the others.
+    if constexpr (requires(std::vector<bool>& left_out) { model_->any_of_ranks(left_out); }) {
+      std::vector<bool> left_out;
+      for (const BatchedRead& one : result) left_out.push_back(one.error != nullptr);
+      model_->any_of_ranks(left_out);
+      for (std::size_t i = 0; i < result.size(); ++i) {
+        if (left_out[i] && result[i].error == nullptr)
+          result[i].error = std::make_exception_ptr(std::bad_alloc{});
+      }
+    }
     auto next = logits.begin();
     for (std::size_t i = 0; i < calls.size(); ++i) {
       const auto end = next + static_cast<std::ptrdiff_t>(wanted_of(calls[i].call) * vocabulary());
@@ -174,6 +210,11 @@ class LlamaReader {
   }
 
  private:
+  // RankCache is not: its `step` reads rows as they are stored, and sends one message.
+  template <class Cache>
+  static constexpr bool is_appendable =
+      requires(Cache& cache, TensorView<const float> rows) { cache.append(std::size_t{0}, rows, rows); };
+
   [[nodiscard]] static std::size_t wanted_of(const ModelCall& call) {
     if (call.logits == LogitsOf::all) return call.tokens.size();
     return call.logits == LogitsOf::last ? std::min<std::size_t>(call.tokens.size(), 1) : 0;
@@ -182,12 +223,20 @@ class LlamaReader {
   template <class Cache>
   static void attend(Cache& cache, std::size_t layer, TensorView<const float> q, TensorView<const float> k,
                      TensorView<const float> v, TensorView<float> out, const AttendOptions& options) {
-    if (q.tokens > cache.options().max_append) return step_layer(cache, layer, q, k, v, out, options);
-    cache.append(layer, k, v, options);
-    cache.attend(layer, q, out, options);
+    if constexpr (is_appendable<Cache>) {
+      if (k.heads == 0) return;  // of a rank
+      if (q.tokens <= cache.options().max_append) {
+        cache.append(layer, k, v, options);
+        cache.attend(layer, q, out, options);
+        return;
+      }
+    }
+    step_layer(cache, layer, q, k, v, out, options);
   }
 
-  const Llama* model_;
+  const Model* model_;
 };
+
+using LlamaReader = ModelReader<Llama>;
 
 }  // namespace kvpolicy::reference

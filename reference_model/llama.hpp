@@ -82,6 +82,8 @@ class Llama {
   Llama(LlamaConfig config, LlamaWeights weights);
 
   [[nodiscard]] const LlamaConfig& config() const noexcept { return config_; }
+  /// That a cache of the model has.
+  [[nodiscard]] ModelShape shape() const { return config_.shape(); }
   [[nodiscard]] const LlamaWeights& weights() const noexcept { return weights_; }
   [[nodiscard]] std::size_t parameters() const noexcept;
   /// Bytes of all weights, mapped or in memory of their own.

@@ -33,18 +33,26 @@ void limit_windows(Plan& plan, const LlamaConfig& config) {
   }
 }
 
+/// `Model` is a Llama, or one rank's part of it (parallel/parallel_llama.hpp).
 /// @throws ShapeError if the cache's plan is of another shape; RollbackError if an earlier step
 /// failed between two layers and was not truncated
-template <class Cache>
-void require_ready(const Llama& model, const Cache& cache) {
-  const ModelShape shape = model.config().shape();
-  const ModelShape& planned = cache.plan().shape();
+template <class Model, class Cache>
+void require_ready(const Model& model, const Cache& cache) {
+  const ModelShape shape = model.shape();
+  const ModelShape planned = [&] {
+    if constexpr (requires { cache.shape(); }) return cache.shape();  // of a rank
+    if constexpr (requires { cache.plan(); }) return cache.plan().shape();
+  }();
+  if constexpr (requires { model.has_cut_heads(); } && !requires { Cache::merges_cut_heads; }) {
+    require(!model.has_cut_heads(), "heads of the model are cut by rows, which needs a RankCache");
+  }
   require<ShapeError>(planned == shape, "the plan is for ", planned.layers, " layers of ", planned.q_heads,
                       " query and ", planned.kv_heads, " KV heads of ", planned.head_dim,
                       " channels, the model has ", shape.layers, ", ", shape.q_heads, ", ", shape.kv_heads,
                       " and ", shape.head_dim);
   const std::size_t first = cache.tokens();
   for (std::size_t layer = 0; layer < shape.layers; ++layer) {
+    if (shape.layer(layer).kv_heads == 0) continue;  // of a rank
     require<RollbackError>(cache.tokens(layer) == first, "layer ", layer, " of the cache has seen ",
                            cache.tokens(layer), " tokens, another only ", first,
                            ": a step failed half-way, truncate to ", first, " before the next");

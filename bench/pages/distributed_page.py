@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tables of docs/distributed.md, from bench/shards: who waits for whom (imbalance.py), what heads cost (shards_bench
-costs), what many ranks are predicted to take (shards_bench predict), and what a few take here (measured.py)."""
+costs), what many ranks are predicted to take (shards_bench predict), what a few take here (measured.py), and what they send
+each other for a prompt (shards_bench prompt)."""
 import json
 
 from .markdown import table
@@ -164,8 +165,22 @@ def measured(path):
             + table(["ranks", "plan", "heads", "parts alone", "messages", "together, predicted", "measured"], rows, left=3))
 
 
+def prompt(path):
+    results = read(path)
+    context = results["context"]
+
+    def megabytes(number):
+        return f"{number / 1e6:,.0f}" if number >= 10e6 else f"{number / 1e6:,.2f}"
+    rows = [[str(case["ranks"]), *(megabytes(case[head]) for head in ("full_head", "window_head")),
+             *(megabytes(case[plan][what]) for plan in ("full", "half") for what in ("read", "all"))] for case in results["cases"]]
+    return (f"**Counted** (`shards_bench prompt`): MB that a rank sends for a layer, mean over ranks and layers; {context['model']}, "
+            f"{context['tokens']:,} tokens of bfloat16, windows of {context['sinks']} sinks and {context['recent']} recent rows.\n\n"
+            + table(["ranks", "a full head, to be read", "a window, to be read", "8 full heads, to be read", "and to be held",
+                     "4 full heads and 4 windows, to be read", "and to be held"], rows, left=0))
+
+
 PREDICTED = ["shards_predicted.json"]
 TABLES = {"shards": (["shards.json"], shards), "shards_layers": (["shards.json"], layers),
           "shards_costs": (["costs_intel_xeon_processor_2core.json"], costs), "shards_users": (PREDICTED, users),
           "shards_strong": (PREDICTED, strong), "shards_weak": (PREDICTED, weak), "shards_parts": (PREDICTED, parts),
-          "shards_measured": (["shards_measured.json"], measured)}
+          "shards_measured": (["shards_measured.json"], measured), "shards_prompt": (["shards_prompt.json"], prompt)}

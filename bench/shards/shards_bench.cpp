@@ -9,6 +9,7 @@
 #include "common/run_tool.hpp"
 #include "costs_command.hpp"
 #include "predict_command.hpp"
+#include "prompt_command.hpp"
 
 namespace {
 
@@ -24,6 +25,7 @@ constexpr const char* examples =
   shards_bench costs --json costs.json             a few minutes, on a machine with nothing else to do
   plan shards --ranks 8 --shape llama-3-8b --plan duo+int4@PATTERN_FOLDER:0.5 --costs costs.json
   shards_bench predict --costs costs.json --pattern PATTERN_FOLDER --json predicted.json
+  shards_bench prompt                              what ranks send each other for a long prompt
 
 'shards_bench COMMAND --help' says more about each.)";
 
@@ -43,6 +45,7 @@ docs/distributed.md says where this stops being believable.)";
 int main(int argc, char** argv) {
   CostsArguments costs;
   PredictArguments predicted;
+  PromptArguments prompt;
   CLI::App app{description, "shards_bench"};
   app.footer(examples);
   app.require_subcommand(1);
@@ -101,8 +104,26 @@ int main(int argc, char** argv) {
   predict_command->add_option("--json", predicted.json, "Results for machines")->type_name("FILE");
   predict_command->footer(predict_footer);
 
+  CLI::App* prompt_command =
+      app.add_subcommand("prompt", "Counts what ranks send each other for a prompt of Llama-3-8B");
+  prompt_command->add_option("--tokens", prompt.tokens, "Tokens of the prompt")
+      ->check(tools::whole_number(1, std::uint64_t{1} << 30))
+      ->capture_default_str();
+  prompt_command->add_option("--sinks", prompt.sinks, "Opening rows that a window's head keeps")
+      ->check(tools::whole_number(0, 1 << 20))
+      ->capture_default_str();
+  prompt_command->add_option("--recent", prompt.recent, "Latest rows that it keeps besides")
+      ->check(tools::whole_number(1, 1 << 20))
+      ->capture_default_str();
+  prompt_command->add_option("--ranks", prompt.ranks, "Numbers of ranks")
+      ->check(tools::whole_number(1, 64))
+      ->type_name("N")
+      ->capture_default_str();
+  prompt_command->add_option("--json", prompt.json, "Results for machines")->type_name("FILE");
+
   return tools::run_tool(app, argc, argv, [&] {
     if (*costs_command) measure_costs(costs);
     if (*predict_command) predict_all(predicted);
+    if (*prompt_command) print_prompt(prompt);
   });
 }

@@ -7,7 +7,7 @@ namespace kvpolicy::serve {
 
 void LlamaServed::fit(Plan& plan) const { reference::limit_windows(plan, model_->config()); }
 
-std::vector<reference::BatchedRead> LlamaServed::read(std::span<const StepCall> calls) {
+std::vector<BatchCall<Cache>> batch_of(std::span<const StepCall> calls) {
   std::vector<BatchCall<Cache>> batch;
   batch.reserve(calls.size());
   for (const StepCall& call : calls) {
@@ -18,8 +18,13 @@ std::vector<reference::BatchedRead> LlamaServed::read(std::span<const StepCall> 
     own.attend.refresh_selection = call.selects;
     batch.push_back({call.cache, own});
   }
+  return batch;
+}
+
+std::vector<reference::BatchedRead> LlamaServed::read(std::span<const StepCall> calls) {
+  const std::vector<BatchCall<Cache>> batch = batch_of(calls);
   const reference::LlamaReader reader{model_->llama()};
-  return reader.read_each(std::span<const BatchCall<Cache>>{batch});
+  return reader.read_each(std::span{batch});
 }
 
 }  // namespace kvpolicy::serve

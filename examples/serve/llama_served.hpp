@@ -12,6 +12,9 @@
 
 namespace kvpolicy::serve {
 
+/// What the reader of a model reads in a step.
+[[nodiscard]] std::vector<BatchCall<Cache>> batch_of(std::span<const StepCall> calls);
+
 /// The model must outlive it.
 class LlamaServed final : public ServedModel {
  public:

@@ -8,17 +8,15 @@
 #include <chrono>
 #include <utility>
 
-#include <kvpolicy/cache/admission.hpp>
-
+#include "serve/local_rows.hpp"
 #include "serve/sequence.hpp"
 
 namespace kvpolicy::serve {
 
 void SchedulerOptions::validate() const {
-  require(memory > 0, "server: memory is 0 bytes, must be at least 1");
+  RowsOptions::validate();
   require(step_tokens > 0, "server: step_tokens is 0, must be at least 1");
   require(max_running > 0, "server: max_running is 0, must be at least 1");
-  require(swap_to != nullptr, "server: swap_to is null, must be a memory resource");
 }
 
 const char* name_of(FinishReason reason) {
@@ -41,18 +39,15 @@ const char* name_of(Phase phase) {
 }
 
 Scheduler::Scheduler(ServedModel& model, const SchedulerOptions& options)
+    : Scheduler{model, std::make_unique<LocalRows>(model, options), nullptr, options} {}
+Scheduler::Scheduler(ServedModel& model, Rows& rows, const SchedulerOptions& options)
+    : Scheduler{model, nullptr, &rows, options} {}
+Scheduler::Scheduler(ServedModel& model, std::unique_ptr<Rows> own, Rows* rows,
+                     const SchedulerOptions& options)
     : model_{model},
       options_{options},
-      memory_{options.memory},
-      swap_memory_{options.swap_memory, options.swap_to},
-      // Each page by itself: the budget is counted in bytes that are in use, and none lie idle.
-      pool_{&memory_, {.max_slab_bytes = 0}},
-      swap_pool_{&swap_memory_, {.max_slab_bytes = 0}},
-      cache_options_{.page_rows = options.page_rows,
-                     .memory = &memory_,
-                     .pool = &pool_,
-                     .value_outputs = model.value_outputs()},
-      prefixes_{cache_options_} {
+      own_rows_{std::move(own)},
+      rows_{own_rows_ == nullptr ? *rows : *own_rows_} {
   options_.validate();
   if (!options_.now) {
     options_.now = [start = std::chrono::steady_clock::now()] {
@@ -70,7 +65,7 @@ Scheduler::~Scheduler() {
 }
 
 std::size_t Scheduler::peak_bytes(const Plan& plan, std::size_t prompt, std::size_t max_new) const {
-  return plan.peak_memory(prompt + max_new, cache_options_, prompt);
+  return rows_.peak_bytes(plan, prompt, max_new);
 }
 
 std::uint64_t Scheduler::submit(Request request) {
@@ -84,10 +79,10 @@ std::uint64_t Scheduler::submit(Request request) {
                          "the prompt's ", request.prompt.size(), " tokens and ", request.max_new,
                          " new ones are more than the ", context,
                          " tokens that the model was trained for; shorten the prompt, or ask for fewer");
-  const TextPromise promise = promise_of(*request.plan, tokens, cache_options_, request.prompt.size());
-  require<CapacityError>(promise.peak <= options_.memory, "the prompt's ", request.prompt.size(),
-                         " tokens and ", request.max_new, " new ones take up to ", promise.peak,
-                         " bytes under the plan ", request.plan_name, ", the server has ", options_.memory,
+  const std::size_t peak = peak_bytes(*request.plan, request.prompt.size(), request.max_new);
+  require<CapacityError>(peak <= options_.memory, "the prompt's ", request.prompt.size(), " tokens and ",
+                         request.max_new, " new ones take up to ", peak, " bytes under the plan ",
+                         request.plan_name, ", the server has ", options_.memory,
                          "; shorten them, or choose another kv_plan");
   require(std::ranges::is_sorted(request.marks), "server: marks must ascend");
   const tools::PlanNeeds needs = tools::needs_of(*request.plan);
@@ -101,8 +96,8 @@ std::uint64_t Scheduler::submit(Request request) {
     throw QueueFull(message(queued_, " requests are waiting, no more are taken; try again later"));
   }
   const std::uint64_t id = next_id_++;
-  inbox_.push_back(std::make_unique<Sequence>(
-      Sequence{id, std::move(request), promise, needs, std::move(sampler), time, time}));
+  inbox_.push_back(
+      std::make_unique<Sequence>(Sequence{id, std::move(request), needs, std::move(sampler), time, time}));
   ++queued_;
   arrived_.notify_one();
   return id;
@@ -143,9 +138,10 @@ bool Scheduler::step() {
     const std::lock_guard lock{mutex_};
     if (stopped_) return false;
   }
+  rows_.tick();
   take_inbox();
   admit();
-  make_room();
+  rows_.make_room();
   const bool works = !running_.empty();
   if (works) read_and_write();
   std::erase_if(running_, [](const auto& sequence) { return sequence->is_over; });
@@ -182,10 +178,8 @@ void Scheduler::end(Sequence& sequence, FinishReason reason, const std::string& 
                         sequence.request.prompt.size(),
                         sequence.cached,
                         sequence.written.size(),
-                        sequence.cache ? sequence.cache->bytes() : 0,
+                        rows_.end(sequence.id),
                         error};
-  sequence.cache.reset();
-  sequence.out.reset();
   ++counters_.ended[static_cast<std::size_t>(reason)];
   ++changes_;
   if (sequence.request.on_end) sequence.request.on_end(outcome);
@@ -207,26 +201,24 @@ void Scheduler::publish(bool at_once) {
     view.new_tokens = one.written.size();
     view.max_new = one.request.max_new;
     view.seconds = time - one.came;
-    if (one.cache) {
-      view.read_tokens = one.cache->tokens();
-      view.bytes = one.cache->bytes();
-      view.shared_bytes = one.cache->shared_bytes();
-    } else if (one.out) {
-      view.read_tokens = one.out->tokens();
-      view.bytes = one.out->bytes();
+    if (phase != Phase::waiting) {
+      view.read_tokens = rows_.tokens(one.id);
+      view.bytes = rows_.bytes(one.id);
+      view.shared_bytes = rows_.shared_bytes(one.id);
     }
     now_is.requests.push_back(std::move(view));
   };
   for (const auto& one : running_) add(*one, one->reads() ? Phase::reading : Phase::writing);
-  for (const auto& one : waiting_) add(*one, one->out ? Phase::moved_out : Phase::waiting);
-  now_is.prefixes = prefixes_.list();
-  now_is.prefix_statistics = prefixes_.statistics();
+  for (const auto& one : waiting_) add(*one, one->is_out ? Phase::moved_out : Phase::waiting);
+  now_is.prefixes = prefixes().list();
+  now_is.prefix_statistics = prefixes().statistics();
   now_is.counters = counters_;
   now_is.budget = options_.memory;
-  now_is.live_bytes = memory_.live_bytes();
-  now_is.promised_bytes = growth();
-  now_is.prefix_only_bytes = prefixes_.evictable_bytes();
-  now_is.swapped_bytes = swap_memory_.live_bytes();
+  const Room room = rows_.room();
+  now_is.live_bytes = room.live;
+  now_is.promised_bytes = room.promised;
+  now_is.prefix_only_bytes = room.prefix_only;
+  now_is.swapped_bytes = room.swapped;
   const std::lock_guard lock{mutex_};
   queued_ = waiting_.size() + inbox_.size();
   latest_ = std::move(now_is);

@@ -20,29 +20,20 @@
 #include <exception>
 #include <functional>
 #include <memory>
-#include <memory_resource>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <unordered_set>
 #include <vector>
 
-#include <kvpolicy/cache/prefix_cache.hpp>
-#include <kvpolicy/cache/swapped_cache.hpp>
-#include <kvpolicy/memory/limited_memory.hpp>
-#include <kvpolicy/memory/page_pool.hpp>
 #include <reference_model/sampler.hpp>
 
+#include "serve/rows.hpp"
 #include "serve/served_model.hpp"
 
 namespace kvpolicy::serve {
 
-using Prefixes = PrefixCache<bfloat16, cpu::Engine<>>;
-
-struct SchedulerOptions {
-  std::size_t memory = std::size_t{1} << 30;       ///< bytes of all rows in fast memory
-  std::size_t swap_memory = std::size_t{4} << 30;  ///< bytes of rows that wait; 0: nothing is moved out
-  std::pmr::memory_resource* swap_to = std::pmr::get_default_resource();
+struct SchedulerOptions : RowsOptions {
   std::size_t step_tokens = 256;  ///< most tokens of prompts in a step
   std::size_t max_running = 64;
   std::size_t max_waiting = 256;
@@ -50,10 +41,6 @@ struct SchedulerOptions {
   std::size_t slice = 64;  ///< tokens that a sequence writes before it may be moved out
   std::size_t mark_every =
       512;  ///< tokens between marks of a prompt, besides those that a request names; 0: none
-  std::size_t page_rows = 64;
-  /// Brings back what is known of a plan from elsewhere (PrefixFolder). Called by the thread that steps, before
-  /// prefixes of the plan are looked for.
-  std::function<void(Prefixes&, const Plan&)> bring_prefixes_back;
   /// Seconds since any time; tests and benchmarks have their own.
   std::function<double()> now;
 
@@ -132,9 +119,12 @@ struct Snapshot {
 /// `submit`, `cancel` and `snapshot` may be called by any thread, the others by one.
 class Scheduler {
  public:
-  /// The model must outlive it.
+  /// Over rows of this process. The model must outlive it.
   /// @throws ConfigError
   Scheduler(ServedModel& model, const SchedulerOptions& options);
+  /// Over `rows`, which were made with the same options; both must outlive it.
+  /// @throws ConfigError
+  Scheduler(ServedModel& model, Rows& rows, const SchedulerOptions& options);
   ~Scheduler();
   Scheduler(const Scheduler&) = delete;
   Scheduler& operator=(const Scheduler&) = delete;
@@ -148,7 +138,8 @@ class Scheduler {
 
   /// One step of all sequences that can run. False if there is nothing to do.
   bool step();
-  /// Steps until `stop`, and sleeps while there is nothing to do.
+  /// Steps until `stop`, and sleeps while there is nothing to do. @throws CommunicationError if other processes are
+  /// gone
   void run();
   /// Ends `run`, and with it every request.
   void stop();
@@ -159,12 +150,13 @@ class Scheduler {
   /// Sequences that hold a cache in fast memory now.
   [[nodiscard]] std::size_t running() const { return running_.size(); }
   /// For who saves and loads them while nothing is stepped.
-  [[nodiscard]] Prefixes& prefixes() { return prefixes_; }
-  [[nodiscard]] const LimitedMemory& memory() const { return memory_; }
+  [[nodiscard]] Prefixes& prefixes() { return rows_.prefixes(); }
+  [[nodiscard]] const LimitedMemory& memory() const { return rows_.memory(); }
 
  private:
   struct Sequence;
-  using Waiting = SwappedCache<bfloat16, cpu::Engine<>>;
+
+  Scheduler(ServedModel& model, std::unique_ptr<Rows> own, Rows* rows, const SchedulerOptions& options);
 
   [[nodiscard]] double now() const { return options_.now(); }
   void take_inbox();
@@ -174,10 +166,7 @@ class Scheduler {
   [[nodiscard]] bool try_admit(Sequence& sequence);
   [[nodiscard]] bool bring_back(Sequence& sequence);
   [[nodiscard]] bool move_one_out();
-  [[nodiscard]] std::size_t growth() const;
-  [[nodiscard]] bool fits(std::size_t more) const;
-  void make_room(std::size_t more = 0);
-  void keep_prefix(Sequence& sequence, std::size_t tokens);
+  void keep_prefix(const Sequence& sequence);
   void read_and_write();
   void take_result(Sequence& sequence, std::size_t tokens, const reference::BatchedRead& read);
   void write(Sequence& sequence, int token);
@@ -185,12 +174,8 @@ class Scheduler {
 
   ServedModel& model_;
   SchedulerOptions options_;
-  LimitedMemory memory_;
-  LimitedMemory swap_memory_;
-  PagePool pool_;
-  PagePool swap_pool_;
-  CacheOptions cache_options_;
-  Prefixes prefixes_;
+  std::unique_ptr<Rows> own_rows_;
+  Rows& rows_;
   std::deque<std::unique_ptr<Sequence>> waiting_;  // in the order in which they may come in
   std::vector<std::unique_ptr<Sequence>> running_;
   Counters counters_;

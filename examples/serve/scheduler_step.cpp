@@ -7,17 +7,18 @@
 #include <span>
 #include <utility>
 
+#include <reference_model/parallel/communicator.hpp>
+
 #include "serve/scheduler.hpp"
 #include "serve/sequence.hpp"
 
 namespace kvpolicy::serve {
 
 void Scheduler::read_and_write() {
-  std::vector<StepCall> calls;
+  std::vector<TextStep> calls;
   std::vector<std::pair<Sequence*, std::size_t>> called;  // and how many tokens it reads
   const auto add = [&](Sequence& sequence, std::span<const int> tokens, bool wants_logits) {
-    calls.push_back(
-        {&*sequence.cache, tokens, wants_logits, sequence.needs.selected_reads && !sequence.reads()});
+    calls.push_back({sequence.id, tokens, wants_logits, sequence.needs.selected_reads && !sequence.reads()});
     called.emplace_back(&sequence, tokens.size());
   };
   for (auto& one : running_) {
@@ -27,8 +28,8 @@ void Scheduler::read_and_write() {
   // prompts take turns, so that a long one does not keep short ones waiting.
   std::size_t left = options_.step_tokens;
   const auto add_part = [&](Sequence& one, std::size_t most) {
-    const std::size_t from = one.cache->tokens();
-    const std::size_t end = one.part_end(most, options_.mark_every);
+    const std::size_t from = rows_.tokens(one.id);
+    const std::size_t end = one.part_end(from, most, options_.mark_every);
     add(one, std::span<const int>{one.request.prompt}.subspan(from, end - from),
         end == one.request.prompt.size());
     left -= end - from;
@@ -49,7 +50,9 @@ void Scheduler::read_and_write() {
   ++counters_.steps;
   std::vector<reference::BatchedRead> results;
   try {
-    results = model_.read(calls);
+    results = rows_.read(calls);
+  } catch (const reference::CommunicationError&) {
+    throw;
   } catch (const std::exception& error) {
     for (auto& [sequence, tokens] : called) end(*sequence, FinishReason::failed, error.what());
     return;
@@ -59,6 +62,8 @@ void Scheduler::read_and_write() {
     try {
       if (results[i].error != nullptr) std::rethrow_exception(results[i].error);
       take_result(sequence, called[i].second, results[i]);
+    } catch (const reference::CommunicationError&) {
+      throw;
     } catch (const std::bad_alloc&) {
       end(sequence, FinishReason::failed, "the server ran out of memory");
     } catch (const std::exception& error) {
@@ -69,16 +74,13 @@ void Scheduler::read_and_write() {
 
 void Scheduler::take_result(Sequence& sequence, std::size_t tokens, const reference::BatchedRead& read) {
   if (sequence.reads()) {
-    const std::size_t now_read = sequence.cache->tokens();
+    const std::size_t now_read = rows_.tokens(sequence.id);
     counters_.prompt_tokens += tokens;
-    if (sequence.is_mark(now_read, options_.mark_every)) keep_prefix(sequence, now_read);
+    if (sequence.is_mark(now_read, options_.mark_every)) keep_prefix(sequence);
     if (now_read < sequence.request.prompt.size()) return;
     counters_.cached_tokens += sequence.cached;
     if (sequence.needs.compress) {
-      // One layer at a time takes less memory on the way.
-      const std::size_t layers = sequence.needs.in_model ? 0 : model_.shape().layers;
-      for (std::size_t layer = 0; layer < layers; ++layer) sequence.cache->compress(layer);
-      if (sequence.needs.in_model) sequence.cache->compress();
+      rows_.compress(sequence.id);
       ++changes_;
     }
   }
@@ -104,21 +106,12 @@ void Scheduler::write(Sequence& sequence, int token) {
     goes_on = sequence.request.on_token(token);
   }
   if (goes_on && sequence.written.size() < sequence.request.max_new) return;
-  if (!sequence.needs.compress) keep_prefix(sequence, sequence.cache->tokens());
+  if (!sequence.needs.compress) keep_prefix(sequence);
   end(sequence, goes_on ? FinishReason::length : FinishReason::stop);
 }
 
-// A prefix is kept if there is room for what it takes of its own; others that are less recently used go for it.
-void Scheduler::keep_prefix(Sequence& sequence, std::size_t tokens) {
-  std::vector<int> text = sequence.request.prompt;
-  text.insert(text.end(), sequence.written.begin(), sequence.written.end());
-  text.resize(tokens);
-  try {
-    if (prefixes_.keep(*sequence.cache, text)) ++changes_;
-  } catch (const std::bad_alloc&) {
-    return;  // it would only have saved work
-  }
-  make_room();
+void Scheduler::keep_prefix(const Sequence& sequence) {
+  if (rows_.keep(sequence.id)) ++changes_;
 }
 
 }  // namespace kvpolicy::serve

@@ -7,10 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
-#include <optional>
 #include <vector>
 
-#include <kvpolicy/cache/admission.hpp>
 #include <reference_model/sampler.hpp>
 
 #include "serve/scheduler.hpp"
@@ -20,15 +18,12 @@ namespace kvpolicy::serve {
 struct Scheduler::Sequence {
   std::uint64_t id;
   Request request;
-  TextPromise promise;
   tools::PlanNeeds needs;
   reference::Sampler sampler;
-  double came;                      // when the request arrived
-  double waits_since;               // when it last joined the queue
-  std::optional<Cache> cache = {};  // while it runs
-  std::optional<Waiting> out = {};  // after it was moved out
-  std::size_t bytes_back = 0;       // that it takes at most when it comes back
-  std::vector<int> written = {};    // of which the cache has not read the last one
+  double came;                    // when the request arrived
+  double waits_since;             // when it last joined the queue
+  bool is_out = false;            // it was moved out
+  std::vector<int> written = {};  // of which the cache has not read the last one
   std::size_t cached = 0;
   std::size_t slice = 0;                          // tokens written since it came in
   std::size_t tried_at_change = ~std::size_t{0};  // when it did not fit, Scheduler::changes_ was this
@@ -36,9 +31,8 @@ struct Scheduler::Sequence {
   bool is_over = false;
 
   [[nodiscard]] bool reads() const { return written.empty(); }
-  // What the cache is to read next, of a prompt up to the next mark.
-  [[nodiscard]] std::size_t part_end(std::size_t most, std::size_t every) const {
-    const std::size_t from = cache->tokens();
+  // What the cache, which has read `from` tokens, is to read next, of a prompt up to the next mark.
+  [[nodiscard]] std::size_t part_end(std::size_t from, std::size_t most, std::size_t every) const {
     std::size_t end = std::min(request.prompt.size(), from + most);
     const auto mark = std::ranges::upper_bound(request.marks, from);
     if (mark != request.marks.end()) end = std::min(end, *mark);

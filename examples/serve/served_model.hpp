@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -38,8 +39,12 @@ class ServedModel {
   [[nodiscard]] virtual std::size_t context() const = 0;
   /// The model's output projections, for heads that weigh rows by them; null: it says nothing of them.
   [[nodiscard]] virtual const ValueOutputs* value_outputs() const { return nullptr; }
-  /// Changes a plan as the model needs it.
+  /// Changes a plan as the model needs it. @throws ConfigError for one that cannot be served
   virtual void fit(Plan&) const {}
+  /// The part of a plan that this process has the heads of.
+  [[nodiscard]] virtual std::shared_ptr<const Plan> own_plan(const std::shared_ptr<const Plan>& plan) {
+    return plan;
+  }
   /// One result for each call; see reference::LlamaReader::read_each.
   [[nodiscard]] virtual std::vector<reference::BatchedRead> read(std::span<const StepCall> calls) = 0;
   /// Whether a token ends a text.

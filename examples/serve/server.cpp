@@ -2,6 +2,7 @@
 #include "serve/server.hpp"
 
 #include <chrono>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <string>
@@ -183,9 +184,16 @@ Server::~Server() = default;
 void Server::run() {
   // Steps run in this thread, whose OpenMP settings are the caller's.
   std::thread listening{[this] { http_->listen_after_bind(); }};
-  scheduler_.run();
+  std::exception_ptr failed;
+  try {
+    scheduler_.run();
+  } catch (...) {
+    failed = std::current_exception();
+    scheduler_.stop();
+  }
   http_->stop();
   listening.join();
+  if (failed != nullptr) std::rethrow_exception(failed);
 }
 
 void Server::stop() {

@@ -48,7 +48,7 @@ class Server {
   Server& operator=(const Server&) = delete;
 
   [[nodiscard]] int port() const { return port_; }
-  /// Serves until `stop`.
+  /// Serves until `stop`. @throws as Scheduler::run
   void run();
   /// Ends every connection and request. Can be called from a signal's thread, not from its handler.
   void stop();

@@ -18,6 +18,7 @@
 #include <kvpolicy/memory/limited_memory.hpp>
 #include <kvpolicy/plan/cost_table.hpp>
 #include <kvpolicy/plan/low_bits.hpp>
+#include <kvpolicy/plan/prompt_moves.hpp>
 #include <kvpolicy/plan/reorder.hpp>
 #include <kvpolicy/plan/search.hpp>
 #include <kvpolicy/plan/search_menu.hpp>

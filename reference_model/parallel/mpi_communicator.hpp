@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <memory>
 #include <span>
+#include <string>
 
 #include <reference_model/parallel/communicator.hpp>
 
@@ -16,7 +17,7 @@ namespace kvpolicy::reference {
 class MpiCommunicator final : public Communicator {
  public:
   /// Joins all processes of the MPI world; starts MPI if nobody has. A call that has not come together after `timeout`
-  /// throws, because a rank is gone or makes other calls; so does every later call.
+  /// throws, and says which ranks are gone, or that all wait in different calls; so does every later call.
   /// @throws CommunicationError, also for a timeout that is not from a millisecond to a day
   explicit MpiCommunicator(std::chrono::milliseconds timeout = std::chrono::minutes{1});
   MpiCommunicator(const MpiCommunicator&) = delete;
@@ -29,6 +30,7 @@ class MpiCommunicator final : public Communicator {
   [[nodiscard]] std::size_t size() const override { return size_; }
   void sum(std::span<float> numbers) override;
   void gather(std::span<const float> own, std::span<float> all) override;
+  void exchange(std::span<const Outgoing> sent, std::span<const Incoming> received) override;
 
   /// Ends all processes, with exit status 1: for a program that has caught an error and said what it was.
   [[noreturn]] static void end_all();
@@ -36,7 +38,9 @@ class MpiCommunicator final : public Communicator {
  private:
   struct Handles;  // of MPI, whose header only the source includes
   template <class Start>
-  void complete(const char* what, std::size_t numbers, Start start);
+  void complete(const char* what, std::size_t count, const char* unit, Start start);
+  void answer();
+  [[nodiscard]] std::string call_the_roll();
 
   std::unique_ptr<Handles> handles_;
   std::chrono::milliseconds timeout_;

@@ -3,15 +3,17 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <exception>
 #include <numeric>
 #include <utility>
 
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/core/rotary.hpp>
 #include <kvpolicy/state/archive.hpp>
+#include <kvpolicy/version.hpp>
 #include <reference_model/layer_steps.hpp>
 #include <reference_model/operations.hpp>
-#include <reference_model/parallel/rank_cache.hpp>
+#include <reference_model/parallel/shard_parts.hpp>
 
 namespace kvpolicy::reference {
 namespace {
@@ -53,6 +55,42 @@ std::vector<std::size_t> counted(std::size_t first, std::size_t last) {
 
 }  // namespace
 
+void require_same_model(Communicator& ranks, const Llama& model) {
+  require_same(ranks, "version of kvpolicy", digest(version_major, version_minor, version_patch),
+               "start the same program on all");
+  const LlamaConfig& c = model.config();
+  std::vector<float> numbers{c.norm_eps};
+  const auto add = [&](std::span<const float> some) {
+    numbers.insert(numbers.end(), some.begin(), some.end());
+  };
+  add(inverse_frequencies(c.rotary, c.head_dim));
+  add(model.weights().norm);
+  for (const LlamaLayer& layer : model.weights().layers) {
+    for (const auto* norm : {&layer.attention_norm, &layer.q_norm, &layer.k_norm, &layer.mlp_norm})
+      add(*norm);
+  }
+  for_each_linear(model.weights(), [&](const Linear& linear) {
+    add(linear.bias);
+    if (linear.outputs() == 0) return;
+    std::vector<float> row(linear.inputs());
+    // Files differ in all rows or in none, so some are enough.
+    for (const std::size_t r : {std::size_t{0}, linear.outputs() / 2, linear.outputs() - 1}) {
+      linear.weight.copy_rows(r, 1, row.data());
+      add(row);
+    }
+  });
+  require_same(
+      ranks, "model",
+      digest(c.vocabulary, c.hidden, c.intermediate, c.layers, c.q_heads, c.kv_heads, c.head_dim, numbers));
+}
+
+void require_same_tokens(Communicator& ranks, std::span<const int> tokens,
+                         std::span<const std::size_t> positions, std::span<const std::size_t> logits_of) {
+  const auto list = [](auto numbers) { return std::vector(numbers.begin(), numbers.end()); };
+  require_same(ranks, "tokens", digest(list(tokens), list(positions), list(logits_of)),
+               "all must read the same text");
+}
+
 ParallelLlama::ParallelLlama(const Llama& model, const Shards& shards, Communicator& ranks)
     : ranks_{&ranks},
       config_{model.config()},
@@ -61,6 +99,9 @@ ParallelLlama::ParallelLlama(const Llama& model, const Shards& shards, Communica
       norm_{model.weights().norm},
       frequencies_{inverse_frequencies(config_.rotary, config_.head_dim)} {
   check_same(model, shards);
+  shape_ = shape_of_rank(config_.shape(), shards, ranks.rank());
+  for (std::size_t layer = 0; layer < config_.layers; ++layer)
+    has_cut_heads_ = has_cut_heads_ || !shards.merges(layer).empty();
   const std::size_t group = config_.q_heads / config_.kv_heads;
   const std::size_t rank = ranks.rank();
   for (std::size_t i = 0; i < config_.layers; ++i) {
@@ -91,29 +132,7 @@ ParallelLlama::ParallelLlama(const Llama& model, const Shards& shards, Communica
 }
 
 void ParallelLlama::check_same(const Llama& model, const Shards& shards) {
-  std::vector<float> numbers{config_.norm_eps};
-  const auto add = [&](std::span<const float> some) {
-    numbers.insert(numbers.end(), some.begin(), some.end());
-  };
-  add(frequencies_);  // the rotary settings
-  add(norm_);
-  for (const LlamaLayer& layer : model.weights().layers) {
-    for (const auto* norm : {&layer.attention_norm, &layer.q_norm, &layer.k_norm, &layer.mlp_norm})
-      add(*norm);
-  }
-  for_each_linear(model.weights(), [&](const Linear& linear) {
-    add(linear.bias);
-    if (linear.outputs() == 0) return;
-    std::vector<float> row(linear.inputs());
-    // Files differ in all rows or in none, so some are enough.
-    for (const std::size_t r : {std::size_t{0}, linear.outputs() / 2, linear.outputs() - 1}) {
-      linear.weight.copy_rows(r, 1, row.data());
-      add(row);
-    }
-  });
-  require_same(*ranks_, "model",
-               digest(config_.vocabulary, config_.hidden, config_.intermediate, config_.layers,
-                      config_.q_heads, config_.kv_heads, config_.head_dim, numbers));
+  require_same_model(*ranks_, model);
   require_same(*ranks_, "shards", digest_of(shards));
   require(shards.ranks() == ranks_->size(), "ParallelLlama: shards for ", shards.ranks(),
           " ranks, there are ", ranks_->size());
@@ -131,14 +150,58 @@ std::size_t ParallelLlama::layer_bytes() const noexcept {
   return bytes;
 }
 
-std::vector<float> ParallelLlama::run(std::span<const int> tokens, std::size_t first_position,
-                                      const AttendFn& attend, LogitsOf logits) {
+const ValueOutputs* ParallelLlama::value_outputs() {
+  if (value_outputs_) return &*value_outputs_;
+  ValueOutputs views{shape_};
+  for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
+    const std::size_t heads = shape_.layer(layer).q_heads;
+    if (heads == 0) continue;
+    const float* weights = layers_[layer].o.weight.row<float>(0);
+    views.set(layer, TensorView<const float>{weights, config_.hidden, heads, config_.head_dim});
+  }
+  return &value_outputs_.emplace(std::move(views));
+}
+
+std::vector<float> ParallelLlama::forward(std::span<const int> tokens, std::span<const std::size_t> positions,
+                                          const AttendFn& attend, LogitsOf logits) const {
+  const std::size_t wanted = logits == LogitsOf::all    ? tokens.size()
+                             : logits == LogitsOf::last ? std::min<std::size_t>(tokens.size(), 1)
+                                                        : 0;
+  std::vector<std::size_t> rows(wanted);
+  std::iota(rows.begin(), rows.end(), tokens.size() - wanted);
+  return forward(tokens, positions, attend, rows);
+}
+
+// Adds a part that ranks have of a product's sum to the residual stream.
+void ParallelLlama::add_over_ranks(const Linear& linear, const float* input, std::vector<float>& part,
+                                   std::vector<float>& x) const {
+  const std::size_t rows = x.size() / config_.hidden;
+  std::ranges::fill(part, 0.0F);
+  if (linear.inputs() > 0) {
+    linear.add_to(input, rows, part.data());
+  } else if (!linear.bias.empty()) {  // a rank may hold no head, and has the bias all the same
+    for (std::size_t row = 0; row < rows; ++row)
+      std::ranges::copy(linear.bias, part.begin() + static_cast<std::ptrdiff_t>(row * config_.hidden));
+  }
+  ranks_->sum(part);
+  for (std::size_t i = 0; i < x.size(); ++i) x[i] += part[i];
+}
+
+std::vector<float> ParallelLlama::forward(std::span<const int> tokens, std::span<const std::size_t> positions,
+                                          const AttendFn& attend, std::span<const std::size_t> wanted) const {
   const LlamaConfig& c = config_;
   const std::size_t rows = tokens.size();
+  require_same_tokens(*ranks_, tokens, positions, wanted);
   require<ShapeError>(rows > 0, "ParallelLlama: no tokens, expected at least 1");
+  require<ShapeError>(positions.size() == rows, "ParallelLlama: ", positions.size(), " positions for ", rows,
+                      " tokens");
   for (const int token : tokens) {
     require<ShapeError>(token >= 0 && static_cast<std::size_t>(token) < c.vocabulary, "ParallelLlama: token ",
                         token, " is outside the vocabulary of ", c.vocabulary);
+  }
+  for (const std::size_t row : wanted) {
+    require<ShapeError>(row < rows, "ParallelLlama: logits of token ", row, " are asked for, there are ",
+                        rows);
   }
   std::size_t q_width = 0;
   std::size_t kv_width = 0;
@@ -150,39 +213,37 @@ std::vector<float> ParallelLlama::run(std::span<const int> tokens, std::size_t f
   for (std::size_t row = 0; row < rows; ++row) {
     embedding_.weight.copy_rows(static_cast<std::size_t>(tokens[row]), 1, a.x.data() + row * c.hidden);
   }
-  std::vector<std::size_t> positions(rows);
-  std::iota(positions.begin(), positions.end(), first_position);
   const Rotation rotation{positions, frequencies_};
   std::vector<float> part(a.x.size());
-  const auto add = [&](const Linear& linear, const float* input, std::vector<float>& x) {
-    std::ranges::fill(part, 0.0F);
-    if (linear.inputs() > 0) {
-      linear.add_to(input, rows, part.data());
-    } else if (!linear.bias.empty()) {  // a rank may hold no head, and has the bias all the same
-      for (std::size_t row = 0; row < rows; ++row)
-        std::ranges::copy(linear.bias, part.begin() + static_cast<std::ptrdiff_t>(row * c.hidden));
-    }
-    ranks_->sum(part);
-    for (std::size_t i = 0; i < x.size(); ++i) x[i] += part[i];
-  };
+  std::exception_ptr failed;  // this rank's part; the others get its sums meanwhile
   for (std::size_t i = 0; i < c.layers; ++i) {
     const LlamaLayer& layer = layers_[i];
     before_attention(c, layer, rotation, a);
     const std::size_t kv_heads = layer.k.outputs() / c.head_dim;
     const std::size_t q_heads = layer.q.outputs() / c.head_dim;
-    attend(i, TensorView<const float>{a.q.data(), rows, q_heads, c.head_dim},
-           TensorView<const float>{a.k.data(), rows, kv_heads, c.head_dim},
-           TensorView<const float>{a.v.data(), rows, kv_heads, c.head_dim},
-           TensorView<float>{a.attended.data(), rows, q_heads, c.head_dim});
-    after_attention(c, layer, a, add);
+    try {
+      attend(i, TensorView<const float>{a.q.data(), rows, q_heads, c.head_dim},
+             TensorView<const float>{a.k.data(), rows, kv_heads, c.head_dim},
+             TensorView<const float>{a.v.data(), rows, kv_heads, c.head_dim},
+             TensorView<float>{a.attended.data(), rows, q_heads, c.head_dim});
+    } catch (const CommunicationError&) {
+      throw;
+    } catch (...) {
+      if (failed == nullptr) failed = std::current_exception();
+    }
+    after_attention(c, layer, a, [&](const Linear& linear, const float* input, std::vector<float>& x) {
+      add_over_ranks(linear, input, part, x);
+    });
   }
-  const std::size_t wanted = logits == LogitsOf::all ? rows : logits == LogitsOf::last ? 1 : 0;
-  if (wanted == 0) return {};
-  const std::size_t first = rows - wanted;
-  std::vector<float> normed(wanted * c.hidden);
-  normalise(a.x.data() + first * c.hidden, wanted, norm_, c.norm_eps, normed.data());
-  std::vector<float> result(wanted * c.vocabulary);
-  head_.apply(normed.data(), wanted, result.data());
+  fail_together(*ranks_, failed);
+  if (wanted.empty()) return {};
+  std::vector<float> chosen(wanted.size() * c.hidden);
+  for (std::size_t i = 0; i < wanted.size(); ++i)
+    std::copy_n(a.x.data() + wanted[i] * c.hidden, c.hidden, chosen.data() + i * c.hidden);
+  std::vector<float> normed(chosen.size());
+  normalise(chosen.data(), wanted.size(), norm_, c.norm_eps, normed.data());
+  std::vector<float> result(wanted.size() * c.vocabulary);
+  head_.apply(normed.data(), wanted.size(), result.data());
   return result;
 }
 

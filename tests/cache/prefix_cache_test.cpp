@@ -218,6 +218,41 @@ TEST_CASE("a prefix whose pages are all in use elsewhere stays, because nothing 
   CHECK(prefixes.statistics().prefixes == 0);
 }
 
+TEST_CASE("one prefix, or those of one plan, go by name") {
+  const CacheOptions options{.page_rows = 16};
+  const HeadPlan<float> plan{shape};
+  const HeadPlan<float> other{shape, Window::Config{.sinks = 4, .recent = 30}};
+  PrefixCache<float> prefixes{options};
+  CHECK(prefixes.texts(plan).empty());
+  const std::vector<Tokens> texts{count_up(40, 50), count_up(33, 7), count_up(50, 50)};
+  for (const Tokens& text : texts) {
+    CHECK(prefixes.keep(some_cache(plan, options, text.size()), text));
+    CHECK(prefixes.keep(some_cache(other, options, text.size()), text));
+  }
+  // As `list` has them: ascending, and a text before those that begin with it.
+  CHECK(prefixes.texts(plan) == std::vector<Tokens>{texts[1], texts[0], texts[2]});
+  const PrefixInfo first = prefixes.list().front();
+  CHECK(first.tokens == 33);
+  const std::size_t bytes = prefixes.statistics().bytes;
+  const std::size_t freed = prefixes.evict(first);
+  CHECK(freed == first.freed_bytes);
+  CHECK(freed > 0);
+  CHECK(prefixes.statistics().bytes == bytes - freed);
+  CHECK(prefixes.texts(plan) == std::vector<Tokens>{texts[0], texts[2]});
+  CHECK(prefixes.texts(other).size() == 3);
+  CHECK(prefixes.evict(first) == 0);  // it is gone
+  const PrefixInfo used = prefixes.list().front();
+  REQUIRE(prefixes.find(plan, texts[0]));
+  CHECK(prefixes.evict(used) == 0);  // it was used since, so who chose it knew too little
+  CHECK(prefixes.statistics().prefixes == 5);
+  prefixes.clear(plan);
+  CHECK(prefixes.texts(plan).empty());
+  CHECK(prefixes.texts(other) == std::vector<Tokens>{texts[1], texts[0], texts[2]});
+  prefixes.clear(plan);
+  prefixes.clear(other);
+  CHECK(prefixes.statistics().bytes == 0);
+}
+
 TEST_CASE("what a prefix cache holds counts each page once") {
   PagePool pool;
   const CacheOptions options{.page_rows = 16, .pool = &pool};

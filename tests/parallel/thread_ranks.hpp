@@ -22,7 +22,7 @@ namespace test {
 /// What the ranks of a group have in common: a place where all meet.
 class Meeting {
  public:
-  explicit Meeting(std::size_t size) : size_{size}, given_(size) {}
+  explicit Meeting(std::size_t size) : size_{size}, given_(size), sent_(size) {}
 
   [[nodiscard]] std::size_t size() const { return size_; }
 
@@ -33,6 +33,25 @@ class Meeting {
     given_[rank] = own;
     wait();
     use(std::as_const(given_));
+    wait();
+  }
+  /// The same for messages, of which each rank takes its own.
+  void exchange(std::size_t rank, std::span<const kvpolicy::reference::Outgoing> sent,
+                std::span<const kvpolicy::reference::Incoming> received) {
+    using kvpolicy::reference::CommunicationError;
+    sent_[rank] = sent;
+    wait();
+    std::vector<std::size_t> taken(size_, 0);
+    for (const kvpolicy::reference::Incoming& to : received) {
+      std::vector<std::span<const std::byte>> for_me;
+      for (const kvpolicy::reference::Outgoing& from : sent_[to.rank]) {
+        if (from.rank == rank) for_me.push_back(from.bytes);
+      }
+      const std::size_t next = taken[to.rank]++;
+      kvpolicy::require<CommunicationError>(next < for_me.size() && for_me[next].size() == to.bytes.size(),
+                                            "no such message was sent");
+      std::ranges::copy(for_me[next], to.bytes.begin());
+    }
     wait();
   }
   /// Says that a rank will come no more.
@@ -59,6 +78,7 @@ class Meeting {
 
   std::size_t size_;
   std::vector<std::span<const float>> given_;
+  std::vector<std::span<const kvpolicy::reference::Outgoing>> sent_;
   std::mutex mutex_;
   std::condition_variable all_here_;
   std::size_t here_ = 0, round_ = 0;
@@ -91,6 +111,11 @@ class ThreadRank final : public kvpolicy::reference::Communicator {
         to = std::ranges::copy(one, to).out;
       }
     });
+  }
+  void exchange(std::span<const kvpolicy::reference::Outgoing> sent,
+                std::span<const kvpolicy::reference::Incoming> received) override {
+    check_messages(sent, received);
+    meeting_->exchange(rank_, sent, received);
   }
 
  private:

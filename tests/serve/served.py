@@ -24,9 +24,9 @@ QUESTION = "The key of Bamelo is 48213. The sky is blue. What is the key of Bame
 class Server:
     """The program, from its start to its end."""
 
-    def __init__(self, *options):
-        self.process = subprocess.Popen([PROGRAM, "--port", "0", *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                        text=True)
+    def __init__(self, *options, command=None):
+        self.process = subprocess.Popen([*(command or [PROGRAM, "--port", "0"]), *options], stdout=subprocess.PIPE,
+                                        stderr=subprocess.PIPE, text=True)
         self.port = int(self.process.stdout.readline() or self.fail())
 
     def fail(self):

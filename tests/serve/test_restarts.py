@@ -105,6 +105,38 @@ class Restarts(unittest.TestCase):
         self.assertEqual(server.complete(prompt=LONG, kv_plan="duo:0.5")[1]["choices"], expected)
         self.assertNotIn("not loaded", server.stop()[1])
 
+    def test_two_servers_share_a_folder(self):
+        """What one has read, the other one continues from; neither loses what the other has saved."""
+        servers = [self.start("--prefixes", self.folder, "--save-every", "1") for _ in range(2)]
+        texts = [f"Server {i}. " + LONG for i in range(2)]
+        for server in servers:
+            server.complete(prompt="a", kv_plan="duo:0.5")  # so that it wants to know of the plan
+        first = []
+        until = time.monotonic() + PATIENCE
+        for i, server in enumerate(servers):
+            other = servers[1 - i]
+            before = other.metric("prefixes")
+            first.append(server.complete(prompt=texts[i], kv_plan="duo:0.5")[1])
+            self.assertEqual(cached(first[i]), 0)
+            while other.metric("prefixes") == before:  # nobody asks it meanwhile
+                self.assertLess(time.monotonic(), until)
+                time.sleep(0.1)
+            again = other.complete(prompt=texts[i], kv_plan="duo:0.5")[1]
+            self.assertGreater(cached(again), 500)
+            self.assertEqual(again["choices"], first[i]["choices"])
+        # They end at one time, and a third has all.
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            ended = list(pool.map(Server.stop, servers))
+        for status, errors in ended:
+            self.assertEqual(status, 0)
+            self.assertIn("taken in", errors)
+        server = self.start("--prefixes", self.folder)
+        for text, said in zip(texts, first):
+            again = server.complete(prompt=text, kv_plan="duo:0.5")[1]
+            self.assertGreater(cached(again), 500)
+            self.assertEqual(again["choices"], said["choices"])
+        self.assertEqual(server.stop()[0], 0)
+
     def test_a_folder_that_cannot_be_written(self):
         with open(self.folder, "w"):
             pass

@@ -177,13 +177,13 @@ class PrefixCache {
     return found;
   }
 
-  /// Keeps a fork of `cache`, which has read exactly `tokens`: this text length is a mark. Returns whether the prefix is
-  /// new and there is room for it; less recently used prefixes are removed first. Heads that rank rows by the latest
+  /// Keeps a fork of `cache`, which has read exactly `tokens`: this text length is a mark. Returns whether the prefix
+  /// is new and there is room for it; less recently used prefixes are removed first. Heads that rank rows by the latest
   /// queries drop rows that this one text did not ask for, so keep the prefix before `compress`. A head that compresses
   /// by itself (compress_every) does so at fixed text lengths and may be kept at any time.
-  /// @throws ConfigError if the cache has other options or a head has been compressed for one question, or a policy cannot
-  /// be saved; ShapeError if the cache has read another number of tokens; RollbackError inside a step or while a tree is
-  /// pending; std::bad_alloc. Nothing changed then.
+  /// @throws ConfigError if the cache has other options or a head has been compressed for one question, or a policy
+  /// cannot be saved; ShapeError if the cache has read another number of tokens; RollbackError inside a step or while a
+  /// tree is pending; std::bad_alloc. Nothing changed then.
   bool keep(const Cache& cache, std::span<const Token> tokens) {
     check(cache, tokens);
     if (touch(cache.plan(), tokens)) return false;
@@ -208,6 +208,18 @@ class PrefixCache {
     }
     return freed;
   }
+  /// Removes one prefix, as `list` describes it, and returns how many bytes were freed; 0 if it was used or removed
+  /// since.
+  std::size_t evict(const PrefixInfo& prefix) {
+    const std::unique_lock lock{mutex_};
+    const auto found = std::ranges::find_if(entries_, [&](const Held& held) {
+      return held.texts->number == prefix.plan && held.node->value->last_use.load() == prefix.last_use;
+    });
+    if (found == entries_.end()) return 0;
+    const std::size_t freed = found->node->value->freed_bytes();
+    remove(found);
+    return freed;
+  }
   /// How many bytes are freed if all prefixes are removed. O(pages).
   [[nodiscard]] std::size_t evictable_bytes() const {
     const std::shared_lock lock{mutex_};
@@ -218,6 +230,18 @@ class PrefixCache {
     const std::unique_lock lock{mutex_};
     while (!entries_.empty()) remove(entries_.end() - 1);
   }
+  /// Removes those of one plan.
+  void clear(const Plan& plan) {
+    const std::unique_lock lock{mutex_};
+    const auto is_of_plan = [&](const Held& held) { return held.texts->plan == plan; };
+    for (auto next = entries_.begin(); next != entries_.end();) {
+      next = std::ranges::find_if(next, entries_.end(), is_of_plan);
+      if (next == entries_.end()) return;
+      const auto place = next - entries_.begin();
+      remove(next);
+      next = entries_.begin() + place;
+    }
+  }
 
   [[nodiscard]] PrefixStatistics statistics() const {
     const std::shared_lock lock{mutex_};
@@ -226,6 +250,14 @@ class PrefixCache {
     };
     return {read(lookups_), read(hits_), read(asked_tokens_), read(found_tokens_),
             kept_,          evicted_,    entries_.size(),     bytes()};
+  }
+  /// The tokens of each prefix of a plan, in the order of `list`. @throws std::bad_alloc
+  [[nodiscard]] std::vector<std::vector<Token>> texts(const Plan& plan) const {
+    const std::shared_lock lock{mutex_};
+    std::vector<std::vector<Token>> all;
+    if (const auto own = texts_of(plan); own != nullptr)
+      own->tree.for_each([&](const Node& node) { all.push_back(node.tokens()); });
+    return all;
   }
   /// All prefixes; texts that begin alike are next to each other.
   /// @throws std::bad_alloc

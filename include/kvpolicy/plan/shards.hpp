@@ -314,15 +314,13 @@ template <class... T>
   return {std::move(layers), ranks};
 }
 
-/// The plan of one rank: its parts are KV heads, in the order of `Shards::parts`, each with the settings of its head
-/// and as many query heads. A layer of which the rank holds nothing has no cache there.
-/// @throws ConfigError if the shards are of another shape, there is no such rank, or it holds nothing at all
-template <class... T>
-[[nodiscard]] auto plan_of_rank(const HeadPlan<T...>& plan, const Shards& shards, std::size_t rank) {
-  using E = typename HeadPlan<T...>::element_type;
-  const ModelShape& shape = plan.shape();
-  require(shards.layers() == shape.layers, "plan_of_rank: shards of ", shards.layers(),
-          " layers, the plan has ", shape.layers);
+/// The shape of one rank's caches: its parts are KV heads, each with as many query heads as in the model. A layer of
+/// which the rank holds nothing has no cache there.
+/// @throws ConfigError if the shards are of another shape, or there is no such rank
+[[nodiscard]] inline ModelShape shape_of_rank(const ModelShape& shape, const Shards& shards,
+                                              std::size_t rank) {
+  require(shards.layers() == shape.layers, "shape_of_rank: shards of ", shards.layers(),
+          " layers, the model has ", shape.layers);
   ModelShape own = shape;
   for (std::size_t layer = 0; layer < shape.layers; ++layer) {
     const std::size_t source = shape.cache_of(layer);
@@ -335,7 +333,17 @@ template <class... T>
     if (source == layer) changed.kv_heads = parts;
     if (parts == 0) changed.reads.reset();
   }
-  HeadPlan<E> result{own};
+  return own;
+}
+
+/// The plan of one rank: its parts are KV heads, in the order of `Shards::parts`, each with the settings of its head
+/// and as many query heads (`shape_of_rank`).
+/// @throws ConfigError if the shards are of another shape, there is no such rank, or it holds nothing at all
+template <class... T>
+[[nodiscard]] auto plan_of_rank(const HeadPlan<T...>& plan, const Shards& shards, std::size_t rank) {
+  using E = typename HeadPlan<T...>::element_type;
+  const ModelShape& shape = plan.shape();
+  HeadPlan<E> result{shape_of_rank(shape, shards, rank)};
   for (std::size_t layer = 0; layer < shape.layers; ++layer) {
     const auto parts = shards.parts(layer, rank);
     for (std::size_t i = 0; i < parts.size(); ++i) {
