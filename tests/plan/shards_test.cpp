@@ -274,7 +274,7 @@ TEST_CASE(
   CHECK(heads == 8);
   CHECK(contains(thrown<ConfigError>([&] { (void)plan_of_rank(plan, shards, 3); }), "there is no rank 3"));
   CHECK(contains(thrown<ConfigError>([&] { (void)plan_of_rank(HeadPlan<float>{{2, 4, 4, 64}}, shards, 0); }),
-                 "shards of 4 layers, the plan has 2"));
+                 "shards of 4 layers, the model has 2"));
 }
 
 TEST_CASE("what does not fit is refused by name") {
