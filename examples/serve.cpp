@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Serves a model over HTTP, with OpenAI's interface, under a memory budget for its KV caches.
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstddef>
@@ -132,22 +133,35 @@ serve::Plan dividing_plan(const Arguments& arguments, const TextModel& model) {
   return plan;
 }
 
-// Answers requests until a signal comes.
+// How long a text of a plan fits into every process's memory by itself.
+std::string longest_text(const serve::Plan& plan, std::size_t memory, const Shards* shards) {
+  std::size_t tokens = shards == nullptr ? plan.max_context(memory).value_or(0) : max_text_tokens;
+  for (std::size_t rank = 0; shards != nullptr && rank < shards->ranks(); ++rank) {
+    tokens = std::min(tokens, plan_of_rank(plan, *shards, rank).max_context(memory).value_or(0));
+  }
+  return tokens < max_text_tokens ? fmt::format("{} tokens of one text", thousands(tokens))
+                                  : "one text of any length";
+}
+
+// Answers requests until a signal comes. `shards`: who has which heads, if this is one process of several.
 void answer(Arguments& arguments, const TextModel& model, serve::ServedModel& served, serve::Rows& rows,
-            const std::function<void(const serve::Api&)>& begun, StopBySignal& signals) {
+            const Shards* shards, const std::function<void(const serve::Api&)>& begun,
+            StopBySignal& signals) {
   const serve::Api api{model, served, arguments.name, arguments.model, arguments.plan};
   serve::Scheduler scheduler{served, rows, arguments.scheduler};
   begun(api);
   arguments.server.page = arguments.demo;
   serve::Server server{api, scheduler, arguments.server};
   signals.begin(server);
-  const std::size_t tokens = api.default_plan()->max_context(arguments.scheduler.memory).value_or(0);
+  fmt::print(stderr, "  model      {} under the plan {}\n", arguments.name, arguments.plan);
+  if (shards != nullptr)
+    fmt::print(stderr, "  processes  {}, each with some heads of every text\n", shards->ranks());
   fmt::print(stderr,
-             "  model      {} under the plan {}\n"
-             "  memory     {:MB} for KV caches: {} tokens of one text\n"
+             "  memory     {:MB} for KV caches{}: {}\n"
              "  listening  http://{}:{}{}\n",
-             arguments.name, arguments.plan, Bytes{arguments.scheduler.memory}, thousands(tokens),
-             arguments.server.host, server.port(), arguments.demo ? "  (open it in a browser)" : "");
+             Bytes{arguments.scheduler.memory}, shards != nullptr ? " in each" : "",
+             longest_text(*api.default_plan(), arguments.scheduler.memory, shards), arguments.server.host,
+             server.port(), arguments.demo ? "  (open it in a browser)" : "");
   fmt::print("{}\n", server.port());
   std::fflush(stdout);
   server.run();
@@ -209,7 +223,7 @@ void serve_texts(Arguments& arguments, reference::Communicator* ranks, StopBySig
     folder->bring_back(own.prefixes(), *api.default_plan());
     if (arguments.save_every > 0) folder->save_every(options.save_every, own.prefixes());
   };
-  answer(arguments, model, served, rows, begun, signals);
+  answer(arguments, model, served, rows, part ? &part->shards() : nullptr, begun, signals);
   if (folder) {
     folder->stop();
     const std::size_t count = over ? over->save() : own.save();
