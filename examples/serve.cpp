@@ -207,7 +207,9 @@ void serve_texts(Arguments& arguments, reference::Communicator* ranks, StopBySig
     options.bring_prefixes_back = [&folder](serve::Prefixes& prefixes, const serve::Plan& plan) {
       return folder->bring_back(prefixes, plan);
     };
-    options.save_prefixes = [&folder](serve::Prefixes& prefixes) { return folder->save(prefixes); };
+    options.save_prefixes = [&folder, &part](serve::Prefixes& prefixes) {
+      return part ? folder->save_own(prefixes) : folder->save(prefixes);
+    };
     // Ranks save at one time, and must all have the same prefixes.
     if (!part)
       options.take_prefixes_in = [&folder](serve::Prefixes& prefixes) { return folder->take_in(prefixes); };

@@ -154,8 +154,7 @@ void LocalRows::bring_prefixes_back(const Plan& plan) {
   if (!brought.front()) return;
   if (ranks_ != nullptr) {
     // A crash while files were written may have left one rank's new ones beside another's old ones.
-    const auto of_ranks =
-        gather_counts(*ranks_, std::array{std::size_t{digest(prefixes_.texts(plan)) >> 16U}});
+    const auto of_ranks = gather_counts(*ranks_, std::array{std::size_t{digest(prefixes_.texts(plan))}});
     if (std::ranges::max(of_ranks) != std::ranges::min(of_ranks)) {
       prefixes_.clear(plan);
       options_.tell("not loaded: the ranks' files have different prefixes");
@@ -204,15 +203,21 @@ std::optional<std::size_t> LocalRows::begin(const NewText& given) {
 
 bool LocalRows::move_out(std::uint64_t id) {
   Text& text = known(id);
+  // First, because a text that was moved out in vain takes more room when it comes back: it shares no page then.
+  if (!everywhere(text.cache->bytes() <= swap_memory_.free_bytes())) return false;
   text.bytes_back = text.cache->bytes() + growth_of(*text.cache, text.promise);
   try {
     text.out.emplace(std::move(*text.cache), swap_pool_);
     text.cache.reset();
   } catch (const std::bad_alloc&) {
     text.out.reset();
+  } catch (const StorageError& error) {  // a full disk
+    text.out.reset();
+    options_.tell(message("not moved out: ", error.what()));
   }
   if (everywhere(text.out.has_value())) return true;
-  if (text.out) {  // the room that it had is free
+  make_room(text.out ? text.bytes_back : 0);
+  if (text.out) {
     text.cache.emplace(text.out->swap_in());
     text.out.reset();
   }

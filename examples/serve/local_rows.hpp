@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The rows of this process. Where several processes have a part of each text's heads (rank_rows.hpp), all make the
+// The rows of this process. Where several processes have a part of each text's heads (rows_over_ranks.hpp), all make the
 // same calls in the same order, and whatever depends on memory is decided together: a text comes in where there is room
 // for it on every rank, and a prefix goes from all of them.
 #pragma once

@@ -18,10 +18,13 @@ namespace kvpolicy::serve {
 
 namespace fs = std::filesystem;
 
-// Other servers wait until this one has written. Without the folder there is nobody to wait for.
+// Other servers wait until this one has written. A folder that cannot be made cannot be written to either.
 class PrefixFolder::Lock {
  public:
-  explicit Lock(const fs::path& folder) : file_{::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)} {
+  explicit Lock(const fs::path& folder) {
+    std::error_code ignored;
+    fs::create_directories(folder, ignored);
+    file_ = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (file_ >= 0) ::flock(file_, LOCK_EX);
   }
   ~Lock() {
@@ -31,7 +34,7 @@ class PrefixFolder::Lock {
   Lock& operator=(const Lock&) = delete;
 
  private:
-  int file_;
+  int file_ = -1;
 };
 
 PrefixFolder::PrefixFolder(fs::path folder, std::string tag, std::function<void(const std::string&)> tell)
@@ -108,6 +111,11 @@ bool PrefixFolder::take_in(Prefixes& prefixes) {
 bool PrefixFolder::is_changed() {
   const std::lock_guard lock{mutex_};
   return std::ranges::any_of(known_, [](const auto& one) { return stamp_of(one.first) != one.second.read; });
+}
+
+std::size_t PrefixFolder::save_own(const Prefixes& prefixes) {
+  const Lock others{folder_};
+  return write(prefixes);
 }
 
 std::size_t PrefixFolder::write(const Prefixes& prefixes) {

@@ -41,6 +41,9 @@ class PrefixFolder {
   /// asked for stay. Nobody else may use the prefixes.
   /// @throws as kvpolicy::save
   std::size_t save(Prefixes& prefixes);
+  /// Writes all prefixes in place of what others have saved, for ranks of a server: they must all have the same ones.
+  /// @throws as kvpolicy::save
+  std::size_t save_own(const Prefixes& prefixes);
   /// Writes all prefixes at these intervals if there is anything new, in a thread of its own, until the end. Prefixes
   /// are found meanwhile; whoever keeps one waits for the file. What others have saved has to be taken in before.
   void save_every(std::chrono::seconds interval, const Prefixes& prefixes);

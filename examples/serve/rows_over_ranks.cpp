@@ -120,7 +120,7 @@ class Follower {
     const auto call = said.take<Call>();
     switch (call) {
       case Call::stop: return false;
-      case Call::tick: rows_.tick(); return true;
+      case Call::tick: return true;
       case Call::make_room: rows_.make_room(); return true;
       case Call::room: static_cast<void>(rows_.room()); return true;
       case Call::save: save(); return true;
@@ -292,7 +292,6 @@ void RowsOverRanks::make_room() {
   own_.make_room();
 }
 void RowsOverRanks::tick() {
-  own_.tick();
   const auto now = std::chrono::steady_clock::now();
   const std::chrono::seconds every = own_.options().save_every;
   if (every.count() > 0 && now - saved_ > every) {
@@ -301,7 +300,7 @@ void RowsOverRanks::tick() {
       saved_kept_ = kept;
       try {
         static_cast<void>(save());
-      } catch (const StorageError& error) {
+      } catch (const Error& error) {
         own_.options().tell(message("not saved: ", error.what()));
       }
     }

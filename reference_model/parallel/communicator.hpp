@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -117,10 +118,10 @@ inline void any_of_ranks(Communicator& ranks, std::vector<bool>& own) {
   for (std::size_t i = 0; i < own.size(); ++i) own[i] = numbers[i] > 0;
 }
 
-/// The counts that each rank passes, rank by rank; below 2^48. @throws CommunicationError
+/// The counts that each rank passes, rank by rank. @throws CommunicationError
 [[nodiscard]] inline std::vector<std::size_t> gather_counts(Communicator& ranks,
                                                             std::span<const std::size_t> own) {
-  constexpr std::size_t parts = 3;  // of 16 bits
+  constexpr std::size_t parts = sizeof(std::size_t) / 2;  // of 16 bits, which are exact as float
   std::vector<float> numbers;
   for (const std::size_t count : own) {
     for (std::size_t i = 0; i < parts; ++i)
@@ -176,16 +177,11 @@ void together(Communicator& ranks, Work work) {
 /// @throws ConfigError, on every rank, that says which ranks have another digest than rank 0; CommunicationError
 inline void require_same(Communicator& ranks, std::string_view what, std::uint64_t digest,
                          std::string_view advice = "start all with the same files and options") {
-  // Parts of 16 bits, which are exact as float.
-  float own[4];
-  for (int i = 0; i < 4; ++i) own[i] = static_cast<float>(digest >> (16 * i) & 0xffffU);
-  std::vector<float> all(4 * ranks.size());
-  ranks.gather(own, all);
+  static_assert(sizeof(std::size_t) == sizeof(std::uint64_t));
+  const std::vector<std::size_t> all = gather_counts(ranks, std::array{static_cast<std::size_t>(digest)});
   std::string others;
-  for (std::size_t rank = 1; rank < ranks.size(); ++rank) {
-    bool same = true;
-    for (std::size_t i = 0; i < 4; ++i) same = same && all[4 * rank + i] == all[i];
-    if (!same) others += (others.empty() ? "" : ", ") + std::to_string(rank);
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank] != all[0]) others += (others.empty() ? "" : ", ") + std::to_string(rank);
   }
   require(others.empty(), "ranks do not have the same ", what, ": rank 0 has another than rank ", others,
           "; ", advice);

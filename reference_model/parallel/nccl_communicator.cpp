@@ -198,8 +198,13 @@ void NcclCommunicator::begin(std::size_t bytes_in, std::size_t bytes_out) {
   Handles& h = *handles_;
   require<CommunicationError>(!h.failed, "rank ", rank_, " of ", size_,
                               ": an earlier call did not come together, so no other can");
-  check(cudaSetDevice(h.device), "the device");
-  h.grow(aligned(bytes_in) + bytes_out);
+  try {
+    check(cudaSetDevice(h.device), "the device");
+    h.grow(aligned(bytes_in) + bytes_out);
+  } catch (...) {  // the others make this call, so no later one of this rank would be theirs
+    h.abort();
+    throw;
+  }
 }
 
 void NcclCommunicator::sum(std::span<float> numbers) {

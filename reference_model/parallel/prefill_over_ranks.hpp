@@ -92,8 +92,8 @@ class PromptAttention {
       take(own_rows(k.tokens), q, out, /*merges=*/false);
     });
     for (std::size_t distance = 1; distance < ranks_->size(); ++distance) {
-      const std::vector<Piece> pieces = swap_rows(layer, distance);
-      unless_failed([&] { take(pieces, q, out, /*merges=*/true); });
+      swap_rows(layer, distance);
+      unless_failed([&] { take(received_rows(layer, after(distance)), q, out, /*merges=*/true); });
     }
     unless_failed([&] {
       const std::size_t parts = held_heads_.size();
@@ -180,7 +180,7 @@ class PromptAttention {
   }
 
   // Sends rows to the rank `distance` before this one, and receives those of the rank as far after it.
-  [[nodiscard]] std::vector<Piece> swap_rows(std::size_t layer, std::size_t distance) {
+  void swap_rows(std::size_t layer, std::size_t distance) {
     const std::size_t to = before(distance);
     const std::size_t from = after(distance);
     sent_.clear();
@@ -191,19 +191,19 @@ class PromptAttention {
     }
     sent_.resize(numbers_between(layer, ranks_->rank(), to), E{0.0F});
     received_.resize(numbers_between(layer, from, ranks_->rank()));
-    std::vector<Piece> pieces;
-    for (const PromptMove& move : moves_[layer]) {
-      if (move.from == from && move.to == ranks_->rank())
-        pieces.push_back({move, nullptr, nullptr, shape_.head_dim, shape_.value_dim});
-    }
     const std::array<Outgoing, 1> out{{{to, std::as_bytes(std::span<const E>{sent_})}}};
     const std::array<Incoming, 1> in{{{from, std::as_writable_bytes(std::span<E>{received_})}}};
     ranks_->exchange(out, in);
-    const E* at = received_.data();
-    for (Piece& piece : pieces) {
-      piece.keys = at;
-      piece.values = at + piece.move.count() * shape_.head_dim;
-      at = piece.values + piece.move.count() * shape_.value_dim;
+  }
+  // What the latest message has brought, from that rank.
+  [[nodiscard]] std::vector<Piece> received_rows(std::size_t layer, std::size_t from) const {
+    std::vector<Piece> pieces;
+    const E* keys = received_.data();
+    for (const PromptMove& move : moves_[layer]) {
+      if (move.from != from || move.to != ranks_->rank()) continue;
+      const E* values = keys + move.count() * shape_.head_dim;
+      pieces.push_back({move, keys, values, shape_.head_dim, shape_.value_dim});
+      keys = values + move.count() * shape_.value_dim;
     }
     return pieces;
   }
