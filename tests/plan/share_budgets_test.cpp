@@ -12,7 +12,7 @@
 #include <doctest/doctest.h>
 
 #include <kvpolicy/plan/share_budgets.hpp>
-#include <support/thrown.hpp>
+#include <support/compare.hpp>
 
 using namespace kvpolicy;
 
