@@ -225,6 +225,44 @@ TEST_CASE("mistakes that some orders of threads show") {
   }
 }
 
+// What a warp does right behind its arrival may come very late: the Hopper kernels' warps give a stage back and read it
+// by mistake then.
+TEST_CASE("some orders hold a warp behind its arrival while the woken go as far as they can") {
+  struct Out {
+    int* seen;
+  };
+  const auto is_late = [] {
+    int seen = 0;
+    run_kernel({1, 1, 64, 64}, Out{&seen}, [](const Out p) {
+      struct Shared {
+        SharedBarrier given;
+        SharedBarrier own;
+        volatile int flag;
+      };
+      auto& shared = *reinterpret_cast<Shared*>(shared_memory());
+      if (thread_index() == 0) {
+        mbarrier_init(&shared.given, 1);
+        mbarrier_init(&shared.own, 1);
+        shared.flag = 0;
+      }
+      sync_block();
+      if (thread_index() == 0) {
+        mbarrier_arrive(&shared.given);
+        shared.flag = 1;
+      }
+      if (thread_index() == 32) {
+        mbarrier_wait(&shared.given, 0);
+        for (int i = 0; i < 100; ++i) mbarrier_arrive(&shared.own);
+        *p.seen = shared.flag;
+      }
+    });
+    return seen == 0;
+  };
+  const int late = count_seeds(10 * handful, is_late);
+  CHECK(late > 0);
+  CHECK(late < 10 * handful);
+}
+
 // ---- registers of the first operand --------------------------------------------------------------
 TEST_CASE("weights that are written while a product reads them") {
   struct One {

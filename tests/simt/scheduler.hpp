@@ -69,6 +69,8 @@ struct Grid {
   static void wake(Thread& thread);
   /// Another order of the block's warps.
   void draw_order(Block& block);
+  /// At times one warp stands still for as long as another thread can go on.
+  void draw_last_warp(Block& block);
   void wait_for_kernel_before();
   [[nodiscard]] std::string place_of(const Thread& thread) const;
 
@@ -208,6 +210,7 @@ inline void Grid::begin_block(Block& block) {
   block.order.resize(warps);
   std::iota(block.order.begin(), block.order.end(), 0);
   draw_order(block);
+  draw_last_warp(block);
 }
 
 inline void Grid::end_block(Block& block) {
@@ -236,6 +239,9 @@ inline void Grid::turn_to_some_block() {
 inline void Grid::draw_order(Block& block) {
   random.shuffle(block.order);
   block.one_ahead = random.below(4) != 0;
+}
+
+inline void Grid::draw_last_warp(Block& block) {
   const bool one_waits = random.below(8) == 0;
   block.last_warp = one_waits ? random.below(static_cast<int>(block.order.size())) : -1;
 }
@@ -263,7 +269,10 @@ inline Thread* Grid::draw() {
     for (int i = 0; i < resident_count; ++i) {
       Block& block = resident[static_cast<std::size_t>(current)];
       if (block.running) {
-        if (Thread* thread = draw_from(block, last_warps)) return thread;
+        if (Thread* thread = draw_from(block, last_warps)) {
+          if (last_warps) block.last_warp = -1;  // nothing else could go on
+          return thread;
+        }
       }
       current = (current + 1) % resident_count;
     }
@@ -291,6 +300,8 @@ inline void Grid::step_aside() {
     draw_order(*self->block);
     turn_to_some_block();
   }
+  // Whoever has just arrived somewhere may stand still, while those that it has woken go as far as they can.
+  if (self->block->last_warp < 0 && random.below(8) == 0) self->block->last_warp = self->index / warp_lanes;
   switch_away();
 }
 
@@ -363,6 +374,7 @@ inline void Grid::release_barrier(Block& block) {
     warp.at_barrier = 0;
   }
   draw_order(block);
+  draw_last_warp(block);
 }
 
 inline std::string Grid::place_of(const Thread& thread) const {

@@ -76,9 +76,8 @@ struct WarpgroupThread {
   std::vector<ProductPart> under_way;
   std::vector<Accumulation> accumulations;
   std::vector<FencedRegisters> fenced;
-  std::uint32_t fences = 1;   // fence_shared_for_products so far, and 1
-  int registers = 0;          // limit; 0: that of the launch
-  std::uint64_t awaited = 0;  // the phase of a barrier
+  std::uint32_t fences = 1;  // fence_shared_for_products so far, and 1
+  int registers = 0;         // limit; 0: that of the launch
 
   void reset() { *this = WarpgroupThread{}; }
 };

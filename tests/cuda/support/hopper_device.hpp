@@ -23,19 +23,20 @@ class HopperDevice {
                                            HopperShape<64>::threads);
   }
 #else
-  HopperDevice() : before_{device_.max_shared_bytes} {
+  HopperDevice() : major_{device_.major}, shared_bytes_{device_.max_shared_bytes} {
     device_.major = 9;
     device_.max_shared_bytes = 232448;
   }
   ~HopperDevice() {
-    device_.major = 8;
-    device_.max_shared_bytes = before_;
+    device_.major = major_;
+    device_.max_shared_bytes = shared_bytes_;
   }
   [[nodiscard]] static bool is_there() { return true; }
 
  private:
   kvpolicy::cuda::simt::Device& device_ = kvpolicy::cuda::simt::device();
-  int before_;
+  int major_;
+  int shared_bytes_;
 #endif
 };
 
