@@ -477,3 +477,36 @@ TEST_CASE("a captured step with a bound, replayed while the text grows, is the s
   CHECK(replay(again, 51));
   CHECK(rows_read() < 5 * 434 + window);
 }
+
+TEST_CASE("a captured call that chooses no rows needs no room for their bounds") {
+  const test::SmallDevice device;
+  const test::Stream stream;
+  const ModelShape shape{1, 2, 1, head_dim};
+  // What reads all rows: no bound to keep, and more queries than rows are chosen for.
+  for (const std::size_t tokens : {1, 9}) {
+    CAPTURE(tokens);
+    const float epsilon = tokens == 1 ? 0.0F : 0.3F;
+    Stepper stepper{shape, {bounded_heads()[0]}, tokens, epsilon},
+        twin{shape, {bounded_heads()[0]}, tokens, 0.0F};
+    for (Stepper* each : {&stepper, &twin}) {
+      test::feed_device(each->cache, 3, {100, 40}, {}, stream);
+      each->randomize(4, stream);
+    }
+    const test::Graph graph{stream, [&] { stepper.put_step(stream); }};
+    stepper.cache.replayed(1, tokens);
+    graph.launch(stream);
+    twin.put_step(stream);
+    CHECK(test::same_bits(stepper.results(stream), twin.results(stream)));
+  }
+}
+
+TEST_CASE("room for bounds that grows step by step stays in proportion to the text") {
+  const test::SmallDevice device;
+  const ModelShape shape{1, 2, 1, head_dim};
+  DeviceCache growing = cache_of(shape, {bounded_heads()[0]}),
+              at_once = cache_of(shape, {bounded_heads()[0]});
+  constexpr std::size_t steps = 100;
+  for (std::size_t i = 1; i <= steps; ++i) growing.reserve(64 * i);
+  at_once.reserve(64 * steps);
+  CHECK(growing.overhead_bytes() < 4 * at_once.overhead_bytes());
+}

@@ -123,9 +123,9 @@ void survive(const std::string& what, std::size_t max_rollback, std::size_t fail
 
 const auto nothing = [](Cache&) { return 0; };
 
-// The n-th call of the runtime fails, for every n: DeviceError or bad_alloc, and no leak. What the
-// cache holds after a DeviceError nobody promised. A cache that the call makes goes afterwards: what fails while it goes is
-// waited for, and not reported.
+// The n-th call of the runtime fails, for every n: DeviceError or bad_alloc, and no leak. What the cache holds after a
+// DeviceError nobody promised. A cache that the call makes goes afterwards: what fails while it goes is waited for, and
+// not reported.
 template <class Call>
 void leaks_nothing(const std::string& what, std::size_t max_rollback, Call call) {
   CAPTURE(what);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Heads that weigh rows by what their values add to the layer's output (CriticalKV), choose a share of their rows before
-// that, and lift low scores (DefensiveKV): on a device and on the host, which keep the same rows.
+// Heads that weigh rows by what their values add to the layer's output (CriticalKV), choose a share of their rows
+// before that, and lift low scores (DefensiveKV): on a device and on the host, which keep the same rows.
 #include <doctest/doctest.h>
 
 #include <cstddef>
@@ -272,6 +272,11 @@ TEST_CASE("value outputs: what does not fit is refused by name") {
   HeadRule rule = Expected::rule({}, 64);
   Lifting{}.describe(rule);
   CHECK(contains(thrown<ConfigError>([&] { cuda::check_served(rule, 64); }), "has a prior_share of 0.5"));
+  rule = Expected::rule({}, 64);
+  rule.weighs_values = false;
+  rule.unweighed_share = 0.25;
+  CHECK(
+      contains(thrown<ConfigError>([&] { cuda::check_served(rule, 64); }), "has an unweighed_share of 0.25"));
   HeadRule by_keys = HeadBudgetCache<DenseStorage<E>, KeyNormScorer>::rule({}, 64);
   by_keys.weighs_values = true;
   CHECK(thrown<ConfigError>([&] { cuda::check_served(by_keys, 64); }).empty());

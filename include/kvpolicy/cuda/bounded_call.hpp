@@ -27,8 +27,8 @@ namespace kvpolicy::cuda {
 template <Element E>
 class BoundedCall {
  public:
-  /// `rows`: the rows of the text, at least; a head of which a graph finds more reads all. `has_halves`: some head has keys in halves. `params` are as
-  /// Engine::attend has them, of one sequence; its heads are those of the cache.
+  /// `rows`: the rows of the text, at least; a head of which a graph finds more reads all. `has_halves`: some head has
+  /// keys in halves. `params` are as Engine::attend has them, of one sequence; its heads are those of the cache.
   BoundedCall(const Engine<E>& engine, const AttendParams& params, const ReadBound& bound, std::size_t rows,
               bool has_halves)
       : engine_{&engine} {
@@ -43,10 +43,15 @@ class BoundedCall {
       made_.rows_read = reinterpret_cast<unsigned long long*>(bound.rows_read.data());
     }
     const int columns = made_.columns();
-    if (!has_halves || bound.epsilon == 0.0F || columns > decode_most_columns) return;
+    if (!needs_memory(bound, columns, has_halves)) return;
     extent_ = BoundExtent::of(rows, params.kv_heads, columns, engine.device().multiprocessors);
     made_.units = extent_.units;
     made_.blocks = extent_.blocks;
+  }
+
+  /// Whether rows are chosen at all, for which memory is needed: others' calls read every row.
+  [[nodiscard]] static bool needs_memory(const ReadBound& bound, int columns, bool has_halves) {
+    return has_halves && bound.epsilon > 0.0F && columns <= decode_most_columns;
   }
 
   /// Obtains the memory that the call needs. @throws std::bad_alloc, DeviceError

@@ -50,8 +50,8 @@ class HostPages {
   std::optional<PagePool> pool_;
 };
 
-/// Output projections that nobody reads: for a cache of the host that a text passes through on its way to or from a file,
-/// where no rows are weighed.
+/// Output projections that nobody reads: for a cache of the host that a text passes through on its way to or from a
+/// file, where no rows are weighed.
 class UnreadOutputs {
  public:
   explicit UnreadOutputs(const ModelShape& shape) : zeros_(shape.head_dim, 0.0F), outputs_{shape} {

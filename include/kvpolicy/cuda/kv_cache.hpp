@@ -57,10 +57,10 @@ class SwappedCache;
 /// A cache that was moved from holds 0 bytes and can be assigned to or destroyed; every call for its
 /// rows throws ConfigError.
 ///
-/// Not synchronised: one thread at a time. Calls may come on different streams, and their work is in the order of the calls, as
-/// is that of caches that share an engine: a call on another stream than the one before lets its stream wait. What
-/// the library does not see is the caller's to order: the tensors of a call, and graphs, whose launches count as no
-/// call. The stream of the latest call must live until the next call or until the cache is gone. Memory goes back on
+/// Not synchronised: one thread at a time. Calls may come on different streams, and their work is in the order of the
+/// calls, as is that of caches that share an engine: a call on another stream than the one before lets its stream wait.
+/// What the library does not see is the caller's to order: the tensors of a call, and graphs, whose launches count as
+/// no call. The stream of the latest call must live until the next call or until the cache is gone. Memory goes back on
 /// it, after the work of forks that shared a page on streams of their own. A cache belongs to the device that was
 /// current when it was made.
 template <Element E>
@@ -154,9 +154,9 @@ class KvCache {
     LayerCall<E>{cache_, layer, options, stream}.step(q, k, v, out);
   }
 
-  /// The two halves of `step`, for engines that fuse work in between: `append` adds at most
-  /// `max_append` rows after those that are there, `attend` reads with the queries of the latest `q.tokens` of them. Of the
-  /// options `append` heeds `tree` alone; `attend` wants the same tree.
+  /// The two halves of `step`, for engines that fuse work in between: `append` adds at most `max_append` rows after
+  /// those that are there, `attend` reads with the queries of the latest `q.tokens` of them. Of the options `append`
+  /// heeds `tree` alone; `attend` wants the same tree.
   /// @throws as `step`
   template <class K, class V>
   void append(std::size_t layer, const TensorView<K>& k, const TensorView<V>& v, const AttendOptions& options,

@@ -192,7 +192,7 @@ class LayerCall {
                            "cuda::KvCache: selection_query is ", options_->selection_query.value_or(0),
                            ", in a graph only the last of a call's ", q.tokens, " queries chooses");
     note_stream();
-    check_bound();
+    check_bound(q.tokens);
     require<CapacityError>(!capturing_ || !layer_->compresses_by_itself(), "cuda::KvCache: layer ", l_,
                            " compresses by itself, for which it asks for memory: not in a graph");
     // The host knows which rows were scored, and not how often a graph is launched.
@@ -202,10 +202,13 @@ class LayerCall {
         "a graph");
   }
 
-  void check_bound() const {
+  void check_bound(std::size_t queries) const {
     if (options_->read != Read::bounded) return;
     const BoundRoom& room = cache_->bound_room;
-    require<CapacityError>(!capturing_ || !layer_->has_halves() || room.rows() >= layer_->tokens,
+    const std::size_t columns = queries * cache_->plan.shape().queries_per_kv();
+    const bool needs_memory =
+        BoundedCall<E>::needs_memory(options_->bound, static_cast<int>(columns), layer_->has_halves());
+    require<CapacityError>(!capturing_ || !needs_memory || room.rows() >= layer_->tokens,
                            "cuda::KvCache: Read::bounded of ", layer_->tokens,
                            " tokens needs memory that a graph cannot ask for, and there is room for ",
                            room.rows(), "; reserve first");
@@ -241,7 +244,11 @@ class LayerCall {
       const BoundRoom& room = cache_->bound_room;
       const std::size_t rows = capturing_ ? room.rows() : layer_->tokens;
       BoundedCall<E> bounded{*cache_->engine, call, options_->bound, rows, layer_->has_halves()};
-      capturing_ ? bounded.use(room.get()) : bounded.prepare(cache_->options.memory, stream_);
+      if (capturing_) {
+        bounded.use(room.get());
+      } else {
+        bounded.prepare(cache_->options.memory, stream_);
+      }
       return bounded.run(layer_->packs(), longest, stream_);
     }
     if (cache_->options.launches == Launches::joint) {

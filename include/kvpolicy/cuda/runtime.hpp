@@ -102,8 +102,8 @@ struct LaunchShape {
   int grid_y = 1;
   int threads = 128;
   std::size_t shared_bytes = 0;
-  /// Programmatic dependent launch: the kernel begins while the one before it on the stream ends, as soon as there is room,
-  /// and waits itself (wait_for_kernel_before in kernels/simt.cuh), which hides the time of its launch.
+  /// Programmatic dependent launch: the kernel begins while the one before it on the stream ends, as soon as there is
+  /// room, and waits itself (wait_for_kernel_before in kernels/simt.cuh), which hides the time of its launch.
   bool early = false;
 };
 

@@ -96,6 +96,9 @@ inline void check_compressing(const HeadRule& rule) {
   require(rule.prior_share == 0.0 || rule.ranking == Ranking::attention, "cuda: ", rule.scorer,
           " has a prior_share of ", rule.prior_share,
           ", must be 0 unless rows are ranked by the attention of their latest queries");
+  require(rule.unweighed_share == 0.0 || rule.weighs_values, "cuda: ", rule.scorer,
+          " has an unweighed_share of ", rule.unweighed_share,
+          ", must be 0 unless scores are weighed by their values (weighs_values)");
   require(rule.value_norm == ValueNorm::value_l2 || rule.ranking == Ranking::attention ||
               rule.ranking == Ranking::expected || rule.ranking == Ranking::accumulated,
           "cuda: value_norm is 'output_l1' under ", rule.scorer, ", which goes by keys, not by attention");

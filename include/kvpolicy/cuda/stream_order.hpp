@@ -129,7 +129,8 @@ class LastUse {
   [[nodiscard]] cudaStream_t stream() const { return stream_; }
   /// Uses of one stream in the order of their events. 0: not recorded.
   [[nodiscard]] std::uint64_t number() const { return mark_ == nullptr ? 0 : mark_->number; }
-  /// Whether both were recorded on one stream. Streams have the handles of others that are gone, so this goes by their ids.
+  /// Whether both were recorded on one stream. Streams have the handles of others that are gone, so this goes by their
+  /// ids.
   [[nodiscard]] bool is_of_same_stream(const LastUse& other) const {
     return number() != 0 && other.number() != 0 && mark_->stream_id != 0 &&
            mark_->stream_id == other.mark_->stream_id;
