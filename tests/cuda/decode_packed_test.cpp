@@ -127,9 +127,9 @@ TEST_CASE("decode: chosen chunks that begin anywhere in a group of keys") {
   }
 }
 
-/// The largest error of an output, relative to what rounding may cost it: weights are rounded, and a product of codes and
-/// their scale, which is relative to the range of the codes' group; a logit is off by as much as a log-sum-exp may be,
-/// which changes a weight; the output is rounded.
+/// The largest error of an output, relative to what rounding may cost it: weights are rounded, and a product of codes
+/// and their scale, which is relative to the range of the codes' group; a logit is off by as much as a log-sum-exp may
+/// be, which changes a weight; the output is rounded.
 template <kvpolicy::Element E, class Result>
 double relative_error(const Output& got, const Result& expected) {
   double worst = 0;

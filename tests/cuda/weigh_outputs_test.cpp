@@ -136,8 +136,8 @@ void check(const Case& c) {
                             .head_stride = head_stride},
                 .outputs = c.outputs});
 
-  // A product is a sum of HeadDim floats, and 16 of these are added up in float. What tensor cores leave out of a sum is
-  // of the size of what a float's rounding does. The second part of a quantised value is rounded to E.
+  // A product is a sum of HeadDim floats, and 16 of these are added up in float. What tensor cores leave out of a sum
+  // is of the size of what a float's rounding does. The second part of a quantised value is rounded to E.
   const bool is_packed = c.view.is_packed();
   const double of_sums = (HeadDim + 24) * 0x1p-23;
   const double of_split = !is_packed ? 0.0 : std::is_same_v<E, half> ? 0x1p-21 : 0x1p-17;

@@ -6,14 +6,26 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
 
 #include "collectives.hpp"
 
 namespace kvpolicy::cuda {
 namespace simt {
 
+/// Lines of 128 bytes that kernels asked the second-level cache for, and those that were loaded; for one test at a
+/// time.
+struct Lines {
+  std::set<std::uintptr_t> requested;
+  std::set<std::uintptr_t> loaded;
+
+  static std::uintptr_t of(const void* address) { return reinterpret_cast<std::uintptr_t>(address) / 128; }
+};
+inline thread_local Lines* lines = nullptr;  // null: not watched
+
 template <class Words>
 inline Words load_words(const Words* address) {
+  if (lines != nullptr) lines->loaded.insert(Lines::of(address));
   require_alignment(address, sizeof(Words), "load_once: address not a multiple of the access");
   return *address;
 }
@@ -41,6 +53,12 @@ inline Words4 load_once(const Words4* address) { return simt::load_words(address
 inline Words2 load_once(const Words2* address) { return simt::load_words(address); }
 inline Words1 load_once(const Words1* address) { return simt::load_words(address); }
 inline std::uint32_t load_once(const std::uint16_t* address) { return simt::load_words(address); }
+
+/// Reads the byte, so that a bad address is reported here.
+inline void request_line(const void* address) {
+  static_cast<void>(*static_cast<const volatile std::byte*>(address));
+  if (simt::lines != nullptr) simt::lines->requested.insert(simt::Lines::of(address));
+}
 
 inline void cp_async_16(void* shared, const void* global, bool valid) {
   const char* const name = "cp_async_16: address not a multiple of 16";

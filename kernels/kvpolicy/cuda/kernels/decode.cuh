@@ -12,6 +12,8 @@
 // - The work of all heads forms one line, of which each block takes an equal slice
 //   (partition.cuh). If several blocks share a head, the last one to finish merges their results
 //   (merge.cuh) in the order of the rows.
+// - While a head's results are merged, the block's next head is described and its first rows are
+//   requested (first_rows.cuh).
 #pragma once
 
 #include <algorithm>
@@ -22,6 +24,7 @@
 #include <kvpolicy/cuda/kernels/decode_exact.cuh>
 #include <kvpolicy/cuda/kernels/decode_packed.cuh>
 #include <kvpolicy/cuda/kernels/decode_queries.cuh>
+#include <kvpolicy/cuda/kernels/first_rows.cuh>
 #include <kvpolicy/cuda/kernels/merge.cuh>
 #include <kvpolicy/cuda/kernels/partials.cuh>
 #include <kvpolicy/cuda/kernels/partition.cuh>
@@ -63,7 +66,8 @@ struct DecodeLayout {
                        ColumnTiles >        : 0;
   // Queries and scales are never needed at the same time as the warps' values.
   static constexpr int slice_at = aligned(std::max(stage_at + stage_bytes, Merge::bytes));
-  static constexpr int states_at = slice_at + aligned(sizeof(BlockSlice));
+  static constexpr int next_at = slice_at + aligned(sizeof(BlockSlice));
+  static constexpr int states_at = next_at + aligned(sizeof(BlockSlice));
   static constexpr int finished_at = states_at + (warps + 1) * columns * sizeof(PartialState);
   static constexpr int code_columns_at = finished_at + columns * sizeof(FinishedRow);
   static constexpr int query_sums_at = code_columns_at + columns * sizeof(CodeColumn);
@@ -96,18 +100,21 @@ class DecodeBlock {
     const Partition partition = whole_line();
     if (partition.total == 0 || block_x() >= partition.blocks) return;
     // What is needed after a head's rows lies in shared memory meanwhile, because rows leave it no registers.
+    bool described = false;
     if (thread_index() == 0) {
-      slice().from = partition.begin(block_x());
-      slice().to = partition.begin(block_x() + 1);
+      next().from = partition.begin(block_x());
+      next().to = partition.begin(block_x() + 1);
+      int head = 0;
+      for (int step = 1 << 30; step > 0; step /= 2) {  // the last head that begins by `from`
+        if (head + step < heads && place[head + step] <= next().from) head += step;
+      }
+      next().index = head - 1;
     }
-    sync_block();
-    int head = 0;
-    for (int step = 1 << 30; step > 0; step /= 2) {  // the last head that begins by `from`
-      if (head + step < heads && place[head + step] <= slice().from) head += step;
-    }
-    while (head < heads && place[head] < slice().to) {
-      if (place[head] != place[head + 1]) head = attend(head);
-      ++head;
+    for (;;) {
+      if (!described && thread_index() == 0) describe_next(next().index + 1);
+      sync_block();  // also: the head before no longer uses shared memory
+      if (next().index == heads) return;
+      described = attend();
     }
   }
 
@@ -119,6 +126,20 @@ class DecodeBlock {
   KVPOLICY_DEVICE Partition whole_line() const { return {work_prefix()[heads], grid_x(), Layout::warps}; }
   KVPOLICY_DEVICE BlockSlice& slice() const {
     return *reinterpret_cast<BlockSlice*>(shared + Layout::slice_at);
+  }
+  /// The block's share of the head after that of `slice()`; its index is `heads` if there is none.
+  KVPOLICY_DEVICE BlockSlice& next() const {
+    return *reinterpret_cast<BlockSlice*>(shared + Layout::next_at);
+  }
+  /// Describes the first head from `head` on that the block has a share of. Called by one thread.
+  KVPOLICY_DEVICE void describe_next(int head) const {
+    const long long* const place = work_prefix();
+    while (head < heads && place[head] == place[head + 1]) ++head;
+    if (head < heads && place[head] < next().to) {
+      next().describe(p, head, place[head]);
+    } else {
+      next().index = heads;
+    }
   }
   /// The cost of a head of any sequence; 0: there is nothing to read.
   KVPOLICY_DEVICE int cost(int head) const {
@@ -155,18 +176,20 @@ class DecodeBlock {
     sync_block();
   }
 
-  /// Computes this block's share of a head that has rows. Returns the head, which lies in shared memory while rows
-  /// are read.
-  KVPOLICY_DEVICE int attend(int head) const {
+  /// Computes this block's share of next(), which becomes slice(). Returns whether it has described the head after it.
+  KVPOLICY_DEVICE bool attend() const {
     using Queries = typename Layout::Queries;
     const Queries queries{.plain = shared,
                           .code_columns = reinterpret_cast<CodeColumn*>(shared + Layout::code_columns_at),
                           .sums = reinterpret_cast<float*>(shared + Layout::query_sums_at)};
-    sync_block();  // the previous head no longer uses shared memory
-    if (thread_index() == 0) slice().describe(p, head, work_prefix()[head]);
-    queries.load(p, head / p.kv_heads, head % p.kv_heads);
+    static_assert(sizeof(BlockSlice) % 4 == 0);
+    constexpr int words = sizeof(BlockSlice) / 4;
+    for (int i = thread_index(); i < words; i += thread_count()) {
+      reinterpret_cast<std::uint32_t*>(&slice())[i] = reinterpret_cast<const std::uint32_t*>(&next())[i];
+    }
+    queries.load(p, next().index / p.kv_heads, next().kv_head);
     sync_block();
-    if (slice().units[0] + slice().units[1] == 0) return head;
+    if (slice().units[0] + slice().units[1] == 0) return false;
     const int used_columns = slice().request.queries * p.group;
     const bool packed = Packed && slice().units[1] > 0;
     if (slice().rotated) queries.turn(p, slice());
@@ -188,10 +211,12 @@ class DecodeBlock {
                                                          softmax);
     const typename Layout::Merge warps{.values = reinterpret_cast<float*>(shared),
                                        .states = reinterpret_cast<PartialState*>(shared + Layout::states_at)};
-    warps.merge(softmax, used_columns);
-    const int here = slice().index;
-    write(here, unforeseen(thread_index()), warps, used_columns);
-    return here;
+    warps.merge_states(softmax, [&] { describe_next(slice().index + 1); });
+    const FirstRows<HeadDim, Packed> first_rows{p, next(), next().index < heads};
+    warps.merge_values(softmax, used_columns);
+    first_rows.request();
+    write(slice().index, unforeseen(thread_index()), warps, used_columns);
+    return true;
   }
 
   /// Writes this block's share of a head, or merges it with others'. What follows from `head` and `thread` is not

@@ -72,10 +72,10 @@ KVPOLICY_DEVICE void attend_packed(const PackedHead& head,
     if constexpr (staged) sync_warp();
   };
 
-  TileAddress address = address_of_tile<Shape::tiles>(p, slice, at);
+  TileAddress address = address_of_tile(p, slice, at, Shape::tiles);
   const auto advance = [&] {
     more = at.skip(slice, true, Warps);
-    if (more) address = address_of_tile<Shape::tiles>(p, slice, at);
+    if (more) address = address_of_tile(p, slice, at, Shape::tiles);
   };
   request_keys(address, true);
   if constexpr (overlaps) request_values(address, true);

@@ -241,8 +241,8 @@ struct AnyCodeTile {
     }
   }
   /// Upper halves are a tile of 4-bit codes. A tile of whole codes in halves has as many words as one of 8-bit codes,
-  /// the lower halves' first, so that neither needs loads of its own. Words that few bits leave over lose what they were:
-  /// kept, they would take the registers that the other side's codes need.
+  /// the lower halves' first, so that neither needs loads of its own. Words that few bits leave over lose what they
+  /// were: kept, they would take the registers that the other side's codes need.
   template <int Bits>
   KVPOLICY_DEVICE void load(std::integral_constant<int, Bits>, const std::byte* tile, int lane) {
     constexpr TilePart lower = tile_part(Bits, 0);

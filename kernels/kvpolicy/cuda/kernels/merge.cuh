@@ -22,8 +22,10 @@ struct WarpMerge {
   float* values;         ///< [buffers, columns, pitch]
   PartialState* states;  ///< [Warps + 1, columns]; the last is the block's
 
-  /// Called by all threads of the block. Afterwards `value` and `state` return the sums.
-  KVPOLICY_DEVICE void merge(OnlineSoftmax<HeadDim, ColumnTiles>& softmax, int used_columns) const {
+  /// Called by all threads of the block, and then `merge_values`. `meanwhile()` is called by one thread that has
+  /// nothing else to do.
+  template <class Meanwhile>
+  KVPOLICY_DEVICE void merge_states(OnlineSoftmax<HeadDim, ColumnTiles>& softmax, Meanwhile meanwhile) const {
     const int g = lane_index() / 4;
     const int t = lane_index() % 4;
     const int warp = warp_index();
@@ -51,8 +53,17 @@ struct WarpMerge {
         all.sum += one.sum * rescale_factor(one.max, all.max);
       }
       states[Warps * columns + thread_index()] = all;
+    } else if (thread_index() == (Warps - 1) * warp_lanes) {
+      meanwhile();
     }
     sync_block();
+  }
+
+  /// Afterwards `value` and `state` return the sums.
+  KVPOLICY_DEVICE void merge_values(const OnlineSoftmax<HeadDim, ColumnTiles>& softmax,
+                                    int used_columns) const {
+    const int t = lane_index() % 4;
+    const int warp = warp_index();
     for (int turn = 0; turn < Warps; turn += buffers) {
       if (warp / buffers * buffers == turn) {
         KVPOLICY_UNROLL

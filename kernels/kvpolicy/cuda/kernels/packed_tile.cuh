@@ -49,11 +49,10 @@ struct TileAddress {
 
 /// All rows of a tile are written together, so a tile can be read whole even if a call needs only
 /// some of its rows. Chunks are whole tiles; beyond the end of a list its last tile is repeated.
-template <int Tiles>
 KVPOLICY_DEVICE TileAddress address_of_tile(const AttendParams& p, const BlockSlice& slice,
-                                            const UnitCursor& at) {
+                                            const UnitCursor& at, int tiles) {
   const DeviceSegment& segment = slice.list.segment[at.segment];
-  const int i = (at.unit * Tiles + lane_index() % Tiles) * tile_rows;
+  const int i = (at.unit * tiles + lane_index() % tiles) * tile_rows;
   const int row = segment.chunks == nullptr ? segment.first - slice.skipped[at.segment] + i
                                             : segment.row(smaller(i, segment.rows - tile_rows));
   const int slot = slice.head.packed_slot(row);

@@ -183,8 +183,8 @@ struct SeenRows {
       bits = bits << columns | (below(to) & ~below(from));
     }
   }
-  /// Finds those of chunks and of trees, one by one, in a loop, because what finds a bit would be most of the kernel's code if it stood
-  /// here for each of them.
+  /// Finds those of chunks and of trees, one by one, in a loop, because what finds a bit would be most of the kernel's
+  /// code if it stood here for each of them.
   KVPOLICY_DEVICE void find_each(const LiveSegment& live, int tile, const QueryTile& queries,
                                  const Request& request) {
     const DeviceSegment& segment = live.segment;
@@ -204,8 +204,8 @@ struct SeenRows {
   }
 };
 
-/// Masks, for each query, the rows of a tile that it does not see. All bits are found first, because the logits leave few
-/// registers.
+/// Masks, for each query, the rows of a tile that it does not see. All bits are found first, because the logits leave
+/// few registers.
 template <class Shape>
 KVPOLICY_DEVICE void hide(LogitTile<Shape>& logits, const LiveSegment& live, int tile,
                           const QueryTile& queries, const Request& request) {

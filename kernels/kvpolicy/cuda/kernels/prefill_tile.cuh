@@ -22,11 +22,10 @@ inline constexpr int prefill_threads = prefill_warps * warp_lanes;
 template <int HeadDim>
 struct ChunkRow;
 
-/// Sizes of a block's work. What follows it in the kernels' other files takes such a shape, of which prefill_hopper.cuh has
-/// another one. The unnormalised output takes 128 registers of a thread at head_dim 128
-/// and at 256. Keys and values pass through a ring of three tiles, so that two blocks fit into the
-/// 164 KiB of an A100's multiprocessor and the softmax of one overlaps with the products of the
-/// other.
+/// Sizes of a block's work. What follows it in the kernels' other files takes such a shape, of which prefill_hopper.cuh
+/// has another one. The unnormalised output takes 128 registers of a thread at head_dim 128 and at 256. Keys and values
+/// pass through a ring of three tiles, so that two blocks fit into the 164 KiB of an A100's multiprocessor and the
+/// softmax of one overlaps with the products of the other.
 template <int HeadDim>
 struct PrefillShape {
   using Chunk = ChunkRow<HeadDim>;

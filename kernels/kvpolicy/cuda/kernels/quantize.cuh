@@ -70,8 +70,8 @@ KVPOLICY_DEVICE float highest_code(const HeadView& head, bool key) {
   return static_cast<float>((1 << bits_read(head.widths().of(key))) - 1);
 }
 
-/// The grid with which the upper halves of codes stand for numbers, as AffineGrid::upper_half has it: the numbers in the
-/// middle of those whose codes have the half. Scale in the low half, zero in the high.
+/// The grid with which the upper halves of codes stand for numbers, as AffineGrid::upper_half has it: the numbers in
+/// the middle of those whose codes have the half. Scale in the low half, zero in the high.
 KVPOLICY_DEVICE std::uint32_t grid_of_upper_half(std::uint32_t grid) {
   const float step = to_float<half>(static_cast<std::uint16_t>(grid & 0xffffU));
   const float zero = to_float<half>(static_cast<std::uint16_t>(grid >> 16));

@@ -43,8 +43,8 @@ struct WarpSums {
   std::uint32_t before;  ///< sum over the warps before this one
   std::uint32_t total;
 };
-/// Sums one number per warp. A call must not reuse the `sums` of the previous call. CUB's BlockScan in its place made the
-/// kernel 1,176 instructions of 1,064 and spilled 16 bytes of its 64 registers (sm_90).
+/// Sums one number per warp. A call must not reuse the `sums` of the previous call. CUB's BlockScan in its place made
+/// the kernel 1,176 instructions of 1,064 and spilled 16 bytes of its 64 registers (sm_90).
 KVPOLICY_DEVICE WarpSums scan_warps(std::uint32_t of_warp, std::uint32_t* sums) {
   if (lane_index() == 0) sums[warp_index()] = of_warp;
   sync_block();

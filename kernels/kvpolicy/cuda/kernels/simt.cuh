@@ -40,8 +40,8 @@ inline constexpr int warp_lanes = 32;
 #include <kvpolicy/core/dtype.hpp>
 
 #define KVPOLICY_DEVICE __device__ __forceinline__
-/// After the parameters of a lambda. In a kernel of many shapes the compiler no longer inlines every lambda by itself, and
-/// the arrays of registers that one refers to go to memory: `./scripts/gpu-instructions` shows a stack.
+/// After the parameters of a lambda. In a kernel of many shapes the compiler no longer inlines every lambda by itself,
+/// and the arrays of registers that one refers to go to memory: `./scripts/gpu-instructions` shows a stack.
 #define KVPOLICY_INLINE_LAMBDA __attribute__((always_inline))
 #define KVPOLICY_KERNEL(threads, blocks_per_multiprocessor) \
   __global__ void __launch_bounds__(threads, blocks_per_multiprocessor)
@@ -68,9 +68,9 @@ KVPOLICY_DEVICE std::byte* shared_memory() {
 }
 
 // ---- the kernel before -----------------------------------------------------------------------
-/// The first statement of every thread of a kernel that is launched early (LaunchShape::early): while the kernel before it
-/// on the stream still ends (programmatic dependent launch, from Hopper on). After it that kernel is done and what it
-/// wrote is seen. The kernel after this one may come as early.
+/// The first statement of every thread of a kernel that is launched early (LaunchShape::early): while the kernel before
+/// it on the stream still ends (programmatic dependent launch, from Hopper on). After it that kernel is done and what
+/// it wrote is seen. The kernel after this one may come as early.
 KVPOLICY_DEVICE void wait_for_kernel_before() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");
@@ -164,6 +164,11 @@ KVPOLICY_DEVICE std::uint32_t load_once(const std::uint16_t* place) {
                : "=h"(v)
                : "l"(place), "l"(rows_leave_first()));
   return v;
+}
+
+/// Asks the second-level cache for the 128 bytes about an address that is read later. Nothing waits for them.
+KVPOLICY_DEVICE void request_line(const void* place) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(place));
 }
 
 KVPOLICY_DEVICE std::uint32_t shared_address(const void* place) {
