@@ -298,20 +298,23 @@ class DecodeLayer {
   static void add_magnitudes(Result& result, int group, const std::vector<double>& logits,
                              const std::vector<std::vector<double>>& values, const std::vector<double>& out,
                              double max, double sum) {
-    for (std::size_t c = 0; c < out.size(); ++c) {
-      double magnitude = 0, range = 0, spread = 0;
-      for (std::size_t i = 0; i < logits.size(); ++i) {
-        const double weight = std::exp(logits[i] - max) / sum;
-        const auto begin =
-            values[i].begin() + static_cast<std::ptrdiff_t>(c - c % static_cast<std::size_t>(group));
-        const auto [least, largest] = std::minmax_element(begin, begin + group);
-        magnitude += weight * std::fabs(values[i][c]);
-        range += weight * (*largest - *least);
-        spread += weight * std::fabs(values[i][c] - out[c]);
+    const std::size_t dim = out.size(), at = result.magnitude.size(), width = static_cast<std::size_t>(group);
+    for (auto* of : {&result.magnitude, &result.range, &result.spread}) of->resize(at + dim);
+    double* const magnitude = result.magnitude.data() + at;
+    double* const range = result.range.data() + at;
+    double* const spread = result.spread.data() + at;
+    for (std::size_t i = 0; i < logits.size(); ++i) {
+      const double weight = std::exp(logits[i] - max) / sum;
+      const double* const row = values[i].data();
+      for (std::size_t first = 0; first < dim; first += width) {
+        const auto [least, largest] = std::minmax_element(row + first, row + first + width);
+        const double weighed = weight * (*largest - *least);
+        for (std::size_t c = first; c < first + width; ++c) {
+          magnitude[c] += weight * std::fabs(row[c]);
+          range[c] += weighed;
+          spread[c] += weight * std::fabs(row[c] - out[c]);
+        }
       }
-      result.magnitude.push_back(magnitude);
-      result.range.push_back(range);
-      result.spread.push_back(spread);
     }
   }
 

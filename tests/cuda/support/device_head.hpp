@@ -151,8 +151,10 @@ class DeviceHead {
     }
     for (const Side side : {Side::keys, Side::values}) {
       const auto numbers = as_quantized(side, side == Side::keys ? keys : values, packed_end);
+      std::vector<kvpolicy::AffineGrid> grids(
+          static_cast<std::size_t>(head_dim_));  // of the group at each channel
       for (int row = view_.sinks; row < packed_end; ++row) {
-        for (int c = 0; c < head_dim_; ++c) quantize(side, numbers, row, c);
+        for (int c = 0; c < head_dim_; ++c) quantize(side, numbers, row, c, grids);
       }
     }
   }
@@ -278,19 +280,24 @@ class DeviceHead {
     return numbers;
   }
 
-  // One number, its group searched anew: slow and plain.
-  void quantize(Side side, std::span<const float> rows, int row, int channel) {
+  // One number; the first one of a group finds its grid.
+  void quantize(Side side, std::span<const float> rows, int row, int channel,
+                std::vector<kvpolicy::AffineGrid>& grids) {
     const bool by_rows = side == Side::keys && view_.key_per_channel;
     const int group = side == Side::keys ? view_.key_group : view_.value_group;
-    const int first = by_rows ? row - (row - view_.sinks) % group : channel - channel % group;
-    float min = 0, max = 0;
-    for (int i = 0; i < group; ++i) {
-      const float x = by_rows ? rows[index(first + i, channel)] : rows[index(row, first + i)];
-      min = i == 0 ? x : std::min(min, x);
-      max = i == 0 ? x : std::max(max, x);
+    const int place = by_rows ? (row - view_.sinks) % group : channel % group;
+    const int first = (by_rows ? row : channel) - place;
+    auto& grid = grids[static_cast<std::size_t>(by_rows ? channel : first)];
+    if (place == 0) {
+      float min = 0, max = 0;
+      for (int i = 0; i < group; ++i) {
+        const float x = by_rows ? rows[index(first + i, channel)] : rows[index(row, first + i)];
+        min = i == 0 ? x : std::min(min, x);
+        max = i == 0 ? x : std::max(max, x);
+      }
+      // Adding 0 leaves no -0: which zero of several is the smallest is nobody's business.
+      grid = kvpolicy::AffineGrid::covering(min + 0.0F, max + 0.0F, encoding(side));
     }
-    // Adding 0 leaves no -0: which zero of several is the smallest is nobody's business.
-    const auto grid = kvpolicy::AffineGrid::covering(min + 0.0F, max + 0.0F, encoding(side));
     set_grid(side, row, channel, grid);
     set_code(side, row, channel, grid.encode(rows[index(row, channel)], encoding(side)));
   }

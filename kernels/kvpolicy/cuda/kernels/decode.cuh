@@ -182,9 +182,9 @@ class DecodeBlock {
     const Queries queries{.plain = shared,
                           .code_columns = reinterpret_cast<CodeColumn*>(shared + Layout::code_columns_at),
                           .sums = reinterpret_cast<float*>(shared + Layout::query_sums_at)};
-    static_assert(sizeof(BlockSlice) % 4 == 0);
     constexpr int words = sizeof(BlockSlice) / 4;
-    for (int i = thread_index(); i < words; i += thread_count()) {
+    static_assert(sizeof(BlockSlice) % 4 == 0 && words <= Layout::threads);
+    if (const int i = thread_index(); i < words) {
       reinterpret_cast<std::uint32_t*>(&slice())[i] = reinterpret_cast<const std::uint32_t*>(&next())[i];
     }
     queries.load(p, next().index / p.kv_heads, next().kv_head);

@@ -158,9 +158,11 @@ struct GroupGrids {
     const TileAddress tile = address.of(chunk / 2);
     const std::byte* from = tile.at((tile.row + chunk % 2 * 8) * 2);
     each([&](int group, int) {
-      const std::byte* scales = from + group * page_rows * 2;
-      cp_async_16(scales_of(group) + chunk * 16, scales + scales_offset, true);
-      cp_async_16(scales_of(group) + zeros_at + chunk * 16, scales + zeros_offset, true);
+      const auto at =
+          static_cast<unsigned>(group * page_rows * 2);  // takes a register less than a signed number
+      cp_async_16(scales_of(group) + chunk * 16, from + (at + static_cast<unsigned>(scales_offset)), true);
+      cp_async_16(scales_of(group) + zeros_at + chunk * 16, from + (at + static_cast<unsigned>(zeros_offset)),
+                  true);
     });
   }
 };
