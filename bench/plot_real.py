@@ -9,6 +9,7 @@ measured. Bars and bands are 95 % intervals by bootstrap over texts.
   smollm2_budgets.png   answers over rows per head
   smollm2_frontier.png  answers over bytes
   smollm2_language.png  KL divergence to the full cache, on prose and on code
+  smollm2_rows.png      rows that heads read under a bound, over the length of a text
   smollm2_memory.png    memory over the length of a text and the number of texts, time of a token over the length
 
   bench/plot_real.py --results bench/results/smollm2 --weights reference_model/weights/smollm2 --out docs [--only NAME...]
@@ -20,7 +21,7 @@ from pathlib import Path
 
 import head_agreement
 import results
-from pages.real_results_page import found_by, interval, label, plan_name
+from pages.real_results_page import found_by, interval, kinds_of_heads, label, plan_name, shares_of
 from plot import COLOURS, MARKERS, plain, save
 from results import by, name_of, of, setting_of
 
@@ -235,6 +236,35 @@ def language(plt, folder, _):
     return figure
 
 
+def rows(plt, folder, _):
+    """A side for each bound: the medians of kinds of heads, and every head as a thin line."""
+    if not (folder / "rows_by_head.json").exists():
+        return None
+    found = json.loads((folder / "rows_by_head.json").read_text(encoding="utf-8"))
+    epsilons = sorted({point["epsilon"] for point in found["points"]}, reverse=True)
+    figure, axes = plt.subplots(1, len(epsilons), figsize=(4.4 * len(epsilons), 3.9), sharey=True, squeeze=False)
+    kinds = [kind for kind in kinds_of_heads(found["gates"]).items() if kind[0] != "all"]
+    for side, epsilon in zip(axes[0], epsilons):
+        points = sorted(of(found["points"], epsilon=epsilon), key=lambda point: point["length"])
+        lengths = [point["length"] for point in points]
+        for i, (name, heads) in enumerate(kinds):
+            for head in heads:
+                side.plot(lengths, [100 * shares_of(point, [head])[0] for point in points], color=COLOURS[i], linewidth=0.5, alpha=0.25)
+            side.plot(lengths, [100 * statistics.median(shares_of(point, heads)) for point in points], color=COLOURS[i],
+                      marker=MARKERS[i], markersize=5, linewidth=2, label=name)
+        side.set_xscale("log", base=2)
+        side.set_xticks(lengths, [f"{length / 1024:g}" for length in lengths])
+        side.minorticks_off()
+        side.set_xlabel("text, Ki tokens")
+        side.set_title(f"at most {100 * epsilon:g} % of a query's attention unread", fontsize=10)
+        plain(side)
+    axes[0][0].set_ylim(0, 100)
+    axes[0][0].set_ylabel("rows read, %")
+    axes[0][0].legend(frameon=False, fontsize=8, loc="lower left")
+    figure.tight_layout()
+    return figure
+
+
 def memory(plt, folder, _):
     """Bytes over length and over texts, and the time of a token over length as measured in examples/adopters."""
     if not (folder / "memory.json").exists():
@@ -283,7 +313,7 @@ def memory(plt, folder, _):
 TIMED = {"every row": "full", "int8": "int8", "int4": "int4", "duo": "duo:0.5", "duo, int4": "duo+int4:0.5"}
 
 FIGURES = {"heads": heads, "gates": gates, "needles": needles, "budgets": budgets, "frontier": frontier, "language": language,
-           "memory": memory}
+           "rows": rows, "memory": memory}
 
 
 def main():

@@ -10,6 +10,7 @@ import re
 import statistics
 
 import bootstrap
+import head_agreement
 import results
 from peers import table as peers_table
 from results import by, name_of, of, setting_of
@@ -251,6 +252,25 @@ def unasked(run):
     return answered_in_full(points) + table(["method", *(f"1/{1 / SHARES[column]:.0f}" for column in columns)], rows)
 
 
+def unasked_theirs(*paths):
+    """kvpress' methods on the same questions, by the rows that are left, and what their caches hold."""
+    if not paths:
+        return "Not yet measured: the commands are in [bench/peers](../bench/peers/README.md#before-any-question-is-known)."
+    points = [point for path in paths for point in json.loads(path.read_text(encoding="utf-8"))["points"]]
+    full = of(points, plan="full")
+    ratios = sorted({point["ratio"] for point in points if point["ratio"] > 1})
+    rows = []
+    for plan, own in by([point for point in points if point["plan"] != "full"], lambda point: point["plan"]).items():
+        cells = [interval(of(own, ratio=ratio)) for ratio in ratios]
+        held = [statistics.fmean(point["kv_bytes"] for point in of(own, ratio=ratio)) for ratio in ratios]
+        whole = statistics.fmean(point["kv_bytes"] for point in full)
+        rows.append((-cells[0][0], [results.plain_name(plan.replace("expected_attention", "expected")), *map(percent, cells),
+                                    " and ".join(f"{100 * one / whole:.0f} %" for one in held)]))
+    rows.sort(key=lambda row: row[0])
+    return (f"{asked(of(points, plan='full'))}; % answered, with the 95 % interval. Their full cache answers {percent(interval(full))}.\n\n"
+            + table(["kvpress", *(f"1/{ratio} of the rows" for ratio in ratios), "memory that the caches hold"], [row for _, row in rows]))
+
+
 def nats(point):
     return point["token_nats"]
 
@@ -326,6 +346,37 @@ def bounds(*runs):
         told += f"; {asked(of(answers, plan='full'))}"
     return (told + ".\n\n" + table(["plan", "read for a token", "kept", "KL, nats a token", "same likeliest token, %",
                                     *(["answered, %"] if answers else [])], [row for _, row in rows]))
+
+
+def kinds_of_heads(gates):
+    """Names of kinds, and of each the indices of its heads: halves by DuoAttention's gates."""
+    kept = head_agreement.kept(gates, 0.5)
+    return {"half with the larger gates": sorted(kept),
+            "half with the smaller gates": [i for i in range(len(gates)) if i not in kept],
+            "all": list(range(len(gates)))}
+
+
+def shares_of(point, heads):
+    flat = [share for layer in point["rows_read"] for share in layer]
+    return sorted(flat[i] for i in heads)
+
+
+@measured_by("rows")
+def rows_by_head(run):
+    """Median, and the tenth and ninetieth hundredth, of the heads' rows."""
+    lengths = sorted({point["length"] for point in run["points"]})
+    rows = []
+    for epsilon in sorted({point["epsilon"] for point in run["points"]}, reverse=True):
+        for name, heads in kinds_of_heads(run["gates"]).items():
+            cells = []
+            for length in lengths:
+                shares = shares_of(of(run["points"], epsilon=epsilon, length=length)[0], heads)
+                low, *_, high = statistics.quantiles(shares, n=10)
+                cells.append(f"{100 * statistics.median(shares):.0f} ({100 * low:.0f} to {100 * high:.0f})")
+            rows.append([f"{100 * epsilon:g} %", name, *cells])
+    return (f"% of the rows, the median of the heads and what eight of ten lie between; {run['settings']['texts']} texts for each number.\n\n"
+            + table(["bound", "heads", *(f"{length:,} tokens" for length in lengths)], rows)
+            + picture("Rows read under a bound over the length of the text", "rows"))
 
 
 READS = re.compile(r"bounded@.*/(\d)_(\d)\.json:")
@@ -421,6 +472,8 @@ TABLES = {f"smollm2_{name}": ([f"smollm2/{file}" for file in files], make) for n
     ("tasks", ["tasks_*.json"], tasks), ("heads", ["heads.json*"], heads), ("gates", ["gates.json*"], gates),
     ("sinks", ["sinks.json*"], sinks), ("needles", ["needles.json*"], needles), ("settings", ["settings.json*"], settings),
     ("budgets", ["budgets.json*"], budgets), ("combined", ["combined.json*"], combined),
-    ("unasked", ["unasked.json*"], unasked), ("unasked_ten", ["unasked_ten.json*"], unasked), ("bounds", ["bounds*.json"], bounds), ("reads", ["reads.json*"], reads),
+    ("unasked", ["unasked.json*"], unasked), ("unasked_ten", ["unasked_ten.json*"], unasked),
+    ("unasked_theirs", ["unasked_theirs*.json"], unasked_theirs), ("bounds", ["bounds*.json"], bounds),
+    ("rows", ["rows_by_head.json*"], rows_by_head), ("reads", ["reads.json*"], reads),
     ("language", ["language_*.json"], language), ("choices", ["choices.json*"], choices),
     ("storage", ["storage*.json"], storage), ("memory", ["memory.json*"], memory), ("peers", ["peers_*.json"], peers)]}

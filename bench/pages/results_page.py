@@ -6,6 +6,7 @@ import statistics
 import results
 from results import by, name_of, of, over_seeds, setting_of, share
 
+from . import real_results_page
 from .markdown import cell, table
 
 SHOWN_IN_SHORT = ["plan search", "HeadKV", "DuoAttention + int4", "DuoAttention", "SnapKV", "Ada-KV", "H2O", "StreamingLLM"]
@@ -220,4 +221,4 @@ TABLES = {"frontier": (["combined.json"], frontier), "gates": (["gates.json"], g
           "smallest": (["gates.json"], smallest),
           "headkv": (["budgets.json", "combined.json"], headkv), "needles": (["needles.json"], needles), 
           "settings": (["settings.json"], settings), "budgets": (["budgets.json"], budgets),
-          "storage": (["storage.json"], storage), "combined": (["combined.json"], combined)}
+          "storage": (["storage.json"], storage), "unasked": (["unasked.json*"], real_results_page.unasked), "combined": (["combined.json"], combined)}

@@ -10,7 +10,8 @@ import numpy
 import torch
 import transformers
 
-# name: the press; each drops rows once, when a forward pass that began with an empty cache ends.
+# name: the press; each drops rows once, when a forward pass that began with an empty cache ends. KVzip's reads the text a
+# second time then.
 PRESSES = {
     "snapkv": "SnapKVPress",
     "streaming_llm": "StreamingLLMPress",
@@ -19,6 +20,8 @@ PRESSES = {
     "adakv": "AdaKVPress",  # over SnapKVPress
     "expected_attention": "ExpectedAttentionPress",
     "keynorm": "KnormPress",
+    "keydiff": "KeyDiffPress",
+    "kvzip": "KVzipPress",
     "duo": "DuoAttentionPress",
 }
 BACKENDS = ("quanto", "hqq")
@@ -92,7 +95,15 @@ class Press(Full):
     def reading(self, model, tokens):
         if hasattr(self.press, "from_pattern"):
             self.press.head_compression_ratio = streaming_share(self.ratio, tokens, **self.press.from_pattern)
-        return self.press(model)
+        return without_prefix(self.press, model) if hasattr(self.press, "prefix_length") else self.press(model)
+
+
+@contextlib.contextmanager
+def without_prefix(press, model):
+    """KVzipPress takes the first tokens for the start of a chat, scores them 0 and drops them; these texts have none."""
+    with press(model):
+        press.prefix_length = 0
+        yield
 
 
 def streaming_share(ratio, tokens, sink_size, recent_size):

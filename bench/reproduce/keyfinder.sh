@@ -10,15 +10,18 @@
 #              with the setting chosen before
 #   storage    8, 4 and 2 bits, per token and per channel with the same exact rows, on all heads and under
 #              DuoAttention's plan
+#   unasked    rows are dropped before any of ten questions is known
 #   combined   the best methods at a half to a 32nd of the bytes, and the plans of plan search
-experiments=(gates needles settings budgets storage combined)
+experiments=(gates needles settings budgets storage unasked combined)
 
 prepare() { :; }
 draw_figures() { "$PYTHON" bench/plot.py --results "$results" --out "$figures"; }
 
 # Numbers of questions and windows are per seed, so 3 x 34 questions give one point.
+questions=34
+per_text=17
 size_of() {
-  size=(--lengths "$@" --seeds 1 2 3 --questions 34 --per-text 17 --windows 4)
+  size=(--lengths "$@" --seeds 1 2 3 --questions "$questions" --per-text "$per_text" --windows 4)
   if [ -n "$quick" ]; then size=(--lengths 1024 --seeds 1 --questions 10 --per-text 10 --windows 2); fi
 }
 
@@ -79,6 +82,13 @@ measure_storage() {
   mapfile -t -O ${#plans[@]} plans < <(each '%s:128' int8 int4 int2 kivi4 kivi2)
   plans+=(duo:0.5 duo+int8:0.5 duo+int4:0.5 duo+int2:0.5)
   experiment storage "1024 4096" --suite perplexity keys --plans "${plans[@]}"
+}
+
+# Each head's own rows compete, a layer's or the model's.
+measure_unasked() {
+  local questions=100 per_text=10
+  experiment unasked "2048" --suite keys --compress text --bytes 1/2 1/4 1/8 1/16 --plans full snapkv h2o keynorm keydiff \
+    keydiff:compete=layer keydiff:compete=model expected kvzip:compete=head kvzip:compete=layer,safeguard=0 kvzip
 }
 
 # Another plan for the comparison can be added here.

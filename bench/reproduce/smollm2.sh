@@ -19,9 +19,10 @@
 #   choices    short questions with four endings, where compression should cost nothing
 #   storage    8 to 2 bits, per token and per channel, by the number of exact rows, other codebooks, and widths for each head
 #   bounds     reads with a bound beside Quest's and TriForce's chunks, by the bytes that a token reads
+#   rows       the rows that each head reads under a bound, over the length of the text
 #   reads      plans that are searched by what a bound reads of each head and what dropping rows loses, within what a step reads
 #   memory     what the cache takes over the length of the text and the number of texts
-experiments=(tasks heads gates sinks needles settings budgets combined unasked language choices storage bounds reads memory)
+experiments=(tasks heads gates sinks needles settings budgets combined unasked language choices storage bounds rows reads memory)
 targets=(plan)
 results=$all_results/smollm2
 folder=models/smollm2
@@ -221,6 +222,14 @@ measure_bounds() {
   for budget in 512 1024; do plans+=("quest+int8:16,$budget" "chunk+int8:16,$budget"); done
   go_on bounds 2048 --text novels --plans "${plans[@]}"
   ask_keys 2 bounds_answers 2048 --plans "${plans[@]}"
+}
+
+measure_rows() {
+  local lengths=(1024 2048 4096 8192) texts=4
+  if [ -n "$quick" ]; then lengths=(512) texts=1; fi
+  "$PYTHON" bench/rows_by_head.py --tool "$tools/identify_heads" --model "$folder" --text novels --gates "$weights/duo" \
+    --lengths "${lengths[@]}" --epsilons 0.05 0.01 --texts "$texts" --folder "build/reproduce/$model/rows" \
+    --out "$results/rows_by_head.json"
 }
 
 # Heads were measured on the first 30 % of the novels, plans are on the rest. All keep as few exact rows as the search's.
