@@ -165,7 +165,7 @@ class DeviceHead {
   /// A row as attention must see it, where it reads upper halves only or not.
   [[nodiscard]] std::vector<float> row(Side side, int row, const kvpolicy::cuda::LayerState& state,
                                        bool upper_half = false) const {
-    std::vector<float> numbers;
+    std::vector<float> numbers(static_cast<std::size_t>(head_dim_));
     upper_half = upper_half && is_in_halves(side);
     const bool packed = row >= view_.sinks && row < view_.packed_end(state.committed);
     for (int channel = 0; channel < head_dim_; ++channel) {
@@ -173,12 +173,13 @@ class DeviceHead {
         const kvpolicy::AffineGrid at =
             upper_half ? grid_of_upper_half(side, row, channel) : grid(side, row, channel);
         const std::uint32_t whole = code(side, row, channel);
-        numbers.push_back(static_cast<float>(at.scale) * static_cast<float>(upper_half ? whole >> 4 : whole) +
-                          static_cast<float>(at.zero));
+        numbers[static_cast<std::size_t>(channel)] =
+            static_cast<float>(at.scale) * static_cast<float>(upper_half ? whole >> 4 : whole) +
+            static_cast<float>(at.zero);
       } else {
         E value;
         value.bits = exact(side, row)[channel];
-        numbers.push_back(static_cast<float>(value));
+        numbers[static_cast<std::size_t>(channel)] = static_cast<float>(value);
       }
     }
     if (packed && rotates(side)) kvpolicy::rotate_hadamard(numbers);
@@ -271,8 +272,8 @@ class DeviceHead {
   // All rows, rounded to E; those that are quantised are rotated if the head says so.
   [[nodiscard]] std::vector<float> as_quantized(Side side, std::span<const float> rows,
                                                 int packed_end) const {
-    std::vector<float> numbers;
-    for (const float x : rows) numbers.push_back(static_cast<float>(E{x}));
+    std::vector<float> numbers(rows.size());
+    std::ranges::transform(rows, numbers.begin(), [](float x) { return static_cast<float>(E{x}); });
     for (int row = view_.sinks; rotates(side) && row < packed_end; ++row) {
       kvpolicy::rotate_hadamard(
           std::span{numbers}.subspan(index(row, 0), static_cast<std::size_t>(head_dim_)));

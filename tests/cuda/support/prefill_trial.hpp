@@ -245,10 +245,11 @@ class Trial {
     if (view.rotation_limit > 0) view.inverse_frequencies = frequencies_.data();
     heads_.push_back(std::make_unique<test::DeviceHead<E>>(view, HeadDim, c_.page_rows, state.tokens + 1));
     test::DeviceHead<E>& made = *heads_.back();
-    std::vector<float> keys, values;
-    for (int i = 0; i < (state.tokens - view.evicted) * HeadDim; ++i) {
-      keys.push_back(test::normal(random));
-      values.push_back(test::normal(random) + 1.0F);
+    const auto numbers = static_cast<std::size_t>((state.tokens - view.evicted) * HeadDim);
+    std::vector<float> keys(numbers), values(numbers);
+    for (std::size_t i = 0; i < numbers; ++i) {
+      keys[i] = test::normal(random);
+      values[i] = test::normal(random) + 1.0F;
     }
     made.store(keys, values, state);
     if (view.chunk_rows > 0 && c_.selected) {
