@@ -2,8 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the tables on a real model are made of: which tasks count, what is called tuned, which column a plan stands in, and
 that a plan is compared with the full cache text by text."""
+import json
 import math
 import sys
+import tempfile
 import unittest
 from pathlib import Path
 
@@ -75,6 +77,32 @@ class RealResults(unittest.TestCase):
         for files, make in page.TABLES.values():
             self.assertTrue(all(file.startswith("smollm2/") and "*" in file for file in files))
             self.assertTrue(make().startswith("Not yet measured: "))
+
+    def test_rows_that_heads_read_are_told_by_kind(self):
+        gates = [0.9, 0.1, 0.8, 0.2]
+        self.assertEqual([*page.kinds_of_heads(gates).values()], [[0, 2], [1, 3], [0, 1, 2, 3]])
+        run = {"gates": gates, "settings": {"texts": 3}, "points": [
+            {"length": length, "epsilon": 0.05, "rows_read": [[large, small], [large + 0.02, small + 0.02]]}
+            for length, large, small in ((1024, 0.8, 0.4), (2048, 0.6, 0.2))]}
+        lines = page.rows_by_head.__wrapped__(run).splitlines()
+        halves = [line for line in lines if "half with" in line]
+        self.assertEqual([[cell.strip().split(" ")[0] for cell in line.split("|")[3:5]] for line in halves], [["81", "61"], ["41", "21"]])
+        self.assertIn("3 texts", lines[0])
+
+    def test_methods_of_others_stand_by_what_they_answer(self):
+        def one(plan, ratio, marks, held):
+            return {"suite": "niah_depths", "tokens": 2048, "seed": 1, "plan": plan, "ratio": ratio, "marks": marks,
+                    "questions_per_text": [2, 2], "kv_bytes": held}
+        points = [one("full", 1, "1111", 100), one("keydiff", 4, "0001", 25), one("keydiff", 8, "0000", 12),
+                  one("kvzip", 4, "1101", 110), one("kvzip", 8, "1100", 115)]
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "unasked_theirs.json"
+            file.write_text(json.dumps({"points": points}), encoding="utf-8")
+            lines = page.unasked_theirs(file).splitlines()
+        self.assertIn("4 questions on 2 texts", lines[0])
+        self.assertEqual([line.split("|")[1].strip() for line in lines[-2:]], ["KVzip", "KeyDiff"])
+        self.assertIn("110 % and 115 %", lines[-2])
+        self.assertIn("25 % and 12 %", lines[-1])
 
     def test_agreement_of_rankings(self):
         found = head_agreement.agreement(["a", "b"], [[1, 2, 3, 4], [4, 3, 2, 1]], 0.5)
