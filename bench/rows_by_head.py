@@ -8,11 +8,12 @@ of texts and the bounds, and writes one JSON file: {"what", "command", "settings
     --gates reference_model/weights/smollm2/duo --lengths 1024 2048 --epsilons 0.05 0.01 --texts 4 \\
     --folder build/reproduce/rows --out rows_by_head.json
 
-What --folder has is not measured again, so a stopped run goes on where it was.
+What --folder has is not measured again, so a stopped run goes on where it was; once --out is written it is removed.
 """
 import argparse
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -31,7 +32,12 @@ def point(arguments, length, epsilon):
         if done.returncode:
             sys.exit(f"{shlex.join(command)} failed")
         kept.write_text(done.stdout, encoding="utf-8")
-    return json.loads(kept.read_text(encoding="utf-8"))
+    found = json.loads(kept.read_text(encoding="utf-8"))
+    asked = {"model": Path(arguments.model).name, "text": arguments.text, "texts": arguments.texts, "length": length,
+             "epsilon": epsilon}
+    if any(found[name] != value for name, value in asked.items()):
+        sys.exit(f"{kept} was measured with other settings: remove it, or give another --folder")
+    return found
 
 
 def main():
@@ -53,8 +59,6 @@ def main():
             print(f"{length:,} tokens, a bound of {epsilon:g} ...", file=sys.stderr)
             points.append(point(arguments, length, epsilon))
     same = ("model", "text", "split", "texts", "later", "seed")
-    if any(one[name] != points[0][name] for one in points for name in same):
-        sys.exit(f"{arguments.folder} has measurements with other settings: give another --folder")
     command = shlex.join(["bench/rows_by_head.py", *(word for word in sys.argv[1:])])
     shown = [json.dumps({"length": one["length"], "epsilon": one["epsilon"],
                          "rows_read": [[round(share, 4) for share in layer] for layer in one["rows_read"]]}) for one in points]
@@ -63,6 +67,7 @@ def main():
         "command": command, "settings": {name: points[0][name] for name in same},
         "gates": [round(gate, 5) for gate in head_agreement.kv_scores(arguments.gates, None)]})[:-1]
         + ', "points": [\n  ' + ",\n  ".join(shown) + "\n]}\n", encoding="utf-8")
+    shutil.rmtree(arguments.folder)
 
 
 if __name__ == "__main__":

@@ -221,4 +221,4 @@ TABLES = {"frontier": (["combined.json"], frontier), "gates": (["gates.json"], g
           "smallest": (["gates.json"], smallest),
           "headkv": (["budgets.json", "combined.json"], headkv), "needles": (["needles.json"], needles), 
           "settings": (["settings.json"], settings), "budgets": (["budgets.json"], budgets),
-          "storage": (["storage.json"], storage), "unasked": (["unasked.json*"], real_results_page.unasked), "combined": (["combined.json"], combined)}
+          "storage": (["storage.json"], storage), "unasked": (["unasked.json"], real_results_page.unasked), "combined": (["combined.json"], combined)}

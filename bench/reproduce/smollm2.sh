@@ -23,7 +23,7 @@
 #   reads      plans that are searched by what a bound reads of each head and what dropping rows loses, within what a step reads
 #   memory     what the cache takes over the length of the text and the number of texts
 experiments=(tasks heads gates sinks needles settings budgets combined unasked language choices storage bounds rows reads memory)
-targets=(plan)
+targets=(plan identify_heads)
 results=$all_results/smollm2
 folder=models/smollm2
 
@@ -227,9 +227,9 @@ measure_bounds() {
 measure_rows() {
   local lengths=(1024 2048 4096 8192) texts=4
   if [ -n "$quick" ]; then lengths=(512) texts=1; fi
-  "$PYTHON" bench/rows_by_head.py --tool "$tools/identify_heads" --model "$folder" --text novels --gates "$weights/duo" \
-    --lengths "${lengths[@]}" --epsilons 0.05 0.01 --texts "$texts" --folder "build/reproduce/$model/rows" \
-    --out "$results/rows_by_head.json"
+  stage rows "$PYTHON" bench/rows_by_head.py --tool "$tools/identify_heads" --model "$folder" --text novels \
+    --gates "$weights/duo" --lengths "${lengths[@]}" --epsilons 0.05 0.01 --texts "$texts" --folder "$work/rows" \
+    --out "$results/rows_by_head.json" || die "what heads read under a bound could not be measured"
 }
 
 # Heads were measured on the first 30 % of the novels, plans are on the rest. All keep as few exact rows as the search's.

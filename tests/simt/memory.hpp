@@ -54,9 +54,14 @@ inline Words2 load_once(const Words2* address) { return simt::load_words(address
 inline Words1 load_once(const Words1* address) { return simt::load_words(address); }
 inline std::uint32_t load_once(const std::uint16_t* address) { return simt::load_words(address); }
 
-/// Reads the byte, so that a bad address is reported here.
+/// Under AddressSanitizer some byte of the line must be there.
 inline void request_line(const void* address) {
-  static_cast<void>(*static_cast<const volatile std::byte*>(address));
+#if KVPOLICY_SIMT_ASAN
+  const auto* const line = reinterpret_cast<const std::byte*>(simt::Lines::of(address) * 128);
+  bool there = false;
+  for (int i = 0; i < 128; i += 8) there = there || __asan_address_is_poisoned(line + i) == 0;
+  if (!there) simt::broken<simt::OutOfBounds>("request_line: nothing is there");
+#endif
   if (simt::lines != nullptr) simt::lines->requested.insert(simt::Lines::of(address));
 }
 
@@ -67,6 +72,7 @@ inline void cp_async_16(void* shared, const void* global, bool valid) {
   simt::require_shared(shared, "cp_async_16: destination outside shared memory");
   simt::poison(shared, 16);
   if (valid) {
+    if (simt::lines != nullptr) simt::lines->loaded.insert(simt::Lines::of(global));
     // Reads the source now, so that a bad address is reported at the copy and not at the wait.
     const auto* bytes = static_cast<const volatile std::byte*>(global);
     static_cast<void>(bytes[0]);

@@ -60,12 +60,12 @@ struct BoundExtent {
 /// that were recorded before go on using them.
 class BoundRoom {
  public:
-  /// Makes room for calls of any size over texts of `rows`, and for twice what it had when it grows: all rooms of a
-  /// text that grows take less than twice the last one. @throws std::bad_alloc, DeviceError
-  void reserve(std::size_t rows, int kv_heads, int multiprocessors, MemoryResource* memory,
+  /// Makes room for calls of any size over texts of `rows`, and where it grows for twice what it had, up to `most`
+  /// rows: all rooms of a text that grows take about twice the last one. @throws std::bad_alloc, DeviceError
+  void reserve(std::size_t rows, std::size_t most, int kv_heads, int multiprocessors, MemoryResource* memory,
                cudaStream_t stream) {
     if (rows <= rows_) return;
-    rows = std::max(rows, 2 * rows_);
+    rows = std::max(rows, std::min(2 * rows_, most));
     const std::size_t bytes = BoundExtent::of(rows, kv_heads, decode_most_columns, multiprocessors).bytes();
     rooms_.reserve(rooms_.size() + 1);
     rooms_.push_back(allocate(memory, bytes, stream));

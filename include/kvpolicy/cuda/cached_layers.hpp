@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -177,8 +178,10 @@ class CachedLayers {
   /// @throws std::bad_alloc, DeviceError
   void make_bound_room(std::size_t tokens, cudaStream_t stream) {
     if (std::ranges::none_of(layers, &Layer::has_halves)) return;
-    bound_room.reserve(tokens, static_cast<int>(plan.shape().kv_heads), engine->device().multiprocessors,
-                       options.memory, stream);
+    const std::size_t most =
+        options.max_tokens == 0 ? std::numeric_limits<std::size_t>::max() : options.max_tokens;
+    bound_room.reserve(tokens, most, static_cast<int>(plan.shape().kv_heads),
+                       engine->device().multiprocessors, options.memory, stream);
   }
   /// Room for `tokens` more in one layer: whole pages, so that a step asks once for the tokens of a page.
   /// @throws as `grow`

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <new>
 #include <span>
 #include <vector>
 
@@ -194,13 +195,17 @@ class DeviceHead {
   }
 
  private:
+  /// Pages begin at lines, as those of a device do.
+  struct Delete {
+    void operator()(std::byte* page) const { ::operator delete[](page, std::align_val_t{128}); }
+  };
   struct Pages {
-    std::vector<std::unique_ptr<std::byte[]>> owned;
+    std::vector<std::unique_ptr<std::byte[], Delete>> owned;
     std::vector<std::byte*> table;
 
     void allocate(int rows, int page_rows, std::size_t page_bytes) {
       for (int row = 0; row < rows; row += page_rows) {
-        owned.emplace_back(new std::byte[page_bytes]);
+        owned.emplace_back(static_cast<std::byte*>(::operator new[](page_bytes, std::align_val_t{128})));
         std::memset(owned.back().get(), 0xff, page_bytes);  // NaN in half, bfloat16 and float
         table.push_back(owned.back().get());
       }

@@ -2,7 +2,8 @@
 //
 // The rows that a warp reads first of a head. It requests them while the results of the head before are merged, which
 // takes several barriers, and loads them when its queries are there: short texts' heads overlap so. The second-level
-// cache holds them meanwhile, because registers hold results. Used by decode.cuh.
+// cache holds them meanwhile, because registers hold results; so the page table is asked twice, the second time in the
+// first-level cache. Used by decode.cuh.
 #pragma once
 
 #include <kvpolicy/cuda/kernels/block_slice.cuh>
@@ -17,8 +18,8 @@ class FirstRows {
   static constexpr int line_bytes = 128;  // that one request brings
 
  public:
-  /// Asks the page tables where those of `slice` are, if there are any; the answers are needed by `request` alone.
-  /// Called by all lanes.
+  /// Asks the page tables where those of `slice` are, if there are any; the answers are needed by `request` alone. Called
+  /// by all lanes.
   KVPOLICY_DEVICE FirstRows(const AttendParams& p, const BlockSlice& slice, bool any) {
     if (!any) return;
     UnitCursor at = UnitCursor::first(slice);
@@ -33,21 +34,29 @@ class FirstRows {
   }
 
   KVPOLICY_DEVICE void request() const {
-    keys_.request();
-    values_.request();
+    KVPOLICY_UNROLL
+    for (const Lines& own : lines_) own.request();
   }
 
  private:
-  /// Those of a lane: lines `step` bytes apart, of `bytes` bytes.
+  using Address = unsigned long long;
+
+  /// What a lane requests: a line every `step` bytes.
   struct Lines {
-    unsigned long long begin = 0;
-    int bytes = 0;
+    Address begin = 0;
+    Address end = 0;
     int step = line_bytes;
 
+    /// Those of `bytes` bytes, divided among `lanes` lanes, of which this one is `lane`.
+    KVPOLICY_DEVICE static Lines of(Address begin, int bytes, int lane = 0, int lanes = 1) {
+      const Address first = begin - begin % line_bytes;
+      return {first + static_cast<unsigned>(lane * line_bytes), begin + static_cast<unsigned>(bytes),
+              lanes * line_bytes};
+    }
     KVPOLICY_DEVICE void request() const {
       KVPOLICY_NO_UNROLL
-      for (int offset = 0; offset < bytes; offset += step) {
-        request_line(reinterpret_cast<const std::byte*>(begin) + offset);
+      for (Address at = begin; at < end; at += static_cast<unsigned>(step)) {
+        request_line(reinterpret_cast<const std::byte*>(at));
       }
     }
   };
@@ -55,30 +64,45 @@ class FirstRows {
   // Half of the lanes have the keys of a unit's rows, the others the values.
   KVPOLICY_DEVICE void find_numbers(const AttendParams& p, const BlockSlice& slice, const UnitCursor& at) {
     const RowAddress address = address_of_row<HeadDim>(p, slice, at);
-    keys_ = {.begin = lane_index() < tile_rows ? address.key : address.value, .bytes = HeadDim * 2};
+    lines_[0] = Lines::of(lane_index() < tile_rows ? address.key : address.value, HeadDim * 2);
   }
 
-  // Each tile's lines are divided among lanes.
+  // Codes, scales and zeros of each tile are divided among lanes.
   KVPOLICY_DEVICE void find_codes(const AttendParams& p, const BlockSlice& slice, const UnitCursor& at) {
-    const Sides widths = slice.head.widths();
+    const HeadView& head = slice.head;
+    const Sides widths = head.widths();
     const int tiles = rows_of_unit(widths) / tile_rows;
     const TileAddress tile = address_of_tile(p, slice, at, tiles);
-    const PackedLayout layout = slice.head.packed_layout(HeadDim, p.page_rows);
-    const auto lines = [&](int offset, int tile_bytes, int width) {
+    const PackedLayout layout = head.packed_layout(HeadDim, p.page_rows);
+    const int lane = lane_index() / tiles;
+    const int lanes = warp_lanes / tiles;
+    const auto codes = [&](int offset, int tile_bytes, int width) {
       const int bytes = tile_rows * HeadDim * bits_read(width) / 8;
       const int skipped = width == upper_halves ? bytes : 0;
-      const int mine = lane_index() / tiles * line_bytes;
-      return Lines{.begin = tile.page + static_cast<unsigned>(offset + tile.row / tile_rows * tile_bytes +
-                                                              skipped + mine),
-                   .bytes = bytes - mine,
-                   .step = warp_lanes / tiles * line_bytes};
+      return Lines::of(
+          tile.page + static_cast<unsigned>(offset + tile.row / tile_rows * tile_bytes + skipped), bytes,
+          lane, lanes);
     };
-    keys_ = lines(0, layout.tile_bytes.keys, widths.keys);
-    values_ = lines(layout.values_offset, layout.tile_bytes.values, widths.values);
+    lines_[0] = codes(0, layout.tile_bytes.keys, widths.keys);
+    lines_[1] = codes(layout.values_offset, layout.tile_bytes.values, widths.values);
+    // A tile's numbers of a group of channels lie in one line; those of all channels of a group of keys in several.
+    const auto grids = [&](int offset, int first, int groups, int apart) {
+      const Address begin = tile.page + static_cast<unsigned>(offset + 2 * first);
+      return Lines{begin + static_cast<unsigned>(2 * lane * apart),
+                   begin + static_cast<unsigned>(2 * groups * apart), 2 * lanes * apart};
+    };
+    const bool by_rows = head.key_per_channel;
+    const int first_key = key_param(tile.row, 0, HeadDim, p.page_rows, by_rows, head.key_group);
+    const int key_groups = by_rows ? HeadDim * 2 / line_bytes : page_of(HeadDim, head.key_group);
+    const int keys_apart = by_rows ? line_bytes / 2 : p.page_rows;
+    lines_[2] = grids(layout.key_scales_offset, first_key, key_groups, keys_apart);
+    lines_[3] = grids(layout.key_zeros_offset, first_key, key_groups, keys_apart);
+    const int value_groups = page_of(HeadDim, head.value_group);
+    lines_[4] = grids(layout.value_scales_offset, tile.row, value_groups, p.page_rows);
+    lines_[5] = grids(layout.value_zeros_offset, tile.row, value_groups, p.page_rows);
   }
 
-  Lines keys_;
-  Lines values_;
+  Lines lines_[Packed ? 6 : 1];
 };
 
 }  // namespace kvpolicy::cuda

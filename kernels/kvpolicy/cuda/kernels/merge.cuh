@@ -15,6 +15,7 @@ namespace kvpolicy::cuda {
 template <int HeadDim, int ColumnTiles, int Warps>
 struct WarpMerge {
   static constexpr int columns = ColumnTiles * tile_columns;
+  static_assert(columns <= (Warps - 1) * warp_lanes, "a thread has nothing to do while states are merged");
   static constexpr int buffers = Warps < 4 ? Warps : 4;
   static constexpr int pitch = HeadDim + 1;  // columns begin in different banks
   static constexpr int bytes = buffers * columns * pitch * 4;
