@@ -18,8 +18,7 @@ class FirstRows {
   static constexpr int line_bytes = 128;  // that one request brings
 
  public:
-  /// Asks the page tables where those of `slice` are, if there are any; the answers are needed by `request` alone. Called
-  /// by all lanes.
+  /// Asks the page tables where those of `slice` are, if there are any. Called by all lanes.
   KVPOLICY_DEVICE FirstRows(const AttendParams& p, const BlockSlice& slice, bool any) {
     if (!any) return;
     UnitCursor at = UnitCursor::first(slice);
