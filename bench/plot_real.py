@@ -237,7 +237,7 @@ def language(plt, folder, _):
 
 
 def rows(plt, folder, _):
-    """A side for each bound: the medians of kinds of heads, and every head as a thin line."""
+    """A side for each bound: the medians of kinds of heads, and bands that hold eight of ten heads."""
     if not (folder / "rows_by_head.json").exists():
         return None
     found = json.loads((folder / "rows_by_head.json").read_text(encoding="utf-8"))
@@ -248,8 +248,9 @@ def rows(plt, folder, _):
         points = sorted(of(found["points"], epsilon=epsilon), key=lambda point: point["length"])
         lengths = [point["length"] for point in points]
         for i, (name, heads) in enumerate(kinds):
-            for head in heads:
-                side.plot(lengths, [100 * shares_of(point, [head])[0] for point in points], color=COLOURS[i], linewidth=0.5, alpha=0.25)
+            tenths = [statistics.quantiles(shares_of(point, heads), n=10) for point in points]
+            side.fill_between(lengths, [100 * cuts[0] for cuts in tenths], [100 * cuts[-1] for cuts in tenths], color=COLOURS[i],
+                              alpha=0.15, linewidth=0)
             side.plot(lengths, [100 * statistics.median(shares_of(point, heads)) for point in points], color=COLOURS[i],
                       marker=MARKERS[i], markersize=5, linewidth=2, label=name)
         side.set_xscale("log", base=2)
