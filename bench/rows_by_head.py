@@ -31,7 +31,9 @@ def point(arguments, length, epsilon):
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
         if done.returncode:
             sys.exit(f"{shlex.join(command)} failed")
-        kept.write_text(done.stdout, encoding="utf-8")
+        unfinished = kept.with_suffix(".tmp")  # a stopped run leaves no half of a file
+        unfinished.write_text(done.stdout, encoding="utf-8")
+        unfinished.rename(kept)
     found = json.loads(kept.read_text(encoding="utf-8"))
     asked = {"model": Path(arguments.model).name, "text": arguments.text, "texts": arguments.texts, "length": length,
              "epsilon": epsilon}

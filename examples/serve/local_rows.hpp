@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The rows of this process. Where several processes have a part of each text's heads (rows_over_ranks.hpp), all make the
-// same calls in the same order, and whatever depends on memory is decided together: a text comes in where there is room
-// for it on every rank, and a prefix goes from all of them.
+// The rows of this process. Where several processes have a part of each text's heads (rows_over_ranks.hpp), all make
+// the same calls in the same order, and whatever depends on memory is decided together: a text comes in where there is
+// room for it on every rank, and a prefix goes from all of them.
 #pragma once
 
 #include <cstddef>

@@ -225,9 +225,9 @@ TEST_CASE("mistakes that some orders of threads show") {
   }
 }
 
-// What a warp does right behind its arrival may come very late: the Hopper kernels' warps give a stage back and read it
-// by mistake then.
-TEST_CASE("some orders hold a warp behind its arrival while the woken go as far as they can") {
+// What a warp does right after its arrival may come very late. Only so is a kernel found that gives a stage back and
+// then still reads it.
+TEST_CASE("some orders hold a warp after its arrival while the woken go as far as they can") {
   struct Out {
     int* seen;
   };
