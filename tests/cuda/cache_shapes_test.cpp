@@ -5,9 +5,14 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cstddef>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include <kvpolicy/cuda/batch.hpp>
+
+#include "cuda/support/device_cache.hpp"
 #include "cuda/support/random_device.hpp"
 
 using namespace kvpolicy;
@@ -32,6 +37,22 @@ std::string refused(const ModelShape& shape) {
   return error;
 }
 
+#if !defined(__CUDACC__)
+// Sets the shared memory that a block of the emulated device may have.
+class BlockMemory {
+ public:
+  explicit BlockMemory(int bytes) : before_{device_.max_shared_bytes} { set(bytes); }
+  BlockMemory(const BlockMemory&) = delete;
+  BlockMemory& operator=(const BlockMemory&) = delete;
+  ~BlockMemory() { set(before_); }
+  void set(int bytes) { device_.max_shared_bytes = bytes; }
+
+ private:
+  cuda::simt::Device& device_ = cuda::simt::device();
+  int before_;
+};
+#endif
+
 }  // namespace
 
 TEST_CASE("a model without kernels is refused with the layer and what it has") {
@@ -49,6 +70,36 @@ TEST_CASE("a model without kernels is refused with the layer and what it has") {
       thrown<ConfigError>([] { const Cache cache{Plan{ModelShape{1, 2, 1, 72}}}; });
   CHECK(contains(uncompiled, "head_dim is 72, kernels were compiled for 64"));
 }
+
+#if !defined(__CUDACC__)
+TEST_CASE("a call brings as many KV heads as a block of the device has shared memory for") {
+  const test::SmallDevice small;
+  BlockMemory memory{41 << 10};
+  const auto heads_of = [](std::size_t kv_heads) {
+    return ModelShape{.layers = 1, .q_heads = kv_heads, .kv_heads = kv_heads, .head_dim = 64};
+  };
+  const std::size_t most = cuda::Engine<half>{heads_of(1)}.most_heads();
+  REQUIRE(most > 32);
+  REQUIRE(most < cuda::Engine<half>::max_heads);
+  const std::string too_many = " must be at most " + std::to_string(most);
+  CHECK(
+      contains(thrown<ConfigError>([&] { const cuda::Engine<half> engine{heads_of(most + 1)}; }), too_many));
+  const auto pairs = std::make_shared<cuda::Engine<half>>(heads_of(2));
+  const std::string sequences = "must be 1 to " + std::to_string(most / 2);
+  CHECK(thrown<ConfigError>([&] { const cuda::Batch<half> batch{pairs, most / 2}; }).empty());
+  CHECK(
+      contains(thrown<ConfigError>([&] { const cuda::Batch<half> batch{pairs, most / 2 + 1}; }), sequences));
+
+  kvpolicy::cuda::CacheOptions options;
+  options.max_append = 9;
+  const std::vector<test::HeadSpec> heads(most, test::device_heads()[0]);
+  test::random_operations<half, half, test::DeviceBackend<half>>(6, heads_of(most), heads, options, {}, 8);
+
+  memory.set(16 << 10);
+  CHECK(contains(thrown<DeviceError>([&] { const cuda::Engine<half> engine{heads_of(1)}; }),
+                 "may have 16384 bytes of shared memory, too few for head_dim 64"));
+}
+#endif
 
 TEST_CASE("random operations where layers differ in their windows") {
   // The four numbers mean nothing where each layer is described.

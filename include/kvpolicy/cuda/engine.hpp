@@ -73,7 +73,7 @@ namespace kvpolicy::cuda {
 template <Element E>
 class Engine {
  public:
-  /// Sequences x KV heads that one call may bring.
+  /// Sequences x KV heads that one call may bring on any device; see most_heads().
   static constexpr std::size_t max_heads = 4096;
 
   /// @throws ConfigError for a head_dim that is not compiled or a group of more than 16 query heads,
@@ -85,9 +85,9 @@ class Engine {
     check_served(shape);
     require(shape.queries_per_kv() <= 16, "cuda::Engine: ", shape.queries_per_kv(),
             " query heads share a KV head, the kernels serve 1 to 16");
-    require(shape.kv_heads <= max_heads, "cuda::Engine: kv_heads is ", shape.kv_heads, ", must be at most ",
-            max_heads);
     dispatch_head_dim(shape.head_dim, [&]<int D>() { lay_out<D>(); });
+    require(shape.kv_heads <= most_heads_, "cuda::Engine: kv_heads is ", shape.kv_heads, ", must be at most ",
+            most_heads_);
     serve<KeyNormScorer>();
     require<CapacityError>(!is_capturing(stream),
                            "cuda::Engine: memory cannot be asked for inside a "
@@ -108,6 +108,9 @@ class Engine {
 
   [[nodiscard]] const ModelShape& shape() const { return shape_; }
   [[nodiscard]] const Device& device() const { return device_; }
+  /// Sequences x KV heads that one call may bring: max_heads, or as many as fit where a block of the device has less
+  /// shared memory than the line of so many takes (3,800 for head_dim 256 on compute capability 8.6, 8.9 and 12.0).
+  [[nodiscard]] std::size_t most_heads() const { return most_heads_; }
   /// Whether calls of many queries are served by Hopper's kernel (kernels/prefill_hopper.cuh), if no head packs: on a
   /// device of compute capability 9.0, for head_dim 64, 128 and 256, where the program was compiled for sm_90a.
   [[nodiscard]] bool uses_warpgroups() const { return uses_warpgroups_; }
@@ -459,11 +462,11 @@ class Engine {
   }
 
  private:
-  static void check_heads(int sequences, int kv_heads) {
+  void check_heads(int sequences, int kv_heads) const {
     const bool fits = sequences >= 1 && kv_heads >= 1 &&
-                      static_cast<std::size_t>(sequences) * static_cast<std::size_t>(kv_heads) <= max_heads;
+                      static_cast<std::size_t>(sequences) * static_cast<std::size_t>(kv_heads) <= most_heads_;
     require<ShapeError>(fits, "cuda::Engine: ", sequences, " sequences of ", kv_heads,
-                        " KV heads in one call, must be 1 to ", max_heads, " heads in all");
+                        " KV heads in one call, must be 1 to ", most_heads_, " heads in all");
   }
 
   static void check_queries(int queries, int group) {
@@ -479,6 +482,10 @@ class Engine {
 
   template <int D>
   void lay_out() {
+    most_heads_ =
+        std::min(max_heads, decode_most_heads<E, D, can_quantize<D>>(device_.shared_bytes_of_block));
+    require<DeviceError>(most_heads_ > 0, "cuda::Engine: a block of device ", device_.id, " may have ",
+                         device_.shared_bytes_of_block, " bytes of shared memory, too few for head_dim ", D);
     decode_grid_ = device_.multiprocessors * decode_blocks_per_multiprocessor;
     prefill_slots_ = static_cast<std::size_t>(2 * device_.multiprocessors);
     tickets_ = std::max(max_heads, prefill_slots_);
@@ -584,6 +591,7 @@ class Engine {
   ModelShape shape_;
   Device device_;
   MemoryResource* memory_;
+  std::size_t most_heads_ = max_heads;
   int decode_grid_ = 1;
   bool uses_warpgroups_ = false;  // by the kernel for many queries
   std::size_t prefill_slots_ = 0;

@@ -51,9 +51,9 @@ class SequenceTable {
 /// Checks how many sequences a call may have. @throws ConfigError if the engine cannot serve so many
 template <class Engine>
 void check_sequence_count(const char* name, const Engine& engine, std::size_t count) {
-  const std::size_t most = Engine::max_heads / engine.shape().kv_heads;
+  const std::size_t most = engine.most_heads() / engine.shape().kv_heads;
   require(count >= 1 && count <= most, name, ": ", count, " sequences in a call, must be 1 to ", most,
-          ", for a call serves at most ", Engine::max_heads, " KV heads");
+          ", for a call serves at most ", engine.most_heads(), " KV heads");
 }
 
 }  // namespace kvpolicy::cuda

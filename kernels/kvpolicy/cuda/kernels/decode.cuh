@@ -82,6 +82,17 @@ KVPOLICY_HOST_DEVICE constexpr std::size_t decode_shared_bytes(int heads) {
          sizeof(long long) * (static_cast<std::size_t>(heads) + 2);
 }
 
+/// The most heads of a launch where a block may have `shared_bytes`; 0 if not even one fits.
+template <Element E, int HeadDim, bool Packed>
+constexpr std::size_t decode_most_heads(std::size_t shared_bytes) {
+  const auto most = [&](std::size_t without, std::size_t with_one) {
+    return shared_bytes < without ? 0 : (shared_bytes - without) / (with_one - without);
+  };
+  return std::min(
+      most(decode_shared_bytes<E, HeadDim, 1, Packed>(0), decode_shared_bytes<E, HeadDim, 1, Packed>(1)),
+      most(decode_shared_bytes<E, HeadDim, 2, Packed>(0), decode_shared_bytes<E, HeadDim, 2, Packed>(1)));
+}
+
 template <Element E, int HeadDim, int ColumnTiles, bool Packed>
 class DecodeBlock {
   using Layout = DecodeLayout<E, HeadDim, ColumnTiles, Packed>;

@@ -18,13 +18,17 @@ struct RowAddress {
   unsigned long long value;
 };
 
+/// The row of a segment whose address this lane computes. Rows beyond the end repeat the last row, which some query
+/// sees, so its numbers are finite.
+KVPOLICY_DEVICE int row_of_lane(const DeviceSegment& segment, const UnitCursor& at) {
+  return segment.row(smaller(at.unit * tile_rows + lane_index() % tile_rows, segment.rows - 1));
+}
+
 template <int HeadDim>
 KVPOLICY_DEVICE RowAddress address_of_row(const AttendParams& p, const BlockSlice& slice,
                                           const UnitCursor& at) {
   const DeviceSegment& segment = slice.list.segment[at.segment];
-  // Rows beyond the end repeat the last row, which some query sees, so its numbers are finite.
-  const int i = smaller(at.unit * tile_rows + lane_index() % tile_rows, segment.rows - 1);
-  const int row = segment.row(i);
+  const int row = row_of_lane(segment, at);
   if (segment.source == DeviceSegment::Source::call) {
     const CallTokens& own = slice.tokens;
     return {reinterpret_cast<unsigned long long>(p.k.row(own.sequence, own.first + row, slice.kv_head)),

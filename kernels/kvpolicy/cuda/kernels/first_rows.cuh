@@ -3,7 +3,8 @@
 // The rows that a warp reads first of a head. It requests them while the results of the head before are merged, which
 // takes several barriers, and loads them when its queries are there: short texts' heads overlap so. The second-level
 // cache holds them meanwhile, because registers hold results; so the page table is asked twice, the second time in the
-// first-level cache. Used by decode.cuh.
+// first-level cache. The first answer of the page table is not waited for: until rows are requested, what was loaded
+// and what is added to it stay apart. Used by decode.cuh.
 #pragma once
 
 #include <kvpolicy/cuda/kernels/block_slice.cuh>
@@ -34,27 +35,26 @@ class FirstRows {
 
   KVPOLICY_DEVICE void request() const {
     KVPOLICY_UNROLL
-    for (const Lines& own : lines_) own.request();
+    for (const Lines& own : lines_) own.request(base_ + from_base_);
   }
 
  private:
   using Address = unsigned long long;
 
-  /// What a lane requests: a line every `step` bytes.
+  /// What a lane requests: a line every `step` bytes. Places are bytes from where `request` is told.
   struct Lines {
-    Address begin = 0;
-    Address end = 0;
-    int step = line_bytes;
+    unsigned begin = 0;
+    unsigned end = 0;
+    unsigned step = line_bytes;
 
     /// Those of `bytes` bytes, divided among `lanes` lanes, of which this one is `lane`.
-    KVPOLICY_DEVICE static Lines of(Address begin, int bytes, int lane = 0, int lanes = 1) {
-      const Address first = begin - begin % line_bytes;
-      return {first + static_cast<unsigned>(lane * line_bytes), begin + static_cast<unsigned>(bytes),
-              lanes * line_bytes};
+    KVPOLICY_DEVICE static Lines of(unsigned begin, int bytes, int lane = 0, int lanes = 1) {
+      return {begin + static_cast<unsigned>(lane * line_bytes), begin + static_cast<unsigned>(bytes),
+              static_cast<unsigned>(lanes * line_bytes)};
     }
-    KVPOLICY_DEVICE void request() const {
+    KVPOLICY_DEVICE void request(Address base) const {
       KVPOLICY_NO_UNROLL
-      for (Address at = begin; at < end; at += static_cast<unsigned>(step)) {
+      for (Address at = (base + begin) / line_bytes * line_bytes; at < base + end; at += step) {
         request_line(reinterpret_cast<const std::byte*>(at));
       }
     }
@@ -62,8 +62,21 @@ class FirstRows {
 
   // Half of the lanes have the keys of a unit's rows, the others the values.
   KVPOLICY_DEVICE void find_numbers(const AttendParams& p, const BlockSlice& slice, const UnitCursor& at) {
-    const RowAddress address = address_of_row<HeadDim>(p, slice, at);
-    lines_[0] = Lines::of(lane_index() < tile_rows ? address.key : address.value, HeadDim * 2);
+    const DeviceSegment& segment = slice.list.segment[at.segment];
+    const int row = row_of_lane(segment, at);
+    const bool has_value = lane_index() >= tile_rows;
+    unsigned place = 0;
+    if (segment.source == DeviceSegment::Source::call) {
+      const CallTokens& own = slice.tokens;
+      const auto& rows = has_value ? p.v : p.k;
+      base_ = reinterpret_cast<Address>(rows.row(own.sequence, own.first + row, slice.kv_head));
+    } else {
+      const int slot = slice.head.exact_slot(row);
+      base_ = reinterpret_cast<Address>(slice.head.exact_pages[page_of(slot, p.page_rows)]);
+      from_base_ = has_value ? static_cast<Address>(slice.head.exact_values_offset) : 0;
+      place = static_cast<unsigned>(place_in_page(slot, p.page_rows) * slice.head.exact_row_stride);
+    }
+    lines_[0] = Lines::of(place, HeadDim * 2);
   }
 
   // Codes, scales and zeros of each tile are divided among lanes.
@@ -72,23 +85,24 @@ class FirstRows {
     const Sides widths = head.widths();
     const int tiles = rows_of_unit(widths) / tile_rows;
     const TileAddress tile = address_of_tile(p, slice, at, tiles);
+    base_ = tile.page;
     const PackedLayout layout = head.packed_layout(HeadDim, p.page_rows);
     const int lane = lane_index() / tiles;
     const int lanes = warp_lanes / tiles;
     const auto codes = [&](int offset, int tile_bytes, int width) {
       const int bytes = tile_rows * HeadDim * bits_read(width) / 8;
       const int skipped = width == upper_halves ? bytes : 0;
-      return Lines::of(
-          tile.page + static_cast<unsigned>(offset + tile.row / tile_rows * tile_bytes + skipped), bytes,
-          lane, lanes);
+      return Lines::of(static_cast<unsigned>(offset + tile.row / tile_rows * tile_bytes + skipped), bytes,
+                       lane, lanes);
     };
     lines_[0] = codes(0, layout.tile_bytes.keys, widths.keys);
     lines_[1] = codes(layout.values_offset, layout.tile_bytes.values, widths.values);
     // A tile's numbers of a group of channels lie in one line; those of all channels of a group of keys in several.
     const auto grids = [&](int offset, int first, int groups, int apart) {
-      const Address begin = tile.page + static_cast<unsigned>(offset + 2 * first);
-      return Lines{begin + static_cast<unsigned>(2 * lane * apart),
-                   begin + static_cast<unsigned>(2 * groups * apart), 2 * lanes * apart};
+      const int begin = offset + 2 * first;
+      return Lines{static_cast<unsigned>(begin + 2 * lane * apart),
+                   static_cast<unsigned>(begin + 2 * groups * apart),
+                   static_cast<unsigned>(2 * lanes * apart)};
     };
     const bool by_rows = head.key_per_channel;
     const int first_key = key_param(tile.row, 0, HeadDim, p.page_rows, by_rows, head.key_group);
@@ -101,6 +115,8 @@ class FirstRows {
     lines_[5] = grids(layout.value_zeros_offset, tile.row, value_groups, p.page_rows);
   }
 
+  Address base_ = 0;       ///< a page, or a row of the call's own
+  Address from_base_ = 0;  ///< to the values, where they lie apart from the keys
   Lines lines_[Packed ? 6 : 1];
 };
 

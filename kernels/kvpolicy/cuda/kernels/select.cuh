@@ -191,6 +191,24 @@ KVPOLICY_DEVICE void select_top(const RankAt& rank_at, int n, int k, const Emit&
   }
 }
 
+/// select_top in two steps, the second of which may rank otherwise (CriticalKV, arXiv:2502.03805): `raise(place)` puts
+/// each of the `first` that are chosen by `ranks(0)` above all others in `ranks(1)`, by which the k are chosen.
+template <int Threads, class Ranks, class Raise, class Emit>
+KVPOLICY_DEVICE void select_in_two_steps(const Ranks& ranks, int n, int first, int k, const Raise& raise,
+                                         const Emit& emit) {
+  KVPOLICY_NO_UNROLL
+  for (int step = first > 0 ? 0 : 1; step < 2; ++step) {
+    select_top<Threads>(ranks(step), n, step == 0 ? first : k, [&](int i, int place) {
+      if (step == 0) {
+        raise(place);
+      } else {
+        emit(i, place);
+      }
+    });
+    sync_block();
+  }
+}
+
 // ---- chunks ----------------------------------------------------------------------------------
 
 /// Makes a new selection of chunks for each selecting head, by the scores of score.cuh.
@@ -310,20 +328,15 @@ keep_select_kernel(const KVPOLICY_GRID_CONSTANT KeepParams p) {
   const int candidates = how.rule().candidates(rows);
   const int chosen = how.rule().chosen(rows);
   int* kept = p.kept[block_x()];
-  // Rows that go by unweighed scores are chosen first, and get a weighed score that is above all others.
-  const int first = how.weighs_values ? safe_rows(how.unweighed_share, chosen) : 0;
-  KVPOLICY_NO_UNROLL
-  for (int step = first > 0 ? 0 : 1; step < 2; ++step) {
-    const RowRanks ranks{p.scores, how, head, block_x(), step == 1 && how.weighs_values};
-    select_top<Threads>(ranks, candidates, step == 0 ? first : chosen, [&](int i, int row) {
-      if (step == 0) {
-        p.scores.weighed[block_x() * p.scores.pitch + row] = float_of_bits(0x7f800000U);
-      } else {
-        kept[i] = row;
-      }
-    });
-    sync_block();
-  }
+  const auto raise = [&](int row) {
+    p.scores.weighed[block_x() * p.scores.pitch + row] = float_of_bits(0x7f800000U);
+  };
+  const auto ranks = [&](int step) {
+    return RowRanks{p.scores, how, head, block_x(), step == 1 && how.weighs_values};
+  };
+  const int by_unweighed = how.weighs_values ? safe_rows(how.unweighed_share, chosen) : 0;
+  select_in_two_steps<Threads>(ranks, candidates, by_unweighed, chosen, raise,
+                               [&](int i, int row) { kept[i] = row; });
   for (int row = candidates + thread_index(); row < rows; row += Threads) {
     kept[chosen + row - candidates] = row;
   }

@@ -109,20 +109,13 @@ share_weighed_kernel(const KVPOLICY_GRID_CONSTANT SharedBudgetParams p) {
   const int count = p.begins[block_x() + 1] - begin;
   int* rows = p.rows + begin + own.kept_before;
   std::uint64_t* weighed = p.weighed + own.first;
-  KVPOLICY_NO_UNROLL
-  for (int step = 0; step < 2; ++step) {
-    const std::uint64_t* ranks = step == 0 ? p.unweighed + own.first : weighed;
-    select_top<Threads>([&](long long row) { return ranks[row]; }, own.candidates,
-                        step == 0 ? safe_rows(own.unweighed_share, count) : count,
-                        [&](int i, int row) {
-                          if (step == 0) {
-                            weighed[row] = above_all;
-                          } else {
-                            rows[i] = row;
-                          }
-                        });
-    sync_block();
-  }
+  const auto ranks = [&](int step) {
+    const std::uint64_t* of_step = step == 0 ? p.unweighed + own.first : weighed;
+    return [of_step](long long row) { return of_step[row]; };
+  };
+  select_in_two_steps<Threads>(
+      ranks, own.candidates, safe_rows(own.unweighed_share, count), count,
+      [&](int row) { weighed[row] = above_all; }, [&](int i, int row) { rows[i] = row; });
 }
 
 }  // namespace kvpolicy::cuda
