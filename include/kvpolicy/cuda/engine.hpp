@@ -12,7 +12,6 @@
 #include <optional>
 #include <span>
 #include <string_view>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -20,16 +19,14 @@
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/core/model_shape.hpp>
 #include <kvpolicy/cuda/array_carver.hpp>
+#include <kvpolicy/cuda/attend_launches.hpp>
 #include <kvpolicy/cuda/dispatch.hpp>
 #include <kvpolicy/cuda/kernels/accept.cuh>
 #include <kvpolicy/cuda/kernels/append.cuh>
 #include <kvpolicy/cuda/kernels/column_sums.cuh>
 #include <kvpolicy/cuda/kernels/compact.cuh>
-#include <kvpolicy/cuda/kernels/decode.cuh>
 #include <kvpolicy/cuda/kernels/gather.cuh>
 #include <kvpolicy/cuda/kernels/observe.cuh>
-#include <kvpolicy/cuda/kernels/prefill.cuh>
-#include <kvpolicy/cuda/kernels/prefill_hopper.cuh>
 #include <kvpolicy/cuda/kernels/score.cuh>
 #include <kvpolicy/cuda/kernels/select.cuh>
 #include <kvpolicy/cuda/kernels/shared_budget.cuh>
@@ -45,27 +42,6 @@
 
 namespace kvpolicy::cuda {
 
-/// The same call for the heads [first, first + count) of one sequence.
-[[nodiscard]] inline AttendParams heads_of(AttendParams params, std::size_t first, std::size_t count) {
-  const auto skip = [](Tensor& tensor, std::size_t heads) {
-    if (tensor.data != nullptr) {
-      tensor.data +=
-          static_cast<long long>(heads) * tensor.head_stride * static_cast<long long>(sizeof(std::uint16_t));
-    }
-  };
-  const auto group = static_cast<std::size_t>(params.group);
-  params.log_sum_exp_heads = params.state_heads();
-  params.heads += first;
-  params.kv_heads = static_cast<int>(count);
-  skip(params.q, first * group);
-  skip(params.out, first * group);
-  skip(params.k, first);
-  skip(params.v, first);
-  if (params.log_sum_exp != nullptr) params.log_sum_exp += first * group;
-  if (params.attention_sink_bias != nullptr) params.attention_sink_bias += first * group;
-  return params;
-}
-
 /// Launches the kernels, for all caches that share it.
 /// Not synchronised. Its workspace serves one stream at a time: work on another one waits for what came before, so
 /// caches that are to work side by side need engines of their own. The stream of its latest call must live until the
@@ -74,27 +50,25 @@ template <Element E>
 class Engine {
  public:
   /// Sequences x KV heads that one call may bring on any device; see most_heads().
-  static constexpr std::size_t max_heads = 4096;
+  static constexpr std::size_t max_heads = AttendLaunches<E>::max_heads;
 
   /// @throws ConfigError for a head_dim that is not compiled or a group of more than 16 query heads,
   /// CapacityError inside a capture, DeviceError without a fitting device, std::bad_alloc
   explicit Engine(const ModelShape& shape, MemoryResource* memory = default_memory(),
                   cudaStream_t stream = nullptr)
-      : shape_{shape}, device_{Device::current()}, memory_{memory}, order_{stream} {
-    shape.validate();
-    check_served(shape);
-    require(shape.queries_per_kv() <= 16, "cuda::Engine: ", shape.queries_per_kv(),
-            " query heads share a KV head, the kernels serve 1 to 16");
-    dispatch_head_dim(shape.head_dim, [&]<int D>() { lay_out<D>(); });
-    require(shape.kv_heads <= most_heads_, "cuda::Engine: kv_heads is ", shape.kv_heads, ", must be at most ",
-            most_heads_);
+      : shape_{checked(shape)},
+        device_{Device::current()},
+        memory_{memory},
+        attention_{shape, device_},
+        order_{stream} {
     serve<KeyNormScorer>();
     require<CapacityError>(!is_capturing(stream),
                            "cuda::Engine: memory cannot be asked for inside a "
                            "graph, but the stream captures");
     workspace_ = allocate(memory_, own_bytes(), stream);
     // Tickets are zero between calls; what blocks leave for each other needs no beginning.
-    check(cudaMemsetAsync(workspace_.get(), 0, tickets_ * sizeof(std::uint32_t), stream), "cudaMemsetAsync");
+    check(cudaMemsetAsync(workspace_.get(), 0, attention_.counts().tickets * sizeof(std::uint32_t), stream),
+          "cudaMemsetAsync");
     order_.mark();
   }
   Engine(const Engine&) = delete;
@@ -108,12 +82,11 @@ class Engine {
 
   [[nodiscard]] const ModelShape& shape() const { return shape_; }
   [[nodiscard]] const Device& device() const { return device_; }
-  /// Sequences x KV heads that one call may bring: max_heads, or as many as fit where a block of the device has less
-  /// shared memory than the line of so many takes (3,800 for head_dim 256 on compute capability 8.6, 8.9 and 12.0).
-  [[nodiscard]] std::size_t most_heads() const { return most_heads_; }
+  /// Sequences x KV heads that one call may bring on this device (AttendLaunches::most_heads).
+  [[nodiscard]] std::size_t most_heads() const { return attention_.most_heads(); }
   /// Whether calls of many queries are served by Hopper's kernel (kernels/prefill_hopper.cuh), if no head packs: on a
   /// device of compute capability 9.0, for head_dim 64, 128 and 256, where the program was compiled for sm_90a.
-  [[nodiscard]] bool uses_warpgroups() const { return uses_warpgroups_; }
+  [[nodiscard]] bool uses_warpgroups() const { return attention_.uses_warpgroups(); }
   /// With the buffers through which rows in slow memory are read, and with those for adding up attention.
   [[nodiscard]] std::size_t workspace_bytes() const {
     return own_bytes() + staging_bytes() + (accumulation_ == nullptr ? 0 : observe_bytes());
@@ -191,17 +164,11 @@ class Engine {
   /// rows that a query reads of a head, by which the work of few query tiles is split.
   /// @throws DeviceError
   void attend(AttendParams params, bool packs, std::size_t longest, cudaStream_t stream) const {
-    check_heads(params.sequences, params.kv_heads);
-    check_queries(params.request.queries, params.group);
+    attention_.check_heads(params.sequences, params.kv_heads);
+    attention_.check_queries(params.request.queries, params.group);
     params.workspace = workspace();
     enter(stream);
-    dispatch_head_dim(shape_.head_dim, [&]<int D>() {
-      const int columns = params.request.queries * params.group;
-      if constexpr (can_quantize<D>) {
-        if (packs) return attend_with<D, true>(params, columns, longest, stream);
-      }
-      attend_with<D, false>(params, columns, longest, stream);
-    });
+    attention_.attend(params, packs, longest, stream);
   }
 
   /// The same for a ragged call (AttendParams::ragged): `queries` are those of each sequence, 0 where nothing is to be
@@ -209,43 +176,11 @@ class Engine {
   /// @throws DeviceError
   void attend_ragged(AttendParams params, std::span<const int> queries, bool packs, std::size_t longest,
                      cudaStream_t stream) const {
-    check_heads(params.sequences, params.kv_heads);
+    attention_.check_heads(params.sequences, params.kv_heads);
+    for (const int count : queries) attention_.check_queries(count, params.group);
     params.workspace = workspace();
     enter(stream);
-    for (const int count : queries) check_queries(count, params.group);
-    const int most_few = decode_most_columns / params.group;
-    int few = 0;
-    int many = 0;
-    for (const int count : queries) {
-      int& most = count <= most_few ? few : many;
-      most = std::max(most, count);
-    }
-    dispatch_head_dim(shape_.head_dim, [&]<int D>() {
-      const auto attend_packs = [&]<bool Packed>() {
-        if (few > 0) {
-          params.request.queries = few;
-          params.least_queries = 1;
-          attend_few<D, Packed>(params, few * params.group, stream);
-        }
-        if (many == 0) return;
-        with_prefill_shape<D, Packed>([&]<class Shape>() {
-          std::size_t items = 0;
-          for (const int count : queries) {
-            if (count <= most_few) continue;
-            params.request.queries = count;
-            items += static_cast<std::size_t>(params.kv_heads *
-                                              prefill_tiles<Shape>(params.request, params.group));
-          }
-          params.request.queries = many;
-          params.least_queries = most_few + 1;
-          attend_many<Shape, Packed>(params, items, longest, stream);
-        });
-      };
-      if constexpr (can_quantize<D>) {
-        if (packs) return attend_packs.template operator()<true>();
-      }
-      attend_packs.template operator()<false>();
-    });
+    attention_.attend_ragged(params, queries, packs, longest, stream);
   }
 
   /// New rows and what they commit. `jobs`: about how many blocks and chunks are committed at most.
@@ -253,7 +188,7 @@ class Engine {
   /// summaries of the caller's own that some head has. @throws DeviceError
   void append(AppendParams params, std::size_t jobs, cudaStream_t stream, bool slow = false,
               bool flushes = false, std::span<const std::string_view> own_summaries = {}) const {
-    check_heads(params.sequences, params.kv_heads);
+    attention_.check_heads(params.sequences, params.kv_heads);
     params.tickets = tickets();
     enter(stream);
     for (const std::string_view name : own_summaries) {
@@ -462,95 +397,28 @@ class Engine {
   }
 
  private:
-  void check_heads(int sequences, int kv_heads) const {
-    const bool fits = sequences >= 1 && kv_heads >= 1 &&
-                      static_cast<std::size_t>(sequences) * static_cast<std::size_t>(kv_heads) <= most_heads_;
-    require<ShapeError>(fits, "cuda::Engine: ", sequences, " sequences of ", kv_heads,
-                        " KV heads in one call, must be 1 to ", most_heads_, " heads in all");
-  }
-
-  static void check_queries(int queries, int group) {
-    require<ShapeError>(group >= 1 && group <= 16, "cuda::Engine: ", group,
-                        " query heads share a KV head, the kernels serve 1 to 16");
-    require<ShapeError>(queries < most_query_rows / group, "cuda::Engine: ", queries, " queries of ", group,
-                        " heads each in one call, must be fewer than ", most_query_rows / group);
-  }
-
   // Beyond these a call is worth the whole device and two launches.
   static constexpr int most_rows_at_once = 64;
   static constexpr std::size_t most_jobs_at_once = 4;
 
-  template <int D>
-  void lay_out() {
-    most_heads_ =
-        std::min(max_heads, decode_most_heads<E, D, can_quantize<D>>(device_.shared_bytes_of_block));
-    require<DeviceError>(most_heads_ > 0, "cuda::Engine: a block of device ", device_.id, " may have ",
-                         device_.shared_bytes_of_block, " bytes of shared memory, too few for head_dim ", D);
-    decode_grid_ = device_.multiprocessors * decode_blocks_per_multiprocessor;
-    prefill_slots_ = static_cast<std::size_t>(2 * device_.multiprocessors);
-    tickets_ = std::max(max_heads, prefill_slots_);
-    const auto decode_rows =
-        static_cast<std::size_t>(decode_workspace_slots(decode_grid_)) * decode_most_columns;
-    const std::size_t prefill_rows = prefill_slots_ * PrefillShape<D>::query_rows;
-    if constexpr (has_hopper_prefill<D>) {
-      // One block on a multiprocessor, where the other kernel has two.
-      static_assert(HopperShape<D>::query_rows <= 2 * PrefillShape<D>::query_rows);
-      uses_warpgroups_ = device_.shared_bytes_of_block >= prefill_hopper_shared_bytes<D>() &&
-                         is_compiled_for(&prefill_hopper_kernel<E, D>, HopperShape<D>::threads);
-    }
-    states_ = std::max(decode_rows, prefill_rows);
-    values_ = states_ * D;
+  static const ModelShape& checked(const ModelShape& shape) {
+    shape.validate();
+    check_served(shape);
+    require(shape.queries_per_kv() <= 16, "cuda::Engine: ", shape.queries_per_kv(),
+            " query heads share a KV head, the kernels serve 1 to 16");
+    return shape;
   }
 
   [[nodiscard]] std::size_t own_bytes() const {
-    return tickets_ * sizeof(std::uint32_t) + states_ * sizeof(PartialState) + values_ * sizeof(float);
+    const auto& [tickets, states, values] = attention_.counts();
+    return tickets * sizeof(std::uint32_t) + states * sizeof(PartialState) + values * sizeof(float);
   }
   [[nodiscard]] std::uint32_t* tickets() const { return reinterpret_cast<std::uint32_t*>(workspace_.get()); }
   [[nodiscard]] Workspace workspace() const {
-    auto* states = reinterpret_cast<PartialState*>(tickets() + tickets_);
-    return {.values = reinterpret_cast<float*>(states + states_), .states = states, .tickets = tickets()};
-  }
-
-  template <int D, bool Packed>
-  void attend_with(AttendParams& params, int columns, std::size_t longest, cudaStream_t stream) const {
-    if (columns <= decode_most_columns) return attend_few<D, Packed>(params, columns, stream);
-    with_prefill_shape<D, Packed>([&]<class Shape>() {
-      attend_many<Shape, Packed>(params, static_cast<std::size_t>(prefill_items<Shape>(params)), longest,
-                                 stream);
-    });
-  }
-  template <int D, bool Packed>
-  void attend_few(const AttendParams& params, int columns, cudaStream_t stream) const {
-    columns <= 8 ? decode_with<D, 1, Packed>(params, stream) : decode_with<D, 2, Packed>(params, stream);
-  }
-  // Calls f<Shape>() with the shape of the kernel for many queries: Hopper's where it can be used and no head packs.
-  template <int D, bool Packed, class F>
-  void with_prefill_shape(F f) const {
-    if constexpr (has_hopper_prefill<D> && !Packed) {
-      if (uses_warpgroups_) return f.template operator()<HopperShape<D>>();
-    }
-    f.template operator()<PrefillShape<D>>();
-  }
-  template <class Shape, bool Packed>
-  void attend_many(AttendParams& params, std::size_t items, std::size_t longest, cudaStream_t stream) const {
-    constexpr int D = Shape::head_dim;
-    constexpr bool warpgroups = !std::is_same_v<Shape, PrefillShape<D>>;
-    // Few tiles of queries over many rows: several blocks share a tile, as long as one block has
-    // some work (a tile of keys is 64 rows or more).
-    constexpr std::size_t min_rows = 512;
-    const std::size_t slots = warpgroups ? prefill_slots_ / 2 : prefill_slots_;
-    params.splits = static_cast<int>(
-        std::max<std::size_t>(1, std::min(slots / std::max<std::size_t>(items, 1), longest / min_rows)));
-    LaunchShape shape{.grid_x = static_cast<int>(items) * params.splits,
-                      .threads = Shape::threads,
-                      .early = device_.launches_early};
-    if constexpr (warpgroups) {
-      shape.shared_bytes = prefill_hopper_shared_bytes<D>();
-      launch(prefill_hopper_kernel<E, D>, shape, stream, params, "prefill_hopper_kernel");
-    } else {
-      shape.shared_bytes = prefill_shared_bytes<D>();
-      launch(prefill_kernel<E, D, Packed>, shape, stream, params, "prefill_kernel");
-    }
+    auto* states = reinterpret_cast<PartialState*>(tickets() + attention_.counts().tickets);
+    return {.values = reinterpret_cast<float*>(states + attention_.counts().states),
+            .states = states,
+            .tickets = tickets()};
   }
 
   // The first pass over the keys, then `second<D, Packed>(shape)`.
@@ -577,27 +445,10 @@ class Engine {
     return counted.bytes();
   }
 
-  template <int D, int ColumnTiles, bool Packed>
-  void decode_with(const AttendParams& params, cudaStream_t stream) const {
-    launch(
-        decode_kernel<E, D, ColumnTiles, Packed>,
-        {.grid_x = decode_grid_,
-         .threads = decode_threads<D, ColumnTiles, Packed>,
-         .shared_bytes = decode_shared_bytes<E, D, ColumnTiles, Packed>(params.sequences * params.kv_heads),
-         .early = device_.launches_early},
-        stream, params, "decode_kernel");
-  }
-
   ModelShape shape_;
   Device device_;
   MemoryResource* memory_;
-  std::size_t most_heads_ = max_heads;
-  int decode_grid_ = 1;
-  bool uses_warpgroups_ = false;  // by the kernel for many queries
-  std::size_t prefill_slots_ = 0;
-  std::size_t tickets_ = 0;
-  std::size_t states_ = 0;
-  std::size_t values_ = 0;
+  AttendLaunches<E> attention_;
   mutable StreamOrder order_;  // of all work that uses what follows
   DeviceBuffer workspace_;     // tickets, then states, then values
   DeviceBuffer accumulation_;  // tickets, partial states and log-sum-exps, or null
