@@ -168,7 +168,7 @@ measure_unasked() {
     "expected@$kept" "duo@$weights/kvzip:sinks=16,recent=64" kvzip:compete=head kvzip:compete=layer,safeguard=0 kvzip)
   ask_keys 2 unasked 2048 --compress text --bytes 1/4 1/8 --plans "${plans[@]}"
   experiment unasked_ten 2048 --suite niah_depths --text novels --depths 10 --per-text 10 --questions "$((10 * texts))" \
-    --compress text --bytes 1/4 1/8 --plans "${plans[@]}"
+    --compress text --bytes 1/2 1/4 1/8 1/16 --plans "${plans[@]}"
 }
 
 # 512 rows are a quarter of the longer texts, and all of the shorter ones.
