@@ -17,6 +17,7 @@
 #include <kvpolicy/kvpolicy.hpp>
 
 #include "cache/host_backend.hpp"
+#include "cache/layer_model.hpp"
 #include "support/compare.hpp"
 #include "support/oracle.hpp"
 #include "support/plans.hpp"
@@ -26,13 +27,6 @@
 #include "support/tensors.hpp"
 
 namespace test {
-
-/// How a model computes its logits; the same for a whole sequence.
-struct Logits {
-  std::optional<float> scale = {};
-  float softcap = 0.0F;
-  std::vector<float> sinks = {};  // one for each query head
-};
 
 struct Call {
   std::size_t tokens = 1;
@@ -46,6 +40,8 @@ struct Call {
 template <kvpolicy::Element E, class Backend = HostBackend<E>>
 class Sequence {
  public:
+  using Layer = LayerModel<E>;
+  using Head = typename Layer::Head;
   using Cache = typename Backend::Cache;
   using Options = typename Backend::Options;
   using Out = typename Backend::Out;
@@ -59,6 +55,7 @@ class Sequence {
     for (std::size_t l = 0; l < shape.layers; ++l) {
       Layer& layer = layers_.emplace_back();
       layer.shape = shape.layer(l);
+      layer.logits = logits_;
       for (std::size_t h = 0; h < layer.shape.kv_heads; ++h) {
         layer.heads.push_back(Head{HeadModel{heads[number++]}, {}, {}, {}, {}});
       }
@@ -120,7 +117,7 @@ class Sequence {
 
   void commit() {
     cache_.commit();
-    for (Layer& layer : layers_) commit_model(layer, layer.queries.size());
+    for (Layer& layer : layers_) layer.commit(layer.queries.size());
     check();
   }
 
@@ -161,24 +158,16 @@ class Sequence {
   }
 
  private:
-  struct Head {
-    HeadModel model;
-    std::vector<oracle::Row> text;   // every row, rounded to the cache's type
-    std::vector<oracle::Row> nodes;  // the same for a pending tree
-    // The values first read after quantisation; they must never change.
-    std::map<std::int64_t, std::vector<double>> quantized_keys, quantized_values;
-  };
-  struct Layer {
-    kvpolicy::LayerShape shape = {};
-    std::vector<Head> heads;
-    std::vector<std::vector<std::vector<double>>> queries;  // [token][query head], rounded
-    std::vector<std::vector<std::vector<double>>> node_queries;
-    std::size_t committed = 0;
-  };
-
   Sequence(const ModelShape& shape, const Options& options, const Logits& logits, Cache cache,
            const std::vector<Layer>& layers)
       : shape_{shape}, options_{options}, logits_{logits}, cache_{std::move(cache)}, layers_{layers} {}
+
+  // Equal up to the rounding of scales in half.
+  static bool is_near(const std::vector<double>& a, const std::vector<double>& b) {
+    bool near = a.size() == b.size();
+    for (std::size_t i = 0; i < a.size(); ++i) near = near && std::abs(a[i] - b[i]) <= 1e-2;
+    return near;
+  }
 
   // The first layer that has a cache.
   [[nodiscard]] const Layer& cached() const {
@@ -191,21 +180,6 @@ class Sequence {
     } else {
       return plan_of<E>(shape, heads);
     }
-  }
-
-  static std::vector<double> rounded(const std::vector<float>& row) {
-    std::vector<double> result;
-    for (const float x : row) result.push_back(static_cast<double>(static_cast<float>(E{x})));
-    return result;
-  }
-
-  [[nodiscard]] oracle::Options oracle_options(const Layer& layer, std::size_t q_head) const {
-    oracle::Options options;
-    options.scale = logits_.scale ? static_cast<double>(*logits_.scale)
-                                  : 1.0 / std::sqrt(static_cast<double>(layer.shape.head_dim));
-    options.softcap = static_cast<double>(logits_.softcap > 0 ? logits_.softcap : layer.shape.softcap);
-    if (!logits_.sinks.empty()) options.sink_logit = static_cast<double>(logits_.sinks[q_head]);
-    return options;
   }
 
   // Of all rows that never change and are never dropped: numbers and codes, without scales.
@@ -225,11 +199,6 @@ class Sequence {
       }
     }
     return bits / 8;
-  }
-
-  void commit_model(Layer& layer, std::size_t tokens) {
-    layer.committed = std::max(layer.committed, tokens);
-    for (Head& head : layer.heads) head.model.commit(layer.committed);
   }
 
   // All rows that a policy holds, whether or not a query sees them; `appended` queries will attend to them.
@@ -259,71 +228,13 @@ class Sequence {
         }
         const auto [known, first] = seen.emplace(position, now);
         again = again && (returned ? is_near(known->second, now) : same_bits(known->second, now));
-        if (first) check_bound(layers_[l].shape, head, position, now, then, is_key);
+        if (first) layers_[l].check_quantized(head, position, now, then, is_key);
       };
       side(head.model.key_is_quantized(position), row.key, original.key, head.quantized_keys, true);
       side(head.model.value_is_quantized(position), row.value, original.value, head.quantized_values, false);
     }
     CHECK(exact);
     CHECK(again);
-  }
-
-  // Equal up to the rounding of scales in half.
-  static bool is_near(const std::vector<double>& a, const std::vector<double>& b) {
-    bool near = a.size() == b.size();
-    for (std::size_t i = 0; i < a.size(); ++i) near = near && std::abs(a[i] - b[i]) <= 1e-2;
-    return near;
-  }
-
-  static void check_bound(const kvpolicy::LayerShape& shape, const Head& head, std::int64_t position,
-                          std::vector<double> now, std::vector<double> then, bool is_key) {
-    const HeadSpec& spec = head.model.spec();
-    const bool rotated = is_key ? spec.key_hadamard : spec.value_hadamard;
-    if (rotated) {
-      now = oracle::hadamard(now);
-      then = oracle::hadamard(then);
-    }
-    bool inside = true;
-    bool lossy = false;
-    const std::size_t wanted = is_key ? spec.key_group : spec.value_group;
-    const std::size_t bits = spec.bits_of(is_key);
-    const oracle::Codebook codebook = is_key ? spec.key_codebook : spec.value_codebook;
-    const std::size_t whole = is_key ? shape.head_dim : shape.value_dim;
-    const std::size_t group = wanted != 0                           ? wanted
-                              : codebook == oracle::Codebook::mxfp4 ? 32
-                              : codebook == oracle::Codebook::nvfp4 ? 16
-                                                                    : whole;
-    for (std::size_t i = 0; i < now.size(); ++i) {
-      std::vector<double> block;
-      if (is_key && spec.per_channel) {
-        const auto [first, last] = head.model.key_block(position);
-        for (auto p = first; p < last; ++p) {
-          const auto& key = head.text[static_cast<std::size_t>(p)].key;
-          block.push_back(rotated ? oracle::hadamard(key)[i] : key[i]);
-        }
-      } else {
-        const auto first = then.begin() + static_cast<std::ptrdiff_t>(i - i % group);
-        block.assign(first, first + static_cast<std::ptrdiff_t>(group));
-      }
-      if (codebook == oracle::Codebook::normal) {
-        double squares = 0.0;
-        double lost = 0.0;
-        for (std::size_t k = 0; k < group; ++k) {
-          const std::size_t own = i - i % group + k;
-          squares += then[own] * then[own];
-          lost += (now[own] - then[own]) * (now[own] - then[own]);
-        }
-        inside = inside && lost <= oracle::normal_loss(bits) * squares;
-      } else {
-        const double bound = codebook == oracle::Codebook::even
-                                 ? oracle::quantization_bound(block, bits)
-                                 : oracle::codebook_bound(block, then[i], codebook, spec.head_scale) + 1e-5;
-        inside = inside && std::abs(now[i] - then[i]) <= bound;
-      }
-      lossy = lossy || now[i] != then[i];
-    }
-    CHECK(inside);
-    CHECK(lossy);  // random numbers are not on the grid, so a quantised row must have errors
   }
 
   // Compares the rows that the next query would read.
@@ -375,7 +286,7 @@ class Sequence {
       } else {
         cache_.append(l, std::as_const(k).view(), std::as_const(v).view());
       }
-      commit_model(layer, committed_at(before));
+      layer.commit(committed_at(before));
     }
     std::vector<Rows> rows;
     std::vector<std::vector<oracle::Row>> nodes;  // one list for each head
@@ -406,7 +317,7 @@ class Sequence {
         const auto position = static_cast<std::int64_t>(
             call.tree == nullptr ? before + i : text + call.tree->depth(before - text + i));
         auto& own = call.tree == nullptr ? head.text : head.nodes;
-        own.push_back({position, rounded(k.row(i, h)), rounded(v.row(i, h))});
+        own.push_back({position, Layer::rounded(k.row(i, h)), Layer::rounded(v.row(i, h))});
         const oracle::Row row =
             call.apart ? own.back() : oracle::Row{position, k.row_of_doubles(i, h), v.row_of_doubles(i, h)};
         if (call.tree == nullptr) {
@@ -418,17 +329,17 @@ class Sequence {
       if (refreshed[h]) follow_refresh(l, h, q, before + tokens);
     }
     check_outputs(random, layer, q, out, log_sum_exp, rows, nodes, before, call);
-    add_up(layer, q, rows, before);
+    layer.add_up(q, rows, before);
 
     for (std::size_t i = 0; i < tokens; ++i) {
       auto& query = (call.tree == nullptr ? layer.queries : layer.node_queries).emplace_back();
-      for (std::size_t h = 0; h < layer.shape.q_heads; ++h) query.push_back(rounded(q.row(i, h)));
+      for (std::size_t h = 0; h < layer.shape.q_heads; ++h) query.push_back(Layer::rounded(q.row(i, h)));
     }
     // Added-up attention cannot be taken back, so its rows are committed.
     const bool adds_up =
         std::ranges::any_of(layer.heads, [](const Head& head) { return head.model.spec().adds_up(); });
-    if (adds_up) commit_model(layer, before + tokens);
-    if (!call.apart) commit_model(layer, committed_at(before + tokens));
+    if (adds_up) layer.commit(before + tokens);
+    if (!call.apart) layer.commit(committed_at(before + tokens));
     for (std::size_t h = 0; h < layer.heads.size(); ++h) {
       HeadModel& model = layer.heads[h].model;
       if (model.spec().kind == Kind::retrieval && call.read == Read::all && call.refresh_selection) {
@@ -438,41 +349,11 @@ class Sequence {
     // One head that is due for compression commits its layer.
     const auto due = [](const Head& head) { return head.model.wants_compress(); };
     if (std::ranges::any_of(layer.heads, due)) {
-      commit_model(layer, before + tokens);
+      layer.commit(before + tokens);
       for (std::size_t h = 0; h < layer.heads.size(); ++h) {
-        if (due(layer.heads[h])) follow_compress(l, h, text_rows(layer.heads[h]));
+        if (due(layer.heads[h])) follow_compress(l, h, Layer::text_rows(layer.heads[h]));
       }
     }
-  }
-
-  // Adds the attention of a call's queries, the first at position `before`, to the rows of heads that add it
-  // up.
-  template <class In>
-  void add_up(Layer& layer, const Tensor<In>& q, const std::vector<Rows>& rows, std::size_t before) const {
-    const std::size_t group = layer.shape.queries_per_kv();
-    for (std::size_t h = 0; h < layer.shape.kv_heads; ++h) {
-      HeadModel& model = layer.heads[h].model;
-      if (!model.spec().adds_up()) continue;
-      for (std::size_t i = 0; i < q.tokens() * group; ++i) {
-        const std::size_t token = i / group, q_head = h * group + i % group;
-        std::vector<const oracle::Row*> visible;
-        for (const auto& [p, row] : rows[h]) {
-          if (p <= static_cast<std::int64_t>(before + token)) visible.push_back(&row);
-        }
-        const auto shares =
-            oracle::probabilities(q.row_of_doubles(token, q_head), visible, oracle_options(layer, q_head));
-        for (std::size_t r = 0; r < shares.size(); ++r) {
-          model.pay(visible[r]->position, shares[r], group);
-        }
-      }
-    }
-  }
-
-  // The kept rows, if none is quantised.
-  static Rows text_rows(const Head& head) {
-    Rows rows;
-    for (const std::int64_t p : head.model.kept()) rows[p] = head.text[static_cast<std::size_t>(p)];
-    return rows;
   }
 
   template <class In>
@@ -526,7 +407,7 @@ class Sequence {
           }
         }
         const auto expected = oracle::attend(q.row_of_doubles(token, q_head), read_rows,
-                                             oracle_options(layer, q_head), layer.shape.value_dim);
+                                             layer.options(q_head), layer.shape.value_dim);
         const double one = largest_difference(expected.out, out.row(token, q_head));
         const double lse = std::abs(expected.log_sum_exp -
                                     static_cast<double>(log_sum_exp[token * layer.shape.q_heads + q_head]));
@@ -540,124 +421,24 @@ class Sequence {
 
   template <class In>
   void follow_refresh(std::size_t l, std::size_t h, const Tensor<In>& q, std::size_t tokens) {
-    Head& head = layers_[l].heads[h];
-    const kvpolicy::LayerShape& shape = layers_[l].shape;
-    const HeadSpec& spec = head.model.spec();
-    std::vector<double> scores;
-    for (std::int64_t chunk = 0; chunk < head.model.full_chunks(); ++chunk) {
-      std::vector<double> mean(shape.head_dim, 0.0), min = mean, max = mean;
-      for (std::size_t i = 0; i < spec.chunk; ++i) {
-        const auto& key = head.text[static_cast<std::size_t>(chunk) * spec.chunk + i].key;
-        for (std::size_t c = 0; c < key.size(); ++c) {
-          mean[c] += key[c] / static_cast<double>(spec.chunk);
-          min[c] = i == 0 ? key[c] : std::min(min[c], key[c]);
-          max[c] = i == 0 ? key[c] : std::max(max[c], key[c]);
-        }
-      }
-      double score = 0;
-      for (std::size_t g = 0; g < shape.queries_per_kv(); ++g) {
-        const auto query = q.row_of_doubles(q.tokens() - 1, h * shape.queries_per_kv() + g);
-        for (std::size_t c = 0; c < query.size(); ++c) {
-          score += spec.min_max ? std::max(query[c] * min[c], query[c] * max[c]) : query[c] * mean[c];
-        }
-      }
-      scores.push_back(score);
-    }
-    const std::int64_t until = head.model.full_chunks() * static_cast<std::int64_t>(spec.chunk);
+    HeadModel& model = layers_[l].heads[h].model;
+    const auto chunk_rows = static_cast<std::int64_t>(model.spec().chunk);
+    const std::int64_t until = model.full_chunks() * chunk_rows;
     std::set<std::int64_t> chosen;
     for (const auto& [position, row] : held(l, h, Read::selected)) {
-      if (position < until) chosen.insert(position / static_cast<std::int64_t>(spec.chunk));
+      if (position < until) chosen.insert(position / chunk_rows);
     }
-    const double slack = spec.min_max ? Backend::bound_error : Backend::mean_error;
-    CHECK(head.model.may_select(chosen, scores, slack));
-    head.model.select(chosen, tokens);
-  }
-
-  // The attention of each of the latest queries that a head's scorer uses to each of its rows: [query
-  // head][query][row].
-  [[nodiscard]] std::vector<std::vector<std::vector<double>>> attention_of_latest(const Layer& layer,
-                                                                                  std::size_t h,
-                                                                                  const Rows& before) const {
-    const std::size_t tokens = layer.queries.size();
-    std::vector<std::vector<std::vector<double>>> attention;
-    for (std::size_t g = 0; g < layer.shape.queries_per_kv(); ++g) {
-      auto& of_head = attention.emplace_back();
-      const std::size_t q_head = h * layer.shape.queries_per_kv() + g;
-      for (std::size_t t = tokens - std::min(tokens, layer.heads[h].model.spec().asked()); t < tokens; ++t) {
-        std::vector<const oracle::Row*> visible;
-        for (const auto& [p, row] : before) {
-          if (p <= static_cast<std::int64_t>(t)) visible.push_back(&row);
-        }
-        of_head.push_back(
-            oracle::probabilities(layer.queries[t][q_head], visible, oracle_options(layer, q_head)));
-        of_head.back().resize(before.size(), 0.0);
-      }
-    }
-    return attention;
-  }
-
-  // The attention that queries to come are expected to pay, the mean over the query heads.
-  [[nodiscard]] std::vector<double> expected(const Layer& layer, std::size_t h,
-                                             const std::vector<std::vector<double>>& keys) const {
-    const std::size_t group = layer.shape.queries_per_kv();
-    const std::size_t tokens = layer.queries.size();
-    const HeadSpec& spec = layer.heads[h].model.spec();
-    std::vector<double> scores(keys.size(), 0.0);
-    for (std::size_t q_head = h * group; q_head < (h + 1) * group; ++q_head) {
-      std::vector<std::vector<double>> queries;
-      for (std::size_t t = tokens - std::min(tokens, spec.asked()); t < tokens; ++t) {
-        queries.push_back(layer.queries[t][q_head]);
-      }
-      const auto shares = oracle::expected_shares(queries, keys, static_cast<double>(tokens), spec.future,
-                                                  rotary_theta, oracle_options(layer, q_head).scale);
-      for (std::size_t i = 0; i < shares.size(); ++i) scores[i] += shares[i] / static_cast<double>(group);
-    }
-    return scores;
+    const double slack = model.spec().min_max ? Backend::bound_error : Backend::mean_error;
+    CHECK(model.may_select(chosen, layers_[l].chunk_scores(h, q), slack));
+    model.select(chosen, tokens);
   }
 
   void follow_compress(std::size_t l, std::size_t h, const Rows& before) {
-    Layer& layer = layers_[l];
-    HeadModel& model = layer.heads[h].model;
+    HeadModel& model = layers_[l].heads[h].model;
     if (!model.is_compressible()) return model.release();
     std::vector<std::int64_t> survivors;
     for (const auto& [position, row] : held(l, h)) survivors.push_back(position);
-    std::vector<double> scores, votes;
-    double slack = Backend::score_error;
-    if (model.spec().rank == oracle::Rank::h2o) {
-      scores = model.paid();
-      // The error of a probability is relative.
-      for (const double score : scores) slack = std::max(slack, 5 * Backend::score_error * score);
-    } else if (model.spec().rank == oracle::Rank::key_norm) {
-      for (const auto& [p, row] : before) {
-        double squares = 0;
-        for (const double x : row.key) squares += x * x;
-        scores.push_back(-std::sqrt(squares));
-      }
-      scores.resize(before.size() - model.spec().window);
-    } else if (model.spec().rank == oracle::Rank::key_diff || model.spec().rank == oracle::Rank::expected) {
-      std::vector<std::vector<double>> keys;
-      for (const auto& [p, row] : before) keys.push_back(row.key);
-      scores = model.spec().rank == oracle::Rank::key_diff ? oracle::key_differences(keys)
-                                                           : expected(layer, h, keys);
-      for (const double score : scores) slack = std::max(slack, Backend::score_error * std::abs(score));
-      scores.resize(before.size() - model.spec().window);
-    } else {
-      const auto attention = attention_of_latest(layer, h, before);
-      scores = model.scores(attention);
-      votes = model.votes(attention);
-    }
-    if (model.spec().weighed) {
-      auto row = before.begin();
-      double longest = 1.0;
-      for (std::size_t i = 0; i < scores.size(); ++i, ++row) {
-        double squares = 0;
-        for (const double x : row->second.value) squares += x * x;
-        longest = std::max(longest, std::sqrt(squares));
-        scores[i] *= std::sqrt(squares);
-      }
-      slack *= longest;
-    }
-    votes.resize(scores.size(), 0.0);
+    const auto [scores, votes, slack] = layers_[l].ranking(h, before, Backend::score_error);
     CHECK(model.may_survive(survivors, scores, votes, slack));
     model.compress(survivors);
   }
