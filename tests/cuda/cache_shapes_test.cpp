@@ -74,17 +74,24 @@ TEST_CASE("a model without kernels is refused with the layer and what it has") {
 #if !defined(__CUDACC__)
 TEST_CASE("a call brings as many KV heads as a block of the device has shared memory for") {
   const test::SmallDevice small;
-  BlockMemory memory{41 << 10};
-  const auto heads_of = [](std::size_t kv_heads) {
+  constexpr std::size_t block = 41 << 10;
+  BlockMemory memory{block};
+  const auto model_with = [](std::size_t kv_heads) {
     return ModelShape{.layers = 1, .q_heads = kv_heads, .kv_heads = kv_heads, .head_dim = 64};
   };
-  const std::size_t most = cuda::Engine<half>{heads_of(1)}.most_heads();
-  REQUIRE(most > 32);
+  const std::size_t most = cuda::Engine<half>{model_with(1)}.most_heads();
+  const auto bytes = [](std::size_t count) {
+    const int n = static_cast<int>(count);
+    return std::max(cuda::decode_shared_bytes<half, 64, 1, true>(n),
+                    cuda::decode_shared_bytes<half, 64, 2, true>(n));
+  };
+  CHECK(bytes(most) <= block);
+  CHECK(bytes(most + 1) > block);
   REQUIRE(most < cuda::Engine<half>::max_heads);
   const std::string too_many = " must be at most " + std::to_string(most);
-  CHECK(
-      contains(thrown<ConfigError>([&] { const cuda::Engine<half> engine{heads_of(most + 1)}; }), too_many));
-  const auto pairs = std::make_shared<cuda::Engine<half>>(heads_of(2));
+  CHECK(contains(thrown<ConfigError>([&] { const cuda::Engine<half> engine{model_with(most + 1)}; }),
+                 too_many));
+  const auto pairs = std::make_shared<cuda::Engine<half>>(model_with(2));
   const std::string sequences = "must be 1 to " + std::to_string(most / 2);
   CHECK(thrown<ConfigError>([&] { const cuda::Batch<half> batch{pairs, most / 2}; }).empty());
   CHECK(
@@ -92,11 +99,13 @@ TEST_CASE("a call brings as many KV heads as a block of the device has shared me
 
   kvpolicy::cuda::CacheOptions options;
   options.max_append = 9;
-  const std::vector<test::HeadSpec> heads(most, test::device_heads()[0]);
-  test::random_operations<half, half, test::DeviceBackend<half>>(6, heads_of(most), heads, options, {}, 8);
+  // One head with codes, and the whole call is served by the kernel that needs most memory.
+  std::vector<test::HeadSpec> heads(most, test::device_heads()[0]);
+  heads[0] = test::device_heads()[1];
+  test::random_operations<half, half, test::DeviceBackend<half>>(6, model_with(most), heads, options, {}, 8);
 
   memory.set(16 << 10);
-  CHECK(contains(thrown<DeviceError>([&] { const cuda::Engine<half> engine{heads_of(1)}; }),
+  CHECK(contains(thrown<DeviceError>([&] { const cuda::Engine<half> engine{model_with(1)}; }),
                  "may have 16384 bytes of shared memory, too few for head_dim 64"));
 }
 #endif

@@ -71,6 +71,16 @@ TEST_CASE("decode: short heads of one block are requested whole while the head b
   check_all_requested<128, false>(layer.params());
 }
 
+TEST_CASE("decode: exact heads are requested by the kernel for codes as well") {
+  std::vector<HeadCase> heads;
+  for (const int tokens : {100, 0, 1, 15, 16, 17, 90, 33}) {  // 8 units of rows at most
+    heads.push_back(full(tokens));
+    heads.push_back(window(tokens, 0, 20, 64));  // which reads not all of a page
+  }
+  const test::DecodeLayer<half> layer(128, 2, 2, 64, heads, {.queries = 2}, 6);
+  check_all_requested<128, true>(layer.params());
+}
+
 TEST_CASE("decode: of long heads and of several blocks the first rows are requested") {
   std::vector<HeadCase> heads;
   for (const int tokens : {3000, 40, 900}) heads.push_back(full(tokens));

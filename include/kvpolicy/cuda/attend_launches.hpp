@@ -2,7 +2,7 @@
 //
 // Attention's launches for one model shape on one device: which kernel serves a call, and with how many blocks.
 // Decode's serves calls of few queries. For many there is a kernel for all devices (kernels/prefill.cuh) and Hopper's
-// (kernels/prefill_hopper.cuh). Used by engine.hpp, whose memory blocks leave their results in.
+// (kernels/prefill_hopper.cuh). Used by engine.hpp, in whose memory blocks leave their results.
 #pragma once
 
 #include <algorithm>
@@ -16,6 +16,7 @@
 #include <kvpolicy/core/model_shape.hpp>
 #include <kvpolicy/cuda/dispatch.hpp>
 #include <kvpolicy/cuda/kernels/append.cuh>  // can_quantize
+#include <kvpolicy/cuda/kernels/attend.cuh>
 #include <kvpolicy/cuda/kernels/decode.cuh>
 #include <kvpolicy/cuda/kernels/prefill.cuh>
 #include <kvpolicy/cuda/kernels/prefill_hopper.cuh>
@@ -44,11 +45,12 @@ namespace kvpolicy::cuda {
   return params;
 }
 
-/// Immutable. What a call attends to, and where, is AttendParams' (kernels/attend.cuh says what that is).
+/// Launches the kernel that serves a call of attention. What a call attends to is said by AttendParams
+/// (kernels/attend.cuh). Immutable, so safe to share among threads.
 template <Element E>
 class AttendLaunches {
  public:
-  /// Heads of all sequences that one call may bring on any device; see most_heads().
+  /// The most heads (sequences x KV heads) of a call, whatever the device; one with less shared memory takes fewer.
   static constexpr std::size_t max_heads = 4096;
 
   /// How long the arrays of a Workspace must be.
@@ -66,8 +68,8 @@ class AttendLaunches {
             most_heads_);
   }
 
-  /// max_heads, or as many as fit where a block of the device has less shared memory than the line of so many takes
-  /// (3,800 for head_dim 256 on compute capability 8.6, 8.9 and 12.0).
+  /// max_heads, or fewer where a block of the device has too little shared memory to list the work of so many (about
+  /// 3,800 for head_dim 256 on compute capability 8.6, 8.9 and 12.0).
   [[nodiscard]] std::size_t most_heads() const { return most_heads_; }
   /// Whether calls of many queries are served by Hopper's kernel, if no head packs.
   [[nodiscard]] bool uses_warpgroups() const { return uses_warpgroups_; }
@@ -88,8 +90,9 @@ class AttendLaunches {
                         " heads each in one call, must be fewer than ", most_query_rows / group);
   }
 
-  /// Attention of one call that passes both checks. `packs`: some head may have quantised rows. `longest`: about the most
-  /// rows that a query reads of a head, by which the work of few query tiles is split. @throws DeviceError
+  /// Attention of one call that passes both checks. `params.workspace` has counts(). `packs`: some head may have
+  /// quantised rows. `longest`: about the most rows that a query reads of a head, by which the work of few query tiles
+  /// is split. @throws DeviceError
   void attend(AttendParams params, bool packs, std::size_t longest, cudaStream_t stream) const {
     dispatch_head_dim(head_dim_, [&]<int D>() {
       const int columns = params.request.queries * params.group;

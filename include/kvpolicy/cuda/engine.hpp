@@ -22,6 +22,7 @@
 #include <kvpolicy/cuda/dispatch.hpp>
 #include <kvpolicy/cuda/kernels/accept.cuh>
 #include <kvpolicy/cuda/kernels/append.cuh>
+#include <kvpolicy/cuda/kernels/attend.cuh>
 #include <kvpolicy/cuda/kernels/column_sums.cuh>
 #include <kvpolicy/cuda/kernels/compact.cuh>
 #include <kvpolicy/cuda/kernels/gather.cuh>
@@ -48,11 +49,12 @@ namespace kvpolicy::cuda {
 template <Element E>
 class Engine {
  public:
-  /// Sequences x KV heads that one call may bring on any device; see most_heads().
+  /// The most heads (sequences x KV heads) of a call, whatever the device; see most_heads().
   static constexpr std::size_t max_heads = AttendLaunches<E>::max_heads;
 
-  /// @throws ConfigError for a head_dim that is not compiled or a group of more than 16 query heads,
-  /// CapacityError inside a capture, DeviceError without a fitting device, std::bad_alloc
+  /// @throws ConfigError for a head_dim that is not compiled, a group of more than 16 query heads or more KV heads than
+  /// most_heads(), CapacityError inside a capture, DeviceError without a device whose blocks have enough shared memory,
+  /// std::bad_alloc
   explicit Engine(const ModelShape& shape, MemoryResource* memory = default_memory(),
                   cudaStream_t stream = nullptr)
       : shape_{checked(shape)},

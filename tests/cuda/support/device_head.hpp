@@ -38,8 +38,9 @@ class DeviceHead {
       : view_{view}, head_dim_{head_dim}, page_rows_{page_rows} {
     view_.exact_origin = whole_pages(view.sinks);
     const int line = std::max(0, capacity - view.sinks);
+    const std::size_t bytes = lay_out_rows();
     exact_.allocate(view_.exact_origin + whole_pages(view.exact_ring > 0 ? view.exact_ring : line), page_rows,
-                    lay_out_rows());
+                    bytes, layout_of_rows_ == 3 ? 16 : 0);
     view_.exact_pages = exact_.table.data();
     if (view.is_packed()) {
       const kvpolicy::cuda::Sides widths{kvpolicy::cuda::code_width(view.key_encoding),
@@ -68,14 +69,13 @@ class DeviceHead {
   /// Nothing but rows may have been written.
   ~DeviceHead() {
     const auto row_bytes = static_cast<std::size_t>(head_dim_) * 2;
-    for (const auto& page : exact_.owned) {
-      allow(page.get(), lay_out_rows());
+    for (std::byte* page : exact_.table) {
+      allow(page, lay_out_rows());
       for (int row = 0; row < page_rows_; ++row) {
-        std::memset(view_.exact_row(page.get(), row, true), 0xff, row_bytes);
-        std::memset(view_.exact_row(page.get(), row, false), 0xff, row_bytes);
+        std::memset(view_.exact_row(page, row, true), 0xff, row_bytes);
+        std::memset(view_.exact_row(page, row, false), 0xff, row_bytes);
       }
-      CHECK(std::all_of(page.get(), page.get() + lay_out_rows(),
-                        [](std::byte b) { return b == std::byte{0xff}; }));
+      CHECK(std::all_of(page, page + lay_out_rows(), [](std::byte b) { return b == std::byte{0xff}; }));
     }
   }
 
@@ -195,7 +195,7 @@ class DeviceHead {
   }
 
  private:
-  /// Pages begin at lines, as those of a device do.
+  /// Memory begins at lines, as a device's does.
   struct Delete {
     void operator()(std::byte* page) const { ::operator delete[](page, std::align_val_t{128}); }
   };
@@ -203,17 +203,19 @@ class DeviceHead {
     std::vector<std::unique_ptr<std::byte[], Delete>> owned;
     std::vector<std::byte*> table;
 
-    void allocate(int rows, int page_rows, std::size_t page_bytes) {
+    /// Pages begin `offset` bytes behind a line's begin.
+    void allocate(int rows, int page_rows, std::size_t page_bytes, std::size_t offset = 0) {
+      const std::size_t bytes = offset + page_bytes;
       for (int row = 0; row < rows; row += page_rows) {
-        owned.emplace_back(static_cast<std::byte*>(::operator new[](page_bytes, std::align_val_t{128})));
-        std::memset(owned.back().get(), 0xff, page_bytes);  // NaN in half, bfloat16 and float
-        table.push_back(owned.back().get());
+        owned.emplace_back(static_cast<std::byte*>(::operator new[](bytes, std::align_val_t{128})));
+        std::memset(owned.back().get(), 0xff, bytes);  // NaN in half, bfloat16 and float
+        table.push_back(owned.back().get() + offset);
       }
     }
   };
 
-  // Rows lie as in pages of a cache's own, or apart, as in a tensor that an engine shares among heads.
-  // Which of these differs from head to head. Returns the bytes of a page.
+  // Rows lie as in pages of a cache's own, or apart, as in a tensor that an engine shares among heads, where a page may
+  // begin anywhere in a line. Which of these differs from head to head. Returns the bytes of a page.
   [[nodiscard]] std::size_t lay_out_rows() {
     if (layout_of_rows_ == 0) {
       static int heads = 0;

@@ -18,7 +18,7 @@ struct RowAddress {
   unsigned long long value;
 };
 
-/// The row of a segment whose address this lane computes. Rows beyond the end repeat the last row, which some query
+/// Which row of a segment this lane computes the address of. Rows beyond the end repeat the last row, which some query
 /// sees, so its numbers are finite.
 KVPOLICY_DEVICE int row_of_lane(const DeviceSegment& segment, const UnitCursor& at) {
   return segment.row(smaller(at.unit * tile_rows + lane_index() % tile_rows, segment.rows - 1));

@@ -41,9 +41,10 @@ class FirstRows {
  private:
   using Address = unsigned long long;
 
-  /// What a lane requests: a line every `step` bytes. Places are bytes from where `request` is told.
+  /// What a lane requests: a line every `step` bytes. `begin` and `end` are counted in bytes from the address that
+  /// `request` is given. As it is made there is no line, wherever in a line that address is.
   struct Lines {
-    unsigned begin = 0;
+    unsigned begin = line_bytes;
     unsigned end = 0;
     unsigned step = line_bytes;
 
@@ -97,22 +98,25 @@ class FirstRows {
     };
     lines_[0] = codes(0, layout.tile_bytes.keys, widths.keys);
     lines_[1] = codes(layout.values_offset, layout.tile_bytes.values, widths.values);
-    // A tile's numbers of a group of channels lie in one line; those of all channels of a group of keys in several.
-    const auto grids = [&](int offset, int first, int groups, int apart) {
+    // A tile's numbers of a group of channels lie in one line, which any of its bytes brings, and those of the next
+    // group `page_rows` numbers further. The end is behind the first byte of the last group's.
+    const auto grids = [&](int offset, int first, int groups) {
       const int begin = offset + 2 * first;
-      return Lines{static_cast<unsigned>(begin + 2 * lane * apart),
-                   static_cast<unsigned>(begin + 2 * groups * apart),
-                   static_cast<unsigned>(2 * lanes * apart)};
+      return Lines{static_cast<unsigned>(begin + 2 * lane * p.page_rows),
+                   static_cast<unsigned>(begin + 2 * (groups - 1) * p.page_rows + 1),
+                   static_cast<unsigned>(2 * lanes * p.page_rows)};
     };
     const bool by_rows = head.key_per_channel;
     const int first_key = key_param(tile.row, 0, HeadDim, p.page_rows, by_rows, head.key_group);
-    const int key_groups = by_rows ? HeadDim * 2 / line_bytes : page_of(HeadDim, head.key_group);
-    const int keys_apart = by_rows ? line_bytes / 2 : p.page_rows;
-    lines_[2] = grids(layout.key_scales_offset, first_key, key_groups, keys_apart);
-    lines_[3] = grids(layout.key_zeros_offset, first_key, key_groups, keys_apart);
+    const auto key_grids = [&](int offset) {  // those of all channels of a group of keys follow each other
+      return by_rows ? Lines::of(static_cast<unsigned>(offset + 2 * first_key), HeadDim * 2, lane, lanes)
+                     : grids(offset, first_key, page_of(HeadDim, head.key_group));
+    };
+    lines_[2] = key_grids(layout.key_scales_offset);
+    lines_[3] = key_grids(layout.key_zeros_offset);
     const int value_groups = page_of(HeadDim, head.value_group);
-    lines_[4] = grids(layout.value_scales_offset, tile.row, value_groups, p.page_rows);
-    lines_[5] = grids(layout.value_zeros_offset, tile.row, value_groups, p.page_rows);
+    lines_[4] = grids(layout.value_scales_offset, tile.row, value_groups);
+    lines_[5] = grids(layout.value_zeros_offset, tile.row, value_groups);
   }
 
   Address base_ = 0;       ///< a page, or a row of the call's own

@@ -192,7 +192,8 @@ KVPOLICY_DEVICE void select_top(const RankAt& rank_at, int n, int k, const Emit&
 }
 
 /// select_top in two steps, the second of which may rank otherwise (CriticalKV, arXiv:2502.03805): `raise(place)` puts
-/// each of the `first` that are chosen by `ranks(0)` above all others in `ranks(1)`, by which the k are chosen.
+/// each of the `first` that are chosen by `ranks(0)` above all others in `ranks(1)`, by which the k are chosen. With
+/// `first` 0 there is only the second step.
 template <int Threads, class Ranks, class Raise, class Emit>
 KVPOLICY_DEVICE void select_in_two_steps(const Ranks& ranks, int n, int first, int k, const Raise& raise,
                                          const Emit& emit) {
@@ -329,7 +330,7 @@ keep_select_kernel(const KVPOLICY_GRID_CONSTANT KeepParams p) {
   const int chosen = how.rule().chosen(rows);
   int* kept = p.kept[block_x()];
   const auto raise = [&](int row) {
-    p.scores.weighed[block_x() * p.scores.pitch + row] = float_of_bits(0x7f800000U);
+    p.scores.weighed[block_x() * p.scores.pitch + row] = float_of_bits(0x7f800000U);  // infinity
   };
   const auto ranks = [&](int step) {
     return RowRanks{p.scores, how, head, block_x(), step == 1 && how.weighs_values};
