@@ -75,7 +75,8 @@ TEST_CASE("decode: exact heads are requested by the kernel for codes as well") {
   std::vector<HeadCase> heads;
   for (const int tokens : {100, 0, 1, 15, 16, 17, 90, 33}) {  // 8 units of rows at most
     heads.push_back(full(tokens));
-    heads.push_back(window(tokens, 0, 20, 64));  // which reads not all of a page
+    // These read not all of a page. Of three one has pages that begin within a line.
+    for (int i = 0; i < 3; ++i) heads.push_back(window(tokens, 0, 20, 64));
   }
   const test::DecodeLayer<half> layer(128, 2, 2, 64, heads, {.queries = 2}, 6);
   check_all_requested<128, true>(layer.params());
