@@ -244,8 +244,9 @@ def combined(run):
 
 
 @measured_by("unasked")
-def unasked(run):
-    points = run["points"]
+def unasked(run, *others):
+    """The full cache's answers are those of `run`; `others` are the same questions at other shares of the bytes."""
+    points = run["points"] + [point for other in others for point in other["points"] if point["plan"] != "full"]
     measured = {point.get("share") for point in points}
     columns = [column for column, share in enumerate(SHARES) if share in measured]
     rows = [[row[0], *(row[1 + column] for column in columns)] for row in at_equal_bytes(points)]
@@ -472,7 +473,7 @@ TABLES = {f"smollm2_{name}": ([f"smollm2/{file}" for file in files], make) for n
     ("tasks", ["tasks_*.json"], tasks), ("heads", ["heads.json*"], heads), ("gates", ["gates.json*"], gates),
     ("sinks", ["sinks.json*"], sinks), ("needles", ["needles.json*"], needles), ("settings", ["settings.json*"], settings),
     ("budgets", ["budgets.json*"], budgets), ("combined", ["combined.json*"], combined),
-    ("unasked", ["unasked.json*"], unasked), ("unasked_ten", ["unasked_ten.json*"], unasked),
+    ("unasked", ["unasked.json*"], unasked), ("unasked_ten", ["unasked_ten.json*", "unasked_ten_ends.json"], unasked),
     ("unasked_theirs", ["unasked_theirs*.json"], unasked_theirs), ("bounds", ["bounds*.json"], bounds),
     ("rows", ["rows_by_head.json*"], rows_by_head), ("reads", ["reads.json*"], reads),
     ("language", ["language_*.json"], language), ("choices", ["choices.json*"], choices),

@@ -167,8 +167,9 @@ measure_unasked() {
   local plans=(full snapkv h2o keynorm keydiff keydiff:compete=layer keydiff:compete=model "keydiff@$kept" expected
     "expected@$kept" "duo@$weights/kvzip:sinks=16,recent=64" kvzip:compete=head kvzip:compete=layer,safeguard=0 kvzip)
   ask_keys 2 unasked 2048 --compress text --bytes 1/4 1/8 --plans "${plans[@]}"
-  experiment unasked_ten 2048 --suite niah_depths --text novels --depths 10 --per-text 10 --questions "$((10 * texts))" \
-    --compress text --bytes 1/2 1/4 1/8 1/16 --plans "${plans[@]}"
+  local ten=(2048 --suite niah_depths --text novels --depths 10 --per-text 10 --questions "$((10 * texts))" --compress text)
+  experiment unasked_ten "${ten[@]}" --bytes 1/4 1/8 --plans "${plans[@]}"
+  experiment unasked_ten_ends "${ten[@]}" --bytes 1/2 1/16 --plans "${plans[@]}"
 }
 
 # 512 rows are a quarter of the longer texts, and all of the shorter ones.
