@@ -23,7 +23,7 @@ import head_agreement
 import results
 from pages.real_results_page import found_by, interval, kinds_of_heads, label, plan_name, shares_of
 from plot import COLOURS, MARKERS, plain, save
-from results import by, name_of, of, setting_of
+from results import by, by_gates, name_of, of, setting_of
 
 
 def bars(found):
@@ -83,7 +83,7 @@ def gates(plt, folder, _):
     if not points:
         return None
     full = of(points, plan="full")
-    kinds = by([point for point in points if point["plan"] != "full"], name_of)
+    kinds = by_gates([point for point in points if point["plan"] != "full"])
     sparsities = sorted({setting_of(point)[0] for point in points if setting_of(point)})
     figure, axes = plt.subplots(1, len(sparsities), figsize=(4.2 * len(sparsities) + 1, 0.36 * len(kinds) + 1.4), sharey=True,
                                 squeeze=False)

@@ -78,6 +78,12 @@ def plain_name(method):
     return METHODS.get(plain, plain) + (f" + {storage}" if plus else "")
 
 
+def by_gates(points):
+    """The points of each kind of gates, random ones last; for tables that hold nothing else."""
+    kinds = by(points, lambda point: name_of(point).removeprefix("DuoAttention, "))
+    return dict(sorted(kinds.items(), key=lambda kind: kind[0].startswith("random")))
+
+
 def setting_of(point):
     """The numbers after the name: "duo:0.5" has [0.5]."""
     return [float(number) for number in parts_of(point["plan"])[1]]

@@ -13,7 +13,7 @@ import bootstrap
 import head_agreement
 import results
 from peers import table as peers_table
-from results import by, name_of, of, setting_of
+from results import by, by_gates, name_of, of, setting_of
 
 from .markdown import table
 
@@ -123,8 +123,9 @@ def gates(run):
     points = run["points"]
     full = of(points, plan="full")
     sparsities = sorted({setting_of(point)[0] for point in points if setting_of(point)})
-    kinds = by([point for point in points if point["plan"] != "full"],
-               lambda point: "random" if name_of(point).startswith("random") else name_of(point))
+    kinds = {}
+    for name, own in by_gates([point for point in points if point["plan"] != "full"]).items():
+        kinds.setdefault("random" if name.startswith("random") else name, []).extend(own)
     rows = [["full", *[percent(interval(full))] * len(sparsities), *[""] * len(sparsities)]]
     for name, own in kinds.items():
         at = [[point for point in own if setting_of(point) == [sparsity]] for sparsity in sparsities]
