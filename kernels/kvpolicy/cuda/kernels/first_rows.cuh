@@ -99,7 +99,7 @@ class FirstRows {
     lines_[0] = codes(0, layout.tile_bytes.keys, widths.keys);
     lines_[1] = codes(layout.values_offset, layout.tile_bytes.values, widths.values);
     // A tile's numbers of a group of channels lie in one line, which any of its bytes brings, and those of the next
-    // group `page_rows` numbers further. The end is behind the first byte of the last group's.
+    // group `page_rows` numbers further. The end is one after the first byte of the last group's.
     const auto grids = [&](int offset, int first, int groups) {
       const int begin = offset + 2 * first;
       return Lines{static_cast<unsigned>(begin + 2 * lane * p.page_rows),
