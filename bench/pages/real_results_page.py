@@ -474,7 +474,7 @@ TABLES = {f"smollm2_{name}": ([f"smollm2/{file}" for file in files], make) for n
     ("tasks", ["tasks_*.json"], tasks), ("heads", ["heads.json*"], heads), ("gates", ["gates.json*"], gates),
     ("sinks", ["sinks.json*"], sinks), ("needles", ["needles.json*"], needles), ("settings", ["settings.json*"], settings),
     ("budgets", ["budgets.json*"], budgets), ("combined", ["combined.json*"], combined),
-    ("unasked", ["unasked.json*"], unasked), ("unasked_ten", ["unasked_ten.json*", "unasked_ten_ends.json"], unasked),
+    ("unasked", ["unasked.json*"], unasked), ("unasked_ten", ["unasked_ten.json*", "unasked_ten_ends.json*"], unasked),
     ("unasked_theirs", ["unasked_theirs*.json"], unasked_theirs), ("bounds", ["bounds*.json"], bounds),
     ("rows", ["rows_by_head.json*"], rows_by_head), ("reads", ["reads.json*"], reads),
     ("language", ["language_*.json"], language), ("choices", ["choices.json*"], choices),

@@ -12,6 +12,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 import answered_tasks  # noqa: E402
 import head_agreement  # noqa: E402
+import results  # noqa: E402
 from pages import real_results_page as page  # noqa: E402
 
 
@@ -72,6 +73,21 @@ class RealResults(unittest.TestCase):
     def test_questions_and_texts_are_counted_over_seeds_and_tasks(self):
         points = [point("full", "1100", seed=seed, suite=suite) | {"questions_per_text": [2, 2]} for seed in (1, 2) for suite in "ab"]
         self.assertEqual(page.asked(points), "16 questions on 8 texts")
+
+    def test_shares_that_were_measured_apart_stand_in_one_table(self):
+        def run(*shares):
+            return {"points": [point("full", "1111")] + [
+                point(f"h2o:{1000 * share:g}", "1100" if share == 1 / 4 else "1000", "h2o", share=share) for share in shares]}
+        lines = page.unasked.__wrapped__(run(1 / 4), run(1 / 2, 1 / 8)).splitlines()
+        self.assertTrue(lines[0].startswith("4 questions"), lines[0])
+        self.assertEqual(lines[-3], "| method | 1/2 | 1/4 | 1/8 |")
+        self.assertEqual([cell.split("(")[0].strip() for cell in lines[-1].split("|")[1:-1]], ["H2O", "25", "50", "25"])
+
+    def test_random_gates_come_last(self):
+        def gates(name):
+            return point(f"duo@build/{name}:0.5", "1", f"duo@build/{name}")
+        found = results.by_gates([gates("random-0"), gates("razor"), gates("random-1"), gates("kvzip")])
+        self.assertEqual([*found], ["RazorAttention", "KVzip's gates", "random-0", "random-1"])
 
     def test_a_table_without_measurements_says_how_to_make_them(self):
         for files, make in page.TABLES.values():
