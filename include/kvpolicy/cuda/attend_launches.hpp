@@ -143,10 +143,12 @@ class AttendLaunches {
  private:
   template <int D>
   void lay_out() {
-    most_heads_ =
-        std::min(max_heads, decode_most_heads<E, D, can_quantize<D>>(device_.shared_bytes_of_block));
-    require<DeviceError>(most_heads_ > 0, "cuda::Engine: a block of device ", device_.id, " may have ",
-                         device_.shared_bytes_of_block, " bytes of shared memory, too few for head_dim ", D);
+    constexpr bool packs = can_quantize<D>;
+    most_heads_ = std::min(max_heads, decode_most_heads<E, D, packs>(device_.shared_bytes_of_block));
+    require<DeviceError>(
+        most_heads_ > 0, "cuda::Engine: a block of device ", device_.id, " may have ",
+        device_.shared_bytes_of_block, " bytes of shared memory, head_dim ", D, " needs ",
+        std::max(decode_shared_bytes<E, D, 1, packs>(1), decode_shared_bytes<E, D, 2, packs>(1)), " or more");
     decode_grid_ = device_.multiprocessors * decode_blocks_per_multiprocessor;
     prefill_slots_ = static_cast<std::size_t>(2 * device_.multiprocessors);
     const auto decode_rows =
