@@ -64,6 +64,10 @@ class Server:
     def metric(self, name):
         return float(re.search(rf"^kvpolicy_{re.escape(name)} (\S+)$", self.ask("GET", "/metrics")[1], re.M).group(1))
 
+    def longest_prefix(self):
+        """Tokens of the longest prefix that is kept."""
+        return max((one["tokens"] for one in json.loads(self.ask("GET", "/state")[1])["prefixes"]), default=0)
+
     def wait_until_idle(self):
         for _ in range(10 * PATIENCE):
             if self.metric("running") + self.metric("waiting") == 0:
