@@ -90,8 +90,9 @@ all of it during the prompt gets a fork (--prefill own: each plan reads the text
 streaming heads always read it themselves.
 
 Texts (--text) are kjv, the part of the King James Bible that the shipped model was not trained on, or
-what ./scripts/fetch-texts brings: novels, lexicon, manual and code. Each has two splits: the first 30 % of it, on which heads are identified and settings are chosen (--split validation), and the
-rest, which nothing was chosen on (--split test, the default).)";
+what ./scripts/fetch-texts brings: novels, lexicon, manual and code. Each has two splits: the first
+30 % of it, on which heads are identified and settings are chosen (--split validation), and the rest,
+which nothing was chosen on (--split test, the default).)";
 
 std::string footer() {
   return std::string{"Plans (--plans, one or more):\n"} + plan_help() +
@@ -102,9 +103,10 @@ std::string footer() {
                                    choice keeps; window=8, latest queries that decide (the paper: all)
 
 Budgets: with --bytes 1/4, methods stand in --plans without their numbers ("headkv",
-"headkv:kernel=29,beta=2"), and get the ones with which they keep a quarter of the full cache's bytes at each length, counted in rows of KV heads:
-"h2o" becomes h2o:249 at 1,024 tokens (27 are the answer's), "duo" the lowest sparsity that fits; a
-method that cannot keep so little is left out of that budget. Plans with settings of their own
+"headkv:kernel=29,beta=2"), and get the ones with which they keep a quarter of the full cache's bytes
+at each length, counted in rows of KV heads: "h2o" becomes h2o:249 at 1,024 tokens (27 are the
+answer's), "duo" the lowest sparsity that fits; a method that cannot keep so little is left out of that
+budget. Plans with settings of their own
 ("int4", "full", "headkv:64") are measured as they are, once.
 
 Examples:

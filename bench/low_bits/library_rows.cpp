@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the library keeps of keys: reads how many bits, how many numbers share a scale, whether these are channels of a row
-// ("row") or rows of a channel ("channel"), and whether rows are rotated ("rotated" or "plain"); then rows of 64 floats.
-// Writes the rows that a quantised head then shows. check.py compares them with the reference.
+// What the library keeps of keys: reads how many bits, how many numbers share a scale, whether these are channels of a
+// row ("row") or rows of a channel ("channel"), and whether rows are rotated ("rotated" or "plain"); then rows of 64
+// floats. Writes the rows that a quantised head then shows. check.py compares them with the reference.
 #include <cstdio>
 #include <cstdlib>
 #include <string_view>

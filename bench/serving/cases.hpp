@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The cases: texts alone and together (which verifies), everything queued at once, long texts that share nothing, arrivals
-// as in the open, eight equal texts, one prefix for many, and simulated hours.
+// The cases: texts alone and together (which verifies), everything queued at once, long texts that share nothing,
+// arrivals as in the open, eight equal texts, one prefix for many, and simulated hours.
 #pragma once
 
 #include <algorithm>
@@ -223,8 +223,8 @@ inline void batch(Report& report, const Settings& settings, Subject& subject, co
                          ratios.at(1)));
 }
 
-/// Many requests that begin alike: the time until all have their first token, and what they hold then. The prefix is known
-/// after the first request; beside it stand requests that share nothing, and those that come all at once.
+/// Many requests that begin alike: the time until all have their first token, and what they hold then. The prefix is
+/// known after the first request; beside it stand requests that share nothing, and those that come all at once.
 inline void prefix(Report& report, const Settings& settings, Subject& subject, const std::string& plan_name) {
   const std::string name = "prefix/" + plan_name;
   const PlanPtr plan = subject.plan(plan_name);
@@ -248,8 +248,8 @@ inline void prefix(Report& report, const Settings& settings, Subject& subject, c
   options.patience = 1e9;
   options.max_running = count;
   const auto with_budget = [&] {
-    // As much as six texts take that keep every row and share nothing, whatever the plan; the short ones of a smoke test
-    // take more where their latest rows stay exact beside the others.
+    // As much as six texts take that keep every row and share nothing, whatever the plan; the short ones of a smoke
+    // test take more where their latest rows stay exact beside the others.
     const serve::Plan full = subject.plan_named("full");
     serve::SchedulerOptions own = options;
     own.memory = std::size_t{1} << 40;

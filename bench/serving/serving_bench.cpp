@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the server is worth: how many sequences a memory budget carries under each plan, how many tokens a second, and how
-// long clients wait. No HTTP; the scheduler is driven directly.
+// What the server is worth: how many sequences a memory budget carries under each plan, how many tokens a second, and
+// how long clients wait. No HTTP; the scheduler is driven directly.
 //
 //   serving_bench --quick
 //   serving_bench --model models/smollm2 --json serving.json

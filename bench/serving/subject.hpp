@@ -68,8 +68,8 @@ class Subject {
   }
 };
 
-/// Llama-3-8B's attention, or fewer layers of it. Plans that need a model's gates or scores get made-up ones: every other head
-/// retrieves, and scores as uneven as those of the shipped model.
+/// Llama-3-8B's attention, or fewer layers of it. Plans that need a model's gates or scores get made-up ones: every
+/// other head retrieves, and scores as uneven as those of the shipped model.
 class ShapeSubject final : public Subject {
  public:
   explicit ShapeSubject(const ModelShape& shape) : rows_{shape} {}

@@ -28,8 +28,8 @@ struct PromptArguments {
   std::string json;
 };
 
-/// Bytes that a rank sends on average for a prompt of bfloat16 rows, for one head of either kind and for Llama-3-8B whose
-/// heads are all full, or half of them in each layer.
+/// Bytes that a rank sends on average for a prompt of bfloat16 rows, for one head of either kind and for Llama-3-8B
+/// whose heads are all full, or half of them in each layer.
 [[nodiscard]] inline nlohmann::ordered_json count_prompt(const PromptArguments& a) {
   using Plan = HeadPlan<bfloat16>;
   const ModelShape shape{32, 32, 8, 128};

@@ -154,8 +154,8 @@ std::vector<SpeculationTurn> turns_of(Kind kind, std::span<const int> tokens) {
 
 /// Products over several tokens differ from those over one in float's last bits, and of keys and values that differ so,
 /// a few are rounded to neighbouring numbers of bfloat16, as which they are cached. Five tokens together then change a
-/// logit of SmolLM2 by up to 0.014, 17 by up to 0.07 (with rows in float 0.00002 and 0.00005), so two that are this close
-/// may change places.
+/// logit of SmolLM2 by up to 0.014, 17 by up to 0.07 (with rows in float 0.00002 and 0.00005), so two that are this
+/// close may change places.
 constexpr float near_tie = 0.1F;
 
 /// Where two texts first differ: by how much the logits of their tokens do. The texts begin with the same prompt.

@@ -2,7 +2,8 @@
 //
 // Texts with facts hidden in them, and questions that ask for the facts. Facts about keys have the
 // format of the shipped model's training (reference_model/training/README.md defines it); the text
-// around them is not of that training. Facts whose answers are words suit pretrained models. A seed, a length and a number give the same text on every machine.
+// around them is not of that training. Facts whose answers are words suit pretrained models. A seed, a length and a
+// number give the same text on every machine.
 #pragma once
 
 #include <cstddef>

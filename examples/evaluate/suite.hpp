@@ -88,7 +88,8 @@ struct Task {
 };
 
 /// Draws the tasks of one length and seed. They are the same on every machine, for any plans and
-/// threads; models with different tokenizers get texts of their own, of as many tokens. `agreement` has texts with questions first, then continued texts.
+/// threads; models with different tokenizers get texts of their own, of as many tokens. `agreement` has texts with
+/// questions first, then continued texts.
 /// @throws ConfigError for an impossible length or depths, and for a suite without a chat form;
 /// FormatError for a model without a chat template
 [[nodiscard]] std::vector<Task> draw_tasks(const TextModel& model, Suite suite, const SuiteConfig& config,

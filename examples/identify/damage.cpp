@@ -43,9 +43,9 @@ using Damages = io::DamageTable<bfloat16>;
 constexpr const char* damage_footer = R"(
 Every head is given every setting of a menu (all rows, with keys in 8 to 2 bits and values in 8 to 2, below 8 with keys
 per channel and most of them rotated; budgets of 32, 64, ... rows, exact and in 4 bits), once while the other heads keep
-everything and once while they have the same setting. Damage is the increase of the loss of an answer plus that of a token of the text's end, in nats.
-It is the mean of the two cases, because heads that can replace one another seem expendable in the
-first. A text is read once and forked under each setting, so the whole table takes some minutes. Windows are
+everything and once while they have the same setting. Damage is the increase of the loss of an answer plus that of a
+token of the text's end, in nats. It is the mean of the two cases, because heads that can replace one another seem
+expendable in the first. A text is read once and forked under each setting, so the whole table takes some minutes. Windows are
 not in the menu, because they change the reading of the text itself.
 
 Examples:

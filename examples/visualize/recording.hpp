@@ -32,8 +32,8 @@ using RowRuns = std::vector<RowRun>;
 /// The attention of one query to one row, as a mean over the head's query heads.
 struct RowAttention {
   std::size_t row = 0;
-  float share =
-      0;  ///< of the query's attention, which sums to 1 over the rows that it read, or over all where the read had a bound
+  /// Of the query's attention, which sums to 1 over the rows that it read, or over all where the read had a bound.
+  float share = 0;
 };
 
 /// What a query that was read with a bound left unread, as shares of its attention and means over the head's query

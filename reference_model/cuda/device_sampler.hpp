@@ -19,8 +19,8 @@ namespace kvpolicy::reference {
 /// host's for the same seed, whose generator is another one. Not thread-safe.
 class DeviceSampler {
  public:
-  /// @throws ConfigError as Sampler, or for a temperature of 0: CudaLlama::choose_likeliest does that; ShapeError for no
-  /// tokens or 2^31 and more, std::bad_alloc, DeviceError
+  /// @throws ConfigError as Sampler, or for a temperature of 0: CudaLlama::choose_likeliest does that; ShapeError for
+  /// no tokens or 2^31 and more, std::bad_alloc, DeviceError
   DeviceSampler(const SamplerConfig& config, std::size_t vocabulary,
                 cuda::MemoryResource* memory = cuda::default_memory(), cudaStream_t stream = nullptr);
   DeviceSampler(const DeviceSampler&) = delete;
@@ -31,8 +31,8 @@ class DeviceSampler {
   [[nodiscard]] std::size_t vocabulary() const { return vocabulary_; }
   [[nodiscard]] std::size_t bytes() const { return bytes_; }
 
-  /// Puts the choice of a token by logits [vocabulary] on the stream: no_token if a logit is NaN or +infinity, or all are
-  /// -infinity. Can be captured; each launch draws again. @throws DeviceError
+  /// Puts the choice of a token by logits [vocabulary] on the stream: no_token if a logit is NaN or +infinity, or all
+  /// are -infinity. Can be captured; each launch draws again. @throws DeviceError
   void choose(const float* logits, const cuda::llama::Choices& choices, cudaStream_t stream);
 
  private:

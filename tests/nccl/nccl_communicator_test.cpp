@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The communicator over a stand-in for NCCL and the CUDA runtime (fake_nccl.hpp): numbers, ranks that do not come, errors
-// at once, later and of the device, and what is left afterwards.
+// The communicator over a stand-in for NCCL and the CUDA runtime (fake_nccl.hpp): numbers, ranks that do not come,
+// errors at once, later and of the device, and what is left afterwards.
 #include <chrono>
 #include <cstddef>
 #include <exception>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rows whose codes stand for other numbers than equal steps. The test reads scales and codes from the bytes of a page by
-// itself, as docs/formats.md describes them, and asks of each code whether another would have been nearer.
+// Rows whose codes stand for other numbers than equal steps. The test reads scales and codes from the bytes of a page
+// by itself, as docs/formats.md describes them, and asks of each code whether another would have been nearer.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A model for tests of the scheduler: what it says next follows from the whole text, which it reads back from its cache.
+// A model for tests of the scheduler: what it says next follows from the whole text, which it reads back from its
+// cache.
 #pragma once
 
 #include <doctest/doctest.h>

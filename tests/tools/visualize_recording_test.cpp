@@ -142,8 +142,8 @@ std::vector<double> attention_over(const FirstLayer& layer, std::size_t head, st
   return mean;
 }
 
-// How far 8 bits with a scale for `group` rows of a channel, from row `first` on, can move a logit of the last of `tokens`
-// tokens: half a step in each channel.
+// How far 8 bits with a scale for `group` rows of a channel, from row `first` on, can move a logit of the last of
+// `tokens` tokens: half a step in each channel.
 double logit_width(const FirstLayer& layer, std::size_t head, std::size_t tokens, std::size_t first,
                    std::size_t group) {
   const ModelShape shape = model().config().shape();

@@ -174,10 +174,10 @@ class SavedPrefixes {
   }
 };
 
-/// Writes all prefixes into a folder, which is made if it is not there, and returns their number. Each file is replaced as a
-/// whole (see `save` of a cache), so after a crash each has either its old or its new contents. Files of
-/// plans of which no prefix is left stay. `tag`: as in `save` of a cache; name the model and its tokenizer.
-/// Prefixes may be found meanwhile, but none be kept.
+/// Writes all prefixes into a folder, which is made if it is not there, and returns their number. Each file is replaced
+/// as a whole (see `save` of a cache), so after a crash each has either its old or its new contents. Files of plans of
+/// which no prefix is left stay. `tag`: as in `save` of a cache; name the model and its tokenizer. Prefixes may be
+/// found meanwhile, but none be kept.
 /// @throws ConfigError for a policy that cannot be saved or a tag beyond 64 KiB; StorageError if a file cannot
 /// be written, or slow memory not be read
 template <class E, class Engine>

@@ -63,9 +63,9 @@ class GroupedKeys {
   /// To be called when the queries have changed.
   void forget_queries() { table_of_ = {}; }
 
-  /// Writes logits[q * stride + row], up to a whole vector of rows. `keys` are the rows' joined codes, `params` their scales, `numbers` the
-  /// rounded queries [queries, head_dim], in 16 bits as dot_codes wants them; `scale_of(q)` is one unit of query
-  /// q's numbers.
+  /// Writes logits[q * stride + row], up to a whole vector of rows. `keys` are the rows' joined codes, `params` their
+  /// scales, `numbers` the rounded queries [queries, head_dim], in 16 bits as dot_codes wants them; `scale_of(q)` is
+  /// one unit of query q's numbers.
   template <std::size_t Bits, class ScaleOf>
   void multiply(const RowFormat& format, const std::byte* const* keys, std::size_t rows,
                 const RowTileParams& params, const float* queries, const std::byte* numbers, ScaleOf scale_of,

@@ -389,8 +389,8 @@ class IntegerKeys {
     return end;
   }
 
-  // out[q * stride + row] = query q . row; codes count from `middle`. `params` are the scales and zeros of the rows; null: they were
-  // multiplied into the query. Rows are processed in whole vectors.
+  // out[q * stride + row] = query q . row; codes count from `middle`. `params` are the scales and zeros of the rows;
+  // null: they were multiplied into the query. Rows are processed in whole vectors.
   template <std::size_t Bits>
   void multiply(const Set& set, const std::byte* const* rows, std::size_t count, float middle,
                 const RowTileParams* params, float* out, std::size_t stride, PrefetchWalk& ahead) const {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Codes in two parts (3, 5 and 6 bits, and 8 in halves) as whole codes: rows of a row tile are copied with both parts of each code
-// joined, in the layout of the next wider codes that divide a byte. Integer products then read them as those.
+// Codes in two parts (3, 5 and 6 bits, and 8 in halves) as whole codes: rows of a row tile are copied with both parts
+// of each code joined, in the layout of the next wider codes that divide a byte. Integer products then read them as
+// those.
 //
 // Relative to its byte, a lower part lies where the upper part that it belongs to does, but for one shift for each
 // stretch of the upper row that is as long as the lower row (PageLayout). So shifts and masks join whole vectors.

@@ -51,8 +51,8 @@ struct Prefetch {
   }
 };
 
-/// Bytes of a row that are fetched from its codes on. Lower halves lie elsewhere, one after another, and are left to the
-/// processor.
+/// Bytes of a row that are fetched from its codes on. Lower halves lie elsewhere, one after another, and are left to
+/// the processor.
 [[nodiscard]] constexpr std::size_t fetched_bytes(Encoding encoding, std::size_t head_dim) {
   return head_dim * bits_of(encoding) / (is_in_halves(encoding) ? 16 : 8);
 }

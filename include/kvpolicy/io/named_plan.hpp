@@ -4,7 +4,8 @@
 // line or their configuration:
 //
 //     full                 every row, exact
-//     int4                 every row in so many bits, the first 4 and the latest 128 exact; int4:64 for 64; also 2, 3, 5, 6, 8
+//     int4                 every row in so many bits, the first 4 and the latest 128 exact; int4:64 for 64; also 2, 3,
+//                          5, 6 and 8 bits
 //     k8v4                 the same with keys of 8 bits and values of 4 (io/low_bits.hpp)
 //     hf4, hf2             groups of 64 in a row, the latest 128 exact (transformers' QuantizedCache)
 //     fp8, mxfp4, nvfp4    every row in such numbers, for engines whose rows are in them; fp8:scale=0.5

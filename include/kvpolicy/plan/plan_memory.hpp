@@ -240,8 +240,8 @@ class PlanMemory {
     return exact_bytes(kind, std::min(tokens, rule.most_exact_rows(kind.context.page_rows)));
   }
 
-  // What a head holds while the rows of the tail are committed in all layers at once, and not after it: the pages that they
-  // leave for others. Rows that stay exact, and are never dropped unasked, leave none.
+  // What a head holds while the rows of the tail are committed in all layers at once, and not after it: the pages that
+  // they leave for others. Rows that stay exact, and are never dropped unasked, leave none.
   [[nodiscard]] std::size_t of_tail(const Kind& kind, std::size_t tokens) const {
     if (options_.tail_rows() <= 1 || !kind.settings->has_rule()) return 0;
     const HeadRule rule = kind.settings->rule(kind.context.head_dim);

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Divides a long prompt's tokens among ranks (context parallelism), and says which rows of which head each rank needs of
-// which other one. A rank computes queries, keys and values of its own tokens. Attention over a head that reads every row
-// needs the rows of all ranks before; a head with a window needs its sinks and the rows right before each block, however
-// long the prompt is. After the prompt rows have to be where decoding wants them (plan/shards.hpp), and of a window only
-// what its policy keeps.
+// Divides a long prompt's tokens among ranks (context parallelism), and says which rows of which head each rank needs
+// of which other one. A rank computes queries, keys and values of its own tokens. Attention over a head that reads
+// every row needs the rows of all ranks before; a head with a window needs its sinks and the rows right before each
+// block, however long the prompt is. After the prompt rows have to be where decoding wants them (plan/shards.hpp), and
+// of a window only what its policy keeps.
 //
-// A rank has one block near the beginning and one near the end, block r and block 2 * ranks - 1 - r, so that all have the
-// same share of causal attention (Llama 3, arXiv:2407.21783, 3.3.2).
+// A rank has one block near the beginning and one near the end, block r and block 2 * ranks - 1 - r, so that all have
+// the same share of causal attention (Llama 3, arXiv:2407.21783, 3.3.2).
 //
 // The transport is the engine's: this says which rows go where.
 #pragma once
@@ -114,8 +114,8 @@ inline void check_read_over_ranks(const HeadRule& rule, std::size_t layer, std::
           "the prompt in chunks (as ParallelLlama::forward does)");
 }
 
-// What `to` needs of a head: `wanted`, ascending, and of blocks of which that is nothing, those of `held` where the head is
-// cut. A cut head reads every row, so it wants whole blocks.
+// What `to` needs of a head: `wanted`, ascending, and of blocks of which that is nothing, those of `held` where the
+// head is cut. A cut head reads every row, so it wants whole blocks.
 inline void add_moves(const PromptBlocks& blocks, std::size_t to, std::size_t head,
                       const std::vector<RowRange<std::size_t>>& wanted, const RowShare* held,
                       std::vector<PromptMove>& moves) {
@@ -136,11 +136,11 @@ inline void add_moves(const PromptBlocks& blocks, std::size_t to, std::size_t he
 
 }  // namespace detail
 
-/// The rows of a layer that ranks need of each other for a prompt's attention and, with `shards`, to hold afterwards what
-/// these give them; `max_rollback` as in CacheOptions. Moves are in the order of the ranks that receive, then of heads,
-/// then of rows; no row moves between the same two ranks twice.
-/// @throws ConfigError for a head with a budget, or one that is cut and does not keep every row and read it; if there is no
-/// such layer, or the shards are of another shape or number of ranks
+/// The rows of a layer that ranks need of each other for a prompt's attention and, with `shards`, to hold afterwards
+/// what these give them; `max_rollback` as in CacheOptions. Moves are in the order of the ranks that receive, then of
+/// heads, then of rows; no row moves between the same two ranks twice.
+/// @throws ConfigError for a head with a budget, or one that is cut and does not keep every row and read it; if there
+/// is no such layer, or the shards are of another shape or number of ranks
 template <class... T>
 [[nodiscard]] std::vector<PromptMove> prompt_moves(const HeadPlan<T...>& plan, const PromptBlocks& blocks,
                                                    std::size_t layer, const Shards* shards = nullptr,

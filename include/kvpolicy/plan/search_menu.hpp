@@ -137,11 +137,10 @@ class Menu {
 }  // namespace detail
 
 /// Choices for `search_plan` at `context` tokens. Heads that keep every row: exact; keys of 8 bits with values of 8 and
-/// 4; and keys per channel, which needs pages of at least 64 rows: of 4, 3 and 2 bits, and rotated with rotated values of
-/// 6 to 2 bits, values in 4 to 2. How each is stored, plan/low_bits.hpp says.
-/// Windows and budgets: of `min_rows`, twice as many, and so on below `context`, budgets also in 4 bits.
-/// `importance` [layers, kv_heads] are DuoAttention's gates or the result of `importance_of`; it is clipped
-/// to 0 to 1.
+/// 4; and keys per channel, which needs pages of at least 64 rows: of 4, 3 and 2 bits, and rotated with rotated values
+/// of 6 to 2 bits, values in 4 to 2. How each is stored, plan/low_bits.hpp says. Windows and budgets: of `min_rows`,
+/// twice as many, and so on below `context`, budgets also in 4 bits. `importance` [layers, kv_heads] are DuoAttention's
+/// gates or the result of `importance_of`; it is clipped to 0 to 1.
 /// @throws ConfigError for an importance that is not a number or does not fit, or a setting that does
 /// not work; CapacityError for a context beyond `max_text_tokens`
 template <Element E>

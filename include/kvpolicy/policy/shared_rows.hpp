@@ -44,8 +44,8 @@ struct SharingHead {
 };
 
 /// Which candidates of each head survive, ascending: as many in all as the heads would keep alone.
-/// Among equal ranks the lower head wins, then the lower row. Heads with weighed ranks choose their rows by these once it
-/// is known how many they keep. Takes 8 bytes for each candidate besides their ranks.
+/// Among equal ranks the lower head wins, then the lower row. Heads with weighed ranks choose their rows by these once
+/// it is known how many they keep. Takes 8 bytes for each candidate besides their ranks.
 [[nodiscard]] inline std::vector<std::vector<std::size_t>> share_rows(std::span<const SharingHead> heads) {
   std::vector<std::vector<std::size_t>> safe;
   std::vector<std::uint64_t> ranks;  // of the rows that are not safe, head after head

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The target over part of its cache, as a draft for itself. Over the rows that the cache selects it is the middle level of
-// TriForce (arXiv:2404.11912), which verifies what a smaller draft proposes; without a smaller
-// draft it is the paper's self-speculation. Over every row, but the upper half of each code, it is QuantSpec's
-// (arXiv:2502.10424).
+// The target over part of its cache, as a draft for itself. Over the rows that the cache selects it is the middle level
+// of TriForce (arXiv:2404.11912), which verifies what a smaller draft proposes; without a smaller draft it is the
+// paper's self-speculation. Over every row, but the upper half of each code, it is QuantSpec's (arXiv:2502.10424).
 //
 // We differ in one point. After a refusal the published code draws from p and reports p. The token at that
 // position, accepted or drawn, is then not distributed as p, and the level above, which divides by the
@@ -38,9 +37,9 @@ struct SelectedDraftOptions {
   Read read = Read::selected;  ///< Or `upper_half`, of a cache whose codes are in halves.
 };
 
-/// A Draft: the target over the rows that its cache selects, or over halves of codes, with an inner draft. Its rows come from
-/// partial attention and are tentative: the verifier takes them back and reads the tokens over all rows.
-/// Not synchronised.
+/// A Draft: the target over the rows that its cache selects, or over halves of codes, with an inner draft. Its rows
+/// come from partial attention and are tentative: the verifier takes them back and reads the tokens over all rows. Not
+/// synchronised.
 template <class Model, TentativeCache Cache, Draft Inner = NoDraft, class Rule = SpeculativeSampling>
   requires LanguageModel<Model, Cache>
 class SelectedDraft {

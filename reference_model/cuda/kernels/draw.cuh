@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Draws a token on the device from logits that are sorted, as reference::Sampler does on the host: by temperature, of the
-// top_k likeliest, of the shortest run of the likeliest that reaches the share top_p (Holtzman et al., arXiv:1904.09751).
-// One block, so that sums have one order and a seed gives the same tokens in every run.
+// Draws a token on the device from logits that are sorted, as reference::Sampler does on the host: by temperature, of
+// the top_k likeliest, of the shortest run of the likeliest that reaches the share top_p (Holtzman et al.,
+// arXiv:1904.09751). One block, so that sums have one order and a seed gives the same tokens in every run.
 #pragma once
 
 #include <climits>
@@ -50,7 +50,8 @@ struct SortedWeights {
     int place;   ///< how many tokens have a weight above 0, if the sum is never enough
     double sum;  ///< of all weights up to this place
   };
-  /// The first place where the sum of all weights up to it is at least `least` and above `above`. Called by all threads.
+  /// The first place where the sum of all weights up to it is at least `least` and above `above`. Called by all
+  /// threads.
   KVPOLICY_DEVICE Found find(double least, double above) const {
     double before = 0.0;
     int weighed = 0;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A plan from a file and the CPU engine, both of which are compiled in the library kvpolicy::compiled. Compiled by `./scripts/compile-cost --consumers`.
+// A plan from a file and the CPU engine, both of which are compiled in the library kvpolicy::compiled. Compiled by
+// `./scripts/compile-cost --consumers`.
 #include <cstdio>
 #include <vector>
 

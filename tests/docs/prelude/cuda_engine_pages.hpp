@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Names that fragments about an engine's tensor on a device may use. Compiled with the host emulation of the tests, as the prelude `cuda`.
-// needs: simt
+// Names that fragments about an engine's tensor on a device may use. Compiled with the host emulation of the tests, as
+// the prelude `cuda`. needs: simt
 #define KVPOLICY_CUDA_HEAD_DIMS 64
 #include <cstddef>
 #include <span>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Stands in for NCCL and the CUDA runtime, of which it has what NcclCommunicator calls, under their own headers. Ranks
-// are threads of one process. It is as strict as the real ones: memory of the device, memory that copies do not wait for
-// and other memory are told apart; work on a stream is done later, in order, and a call of NCCL is part of it only once
-// the communicator has said so; a call whose communicator is not ready is an error.
+// are threads of one process. It is as strict as the real ones: memory of the device, memory that copies do not wait
+// for and other memory are told apart; work on a stream is done later, in order, and a call of NCCL is part of it only
+// once the communicator has said so; a call whose communicator is not ready is an error.
 #pragma once
 
 #include <cstddef>

@@ -3,9 +3,9 @@
 // A prompt of 64 Ki tokens over ranks that are threads, against one rank: a small random model of which half of the
 // heads keep every row and half have a window. All logits are compared, and those of some tokens after the prompt.
 //
-// One rank adds up the weights of n rows in float one after the other, which may be off by n / 2^24 of the sum; ranks add
-// up shorter stretches. So logits, which are a few units large, may differ by as much. (At 16 Ki tokens plain loops in
-// double say the same as three ranks to 2.5e-5, and as one rank to 6.5e-5.)
+// One rank adds up the weights of n rows in float one after the other, which may be off by n / 2^24 of the sum; ranks
+// add up shorter stretches. So logits, which are a few units large, may differ by as much. (At 16 Ki tokens plain loops
+// in double say the same as three ranks to 2.5e-5, and as one rank to 6.5e-5.)
 //
 //   long_prompt [TOKENS [RANKS]]
 #include <algorithm>

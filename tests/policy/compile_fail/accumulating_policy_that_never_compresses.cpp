@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Attention is added up for a compression.
-// expect in the first error: a policy that compresses, adds up attention or shares a budget needs static std::size_t observed_queries(const Config&)
+// expect in the first error: a policy that compresses, adds up attention or shares a budget needs static std::size_t
+// observed_queries(const Config&)
 #include <span>
 
 #include <kvpolicy/kvpolicy.hpp>

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A policy that hands on sums of attention, but cannot be given any.
-// expect in the first error: a policy that adds up attention needs void accumulate(std::span<const float> sums, std::size_t group) noexcept
+// expect in the first error: a policy that adds up attention needs void accumulate(std::span<const float> sums,
+// std::size_t group) noexcept
 #include <span>
 
 #include <kvpolicy/kvpolicy.hpp>

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What a head brings to the competition is a SharingHead, and nothing else.
-// expect in the first error: a policy that shares a layer's budget needs SharingHead compete(std::span<const float> sums, std::size_t group, std::size_t queries) const
+// expect in the first error: a policy that shares a layer's budget needs SharingHead compete(std::span<const float>
+// sums, std::size_t group, std::size_t queries) const
 #include <span>
 #include <vector>
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A policy whose heads share budgets, but which does not say with which heads.
-// expect in the first error: a policy that shares a layer's budget needs static bool may_share(const Config&, const Config&)
+// expect in the first error: a policy that shares a layer's budget needs static bool may_share(const Config&, const
+// Config&)
 #include <span>
 #include <vector>
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A compression must not fail once its survivors are copied.
-// expect in the first error: a policy that compresses, adds up attention or shares a budget needs void finish_compress() noexcept
+// expect in the first error: a policy that compresses, adds up attention or shares a budget needs void
+// finish_compress() noexcept
 #include <span>
 
 #include <kvpolicy/kvpolicy.hpp>

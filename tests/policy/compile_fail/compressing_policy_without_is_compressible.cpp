@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A policy that compresses, but does not say whether rows would be dropped.
-// expect in the first error: a policy that compresses, adds up attention or shares a budget needs bool is_compressible(std::size_t more) const
+// expect in the first error: a policy that compresses, adds up attention or shares a budget needs bool
+// is_compressible(std::size_t more) const
 #include <span>
 
 #include <kvpolicy/kvpolicy.hpp>

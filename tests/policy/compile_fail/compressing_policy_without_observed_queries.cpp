@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A policy that compresses, but does not say how many queries a head of it observes.
-// expect in the first error: a policy that compresses, adds up attention or shares a budget needs std::size_t observed_queries() const
+// expect in the first error: a policy that compresses, adds up attention or shares a budget needs std::size_t
+// observed_queries() const
 #include <span>
 
 #include <kvpolicy/kvpolicy.hpp>
