@@ -14,7 +14,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <limits>
 #include <optional>
 #include <span>
 #include <string_view>
@@ -28,11 +27,11 @@
 #include <kvpolicy/core/rule_ranges.hpp>
 #include <kvpolicy/core/value_outputs.hpp>
 #include <kvpolicy/policy/policy.hpp>
+#include <kvpolicy/policy/row_ranking.hpp>
 #include <kvpolicy/policy/row_scorer.hpp>
 #include <kvpolicy/policy/shared_config.hpp>
 #include <kvpolicy/policy/shared_rows.hpp>
 #include <kvpolicy/policy/snapkv_scorer.hpp>
-#include <kvpolicy/policy/top_rows.hpp>
 #include <kvpolicy/policy/weighed_scores.hpp>
 
 namespace kvpolicy {
@@ -441,81 +440,16 @@ class HeadBudgetCache {
   // Rows that are ranked: all but the latest that the scorer always keeps.
   [[nodiscard]] std::size_t candidates() const { return budget_rule(*config_).candidates(storage_.end()); }
 
-  // The ranks of the candidates, by scores, and by scores and values where a share of the budget goes by scores alone.
   [[nodiscard]] SharingHead ranked(std::span<const float> sums, std::size_t group,
                                    std::size_t queries) const {
-    const std::vector<float> scored = scores(sums, group, queries);
-    if (!config_->weigh_values) return {.ranks = ranks_of(scored, sums, group)};
-    std::vector<std::uint64_t> by_values = ranks_of(weighed(scored, sums, group, queries), sums, group);
-    if (config_->unweighed_share == 0.0) return {.ranks = std::move(by_values)};
-    return {.ranks = ranks_of(scored, sums, group),
-            .weighed = std::move(by_values),
-            .unweighed_share = config_->unweighed_share};
-  }
-  // The ranks of the candidates; higher ranks survive. Max pooling gives equal scores to the neighbours of a row with
-  // much attention, so rows of equal score are ranked by the attention that they got themselves.
-  [[nodiscard]] std::vector<std::uint64_t> ranks_of(std::span<const float> scored,
-                                                    [[maybe_unused]] std::span<const float> sums,
-                                                    [[maybe_unused]] std::size_t group) const {
-    std::vector<std::uint64_t> ranks(scored.size());
-    for (std::size_t row = 0; row < ranks.size(); ++row) {
-      float own = 0.0F;
-      if constexpr (ObservingScorer<Scorer>) {
-        for (std::size_t head = 0; head < group; ++head) {
-          own = with_vote(votes(), own, sums[head * storage_.end() + row]);
-        }
-      }
-      ranks[row] = rank_of(scored[row], own);
-    }
-    return ranks;
-  }
-
-  [[nodiscard]] std::vector<float> scores([[maybe_unused]] std::span<const float> sums,
-                                          [[maybe_unused]] std::size_t group,
-                                          [[maybe_unused]] std::size_t queries) const {
-    std::vector<float> scores(candidates());
-    if constexpr (ObservingScorer<Scorer>) {
-      Scorer::score(config_->scorer, sums, group, queries, scores);
-    } else if constexpr (AccumulatingScorer<Scorer>) {
-      Scorer::score_sums(config_->scorer, std::span{sums_}.first(scores.size()), scores);
-    } else if constexpr (AnchoredKeyScorer<Scorer>) {
-      typename Scorer::Anchor anchor(head_dim_);
-      for_each_key(storage_.end(), [&](std::size_t, std::span<const float> key) { anchor.add(key); });
-      for_each_key(scores.size(), [&](std::size_t row, std::span<const float> key) {
-        scores[row] = Scorer::score_key(config_->scorer, std::as_const(anchor), key);
-      });
-    } else {
-      for_each_key(scores.size(), [&](std::size_t row, std::span<const float> key) {
-        scores[row] = Scorer::score_key(config_->scorer, key);
-      });
-    }
-    return scores;
-  }
-
-  // The scores times the norms of the rows' values.
-  [[nodiscard]] std::vector<float> weighed(std::vector<float> scored,
-                                           [[maybe_unused]] std::span<const float> sums,
-                                           [[maybe_unused]] std::size_t group,
-                                           [[maybe_unused]] std::size_t queries) const {
-    if (value_output_ == nullptr) {
-      for_each_row<&Segment::values>(storage_, scored.size(), value_dim_,
-                                     [&](std::size_t row, std::span<const float> value) {
-                                       scored[row] = times_norm(scored[row], length_of(value));
-                                     });
-      return scored;
-    }
-    const std::vector<double> norms = output_norms(*value_output_, storage_, scored.size());
-    if constexpr (ObservingScorer<Scorer>) {
-      return times_norms<Scorer>(config_->scorer, sums, group, queries, norms, std::move(scored));
-    } else {
-      // Sums are of all query heads together, and so are the norms.
-      return times_norms(votes(), norms, std::move(scored));
-    }
-  }
-  // visit(row, key) for the first `count` rows.
-  template <class Visit>
-  void for_each_key(std::size_t count, Visit visit) const {
-    for_each_row<&Segment::keys>(storage_, count, head_dim_, visit);
+    return detail::RowRanking<Scorer, Storage, Config>{.config = *config_,
+                                                       .storage = storage_,
+                                                       .accumulated = sums_,
+                                                       .candidates = candidates(),
+                                                       .head_dim = head_dim_,
+                                                       .value_dim = value_dim_,
+                                                       .value_output = value_output_}
+        .ranked(sums, group, queries);
   }
 
   SharedConfig<Config> config_;
