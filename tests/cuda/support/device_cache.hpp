@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <new>
 #include <string>
 #include <utility>
 #include <vector>
@@ -300,6 +301,27 @@ Dump dump_device(const Cache& cache, bool with_bytes = true, cudaStream_t stream
     }
   }
   return dump;
+}
+
+/// Compresses a cache of this memory, which fails at its first request, then at its second and so on, until none fails;
+/// whatever fails leaves all as it was. Returns how many requests there are.
+template <class Cache>
+std::size_t compress_without_memory(Cache& cache, CountingDeviceMemory& memory) {
+  const Dump before = dump_device(cache);
+  const std::size_t live = memory.live_bytes();
+  for (std::size_t fits = 0;; ++fits) {
+    memory.fail_after(fits);
+    bool failed = false;
+    try {
+      cache.compress();
+    } catch (const std::bad_alloc&) {
+      failed = true;
+    }
+    memory.fail_after(never);
+    if (!failed) return fits;
+    REQUIRE(dump_device(cache) == before);
+    REQUIRE(memory.live_bytes() == live);
+  }
 }
 
 /// Rings that go round, blocks that are quantised, chunks that are chosen, rows that are dropped.
