@@ -49,8 +49,9 @@ class BoundTrial {
         static_cast<std::size_t>(tokens_) + 64 * below(random, 3), static_cast<int>(heads_.size()),
         static_cast<int>(columns), 1 + static_cast<int>(below(random, 4)));
     if (extent.units == 0) return 0;
-    const auto memory = std::make_unique<std::byte[]>(extent.bytes());
-    kvpolicy::cuda::ArrayCarver carver{memory.get()};
+    // Not a number until it is written.
+    std::vector<std::byte> memory(extent.bytes(), std::byte{0xff});
+    kvpolicy::cuda::ArrayCarver carver{memory.data()};
     std::vector<kvpolicy::cuda::HeadView> views;
     for (const auto& head : heads_) views.push_back(head->view());
     const std::vector<kvpolicy::cuda::LayerState> states{{tokens_, tokens_}};
