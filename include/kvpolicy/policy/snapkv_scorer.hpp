@@ -7,7 +7,7 @@
 // expands the cache to query heads and ranks the rows of each apart. This keeps the cache as small
 // as the model made it, and it is the difference that counts most: on the shipped model 23 of 25
 // questions are answered this way, and 3 of 25 by the published rule. Rows of equal scores (max
-// pooling makes plateaus) go by their own votes (head_budget_cache.hpp), which the published code
+// pooling makes plateaus) go by their own votes (row_ranking.hpp), which the published code
 // leaves to topk.
 #pragma once
 
