@@ -1,9 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Batches: several test files compiled as one, which reads each header and instantiates each template once.
-# All tests are compiled in a third of the time so, but an edit compiles a whole batch: ./scripts/test does
-# it, the presets for editing do not.
+# All tests are compiled in a third of the time so, but an edit compiles a whole batch. The presets have it, so that what
+# a day compiles is what CI compiles, and the compiler cache gives the one to the other.
 option(KVPOLICY_BATCHES "Compile tests and tools in batches of files: less in all, more after an edit" OFF)
+
+# For scripts/test --changed: of a folder that has some of these test files, its program has them alone. Programs of other
+# folders are as ever, and not built.
+set(KVPOLICY_TEST_FILES "" CACHE STRING "Test files to compile alone, by their paths in the project; empty: all")
+
+# kvpolicy_chosen_tests(<variable>): leaves those of a list of test files that this build is for.
+function(kvpolicy_chosen_tests variable)
+  set(chosen)
+  foreach(file IN LISTS KVPOLICY_TEST_FILES)
+    if("${PROJECT_SOURCE_DIR}/${file}" IN_LIST ${variable})
+      list(APPEND chosen "${PROJECT_SOURCE_DIR}/${file}")
+    endif()
+  endforeach()
+  if(chosen)
+    set(${variable} ${chosen} PARENT_SCOPE)
+  endif()
+endfunction()
 
 # kvpolicy_batches(<out> <name> <sources>...): files to compile in place of the sources. One is their batch: it
 # includes what they include, and then each of them inside a namespace of its own, so that names of two files never

@@ -131,13 +131,18 @@ $(tail -n 5 "$LOGS/packages.log")"
 }
 
 # ---- stages ----------------------------------------------------------------------------------
-# stage NAME COMMAND...: runs the command, records its time, and returns its status.
+# stage NAME COMMAND...: runs the command, records its time, and returns its status. Where the run has a limit, says how
+# much of it is left.
 stage() {
   local name=$1 start=$SECONDS status=0
   shift
+  STAGE=$name # shellcheck disable=SC2034 # for who sources this
   heading "$name"
   "$@" || status=$?
   STAGES+=("$((SECONDS - start)) $name$([ $status = 0 ] || echo ' (failed)')")
+  if [ -n "${KVPOLICY_DEADLINE:-}" ]; then
+    say "  after $(((SECONDS - start + 30) / 60)) minutes, $(((KVPOLICY_DEADLINE - $(date +%s)) / 60)) are left"
+  fi
   return $status
 }
 

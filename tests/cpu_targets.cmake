@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # The CPU engine is compiled for what the compiler's flags name. Beside the build's own target its
-# tests run for older x86 as well: plain x86-64, where Highway 1.0 has no vectors, x86-64-v2 (SSE4) and
-# x86-64-v3 (AVX2); each prints the name of Highway's target that it ran. Whole caches (cache_test, shapes_test,
-# engine_memory_test), threads and where memory comes from are the same on all of them.
+# tests run for older x86 as well: x86-64-v3 (AVX2), and on the rota of scripts/test plain x86-64, where Highway 1.0 has
+# no vectors, and x86-64-v2 (SSE4); each prints the name of Highway's target that it ran. Whole caches (cache_test,
+# shapes_test, engine_memory_test), threads and where memory comes from are the same on all of them.
+set(KVPOLICY_TEST_CPU_TARGETS "x86-64-v3" CACHE STRING
+    "Older x86 that the CPU engine is tested for: x86-64, x86-64-v2, x86-64-v3")
 if(NOT TARGET test_cpu OR KVPOLICY_ENABLE_SANITIZERS OR MSVC
    OR NOT CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   return()
@@ -33,9 +35,15 @@ function(kvpolicy_add_cpu_target name feature)
     LABELS cpu TIMEOUT 1200 FAIL_REGULAR_EXPRESSION "test cases: +0 ")
 endfunction()
 
-kvpolicy_add_cpu_target(x86-64 sse2 -march=x86-64)
-kvpolicy_add_cpu_target(x86-64-v2 sse4.2 -march=x86-64-v2)
-kvpolicy_add_cpu_target(x86-64-v3 avx2 -march=x86-64-v3)
+set(feature_of_x86-64 sse2)
+set(feature_of_x86-64-v2 sse4.2)
+set(feature_of_x86-64-v3 avx2)
+foreach(name IN LISTS KVPOLICY_TEST_CPU_TARGETS)
+  if(NOT feature_of_${name})
+    message(FATAL_ERROR "kvpolicy: KVPOLICY_TEST_CPU_TARGETS has '${name}'; there are x86-64, x86-64-v2 and x86-64-v3")
+  endif()
+  kvpolicy_add_cpu_target(${name} ${feature_of_${name}} -march=${name})
+endforeach()
 
 # Compiled, and nowhere run: for processors with AMX, with which Highway 1.0 takes its AVX3_DL. Most
 # machines that tests run on have neither.

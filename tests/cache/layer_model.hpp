@@ -89,14 +89,18 @@ struct LayerModel {
                               : codebook == oracle::Codebook::mxfp4 ? 32
                               : codebook == oracle::Codebook::nvfp4 ? 16
                                                                     : whole;
+    std::vector<std::vector<double>> keys;  // those that share scales with this one
+    if (is_key && spec.per_channel) {
+      const auto [first, last] = head.model.key_block(position);
+      for (auto p = first; p < last; ++p) {
+        const auto& key = head.text[static_cast<std::size_t>(p)].key;
+        keys.push_back(rotated ? oracle::hadamard(key) : key);
+      }
+    }
     for (std::size_t i = 0; i < now.size(); ++i) {
       std::vector<double> block;
-      if (is_key && spec.per_channel) {
-        const auto [first, last] = head.model.key_block(position);
-        for (auto p = first; p < last; ++p) {
-          const auto& key = head.text[static_cast<std::size_t>(p)].key;
-          block.push_back(rotated ? oracle::hadamard(key)[i] : key[i]);
-        }
+      if (!keys.empty()) {
+        for (const std::vector<double>& key : keys) block.push_back(key[i]);
       } else {
         const auto first = then.begin() + static_cast<std::ptrdiff_t>(i - i % group);
         block.assign(first, first + static_cast<std::ptrdiff_t>(group));

@@ -27,7 +27,8 @@ void for_each_head_dim(Body body) {
   body(std::integral_constant<int, 128>{});
 }
 
-TEST_CASE_TEMPLATE("decode: every grouping of quantised rows, at the ends of tiles", E, bfloat16, half) {
+TEST_CASE_TEMPLATE("decode: every grouping of quantised rows, at the ends of tiles", E,
+                   KVPOLICY_KERNEL_ELEMENTS) {
   unsigned seed = 1000;
   int turn = 0;
   constexpr int lengths[] = {64, 80, 81, 127, 128, 129, 144, 191, 193, 256};
@@ -56,8 +57,8 @@ TEST_CASE_TEMPLATE("decode: every grouping of quantised rows, at the ends of til
   });
 }
 
-TEST_CASE_TEMPLATE("decode: rotated rows between exact ones, beside heads that are not rotated", E, bfloat16,
-                   half) {
+TEST_CASE_TEMPLATE("decode: rotated rows between exact ones, beside heads that are not rotated", E,
+                   KVPOLICY_KERNEL_ELEMENTS) {
   unsigned seed = 1100;
   int turn = 0;  // widths that differ take two of five cases
   for_each_head_dim([&]<int D>(std::integral_constant<int, D>) {
@@ -83,7 +84,7 @@ TEST_CASE_TEMPLATE("decode: rotated rows between exact ones, beside heads that a
   });
 }
 
-TEST_CASE_TEMPLATE("decode: upper halves of codes, beside heads without them", E, bfloat16, half) {
+TEST_CASE_TEMPLATE("decode: upper halves of codes, beside heads without them", E, KVPOLICY_KERNEL_ELEMENTS) {
   unsigned seed = 1400;
   for_each_head_dim([&]<int D>(std::integral_constant<int, D>) {
     for (const Codes& codes : test::codes_in_halves) {
@@ -119,8 +120,8 @@ TEST_CASE("decode: chosen chunks that begin anywhere in a group of keys") {
         const HeadCase head = quantised(340, codes, {group, 32, true}, 10);
         const HeadCase odd = choosing(head, rows, {1, 2, 5, 6, 7, 9}, 320);
         const HeadCase even = choosing(head, rows, {0, 1, 3, 4, 8}, 320);
-        const test::DecodeLayer<bfloat16> layer(128, 4, 2, 64, {odd, even}, {.queries = 2, .selected = true},
-                                                seed);
+        const test::DecodeLayer<OtherElement> layer(128, 4, 2, 64, {odd, even},
+                                                    {.queries = 2, .selected = true}, seed);
         check<128>(layer, static_cast<int>(seed++ % 4) + 1, grouped_lse);
       }
     }
@@ -142,7 +143,7 @@ double relative_error(const Output& got, const Result& expected) {
   return worst;
 }
 
-TEST_CASE_TEMPLATE("decode: large and small quantised numbers", E, bfloat16, half) {
+TEST_CASE_TEMPLATE("decode: large and small quantised numbers", E, KVPOLICY_KERNEL_ELEMENTS) {
   unsigned seed = 1300;
   double largest = 0;
   int turn = 0;  // widths that differ take two of five cases

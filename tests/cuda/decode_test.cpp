@@ -17,7 +17,7 @@ using test::HeadCase;
 constexpr int histories[] = {0, 1, 15, 16, 17, 63, 64, 65, 200, 1000};
 constexpr int grids[] = {1, 2, 7, 64};
 
-TEST_CASE_TEMPLATE("decode: all rows and windows, at every length", E, bfloat16, half) {
+TEST_CASE_TEMPLATE("decode: all rows and windows, at every length", E, KVPOLICY_KERNEL_ELEMENTS) {
   unsigned seed = 1;
   for (const int tokens : histories) {
     CAPTURE(tokens);
@@ -34,7 +34,7 @@ TEST_CASE_TEMPLATE("decode: all rows and windows, at every length", E, bfloat16,
   }
 }
 
-TEST_CASE_TEMPLATE("decode: every head_dim, group and number of queries", E, bfloat16, half) {
+TEST_CASE_TEMPLATE("decode: every head_dim, group and number of queries", E, KVPOLICY_KERNEL_ELEMENTS) {
   unsigned seed = 100;
   const auto go = [&]<int D>(std::integral_constant<int, D>) {
     for (int group = 1; group <= 16; group = group < 8 ? group + 1 : group + 4) {
@@ -53,10 +53,10 @@ TEST_CASE_TEMPLATE("decode: every head_dim, group and number of queries", E, bfl
   go(std::integral_constant<int, 256>{});
 }
 
-TEST_CASE("decode: quantised rows") {
+TEST_CASE_TEMPLATE("decode: quantised rows", E, KVPOLICY_KERNEL_ELEMENTS) {
   unsigned seed = 200;
   int turn = 0;  // widths that differ take some of the cases
-  const auto go = [&]<class E, int D>(E, std::integral_constant<int, D>) {
+  const auto go = [&]<int D>(std::integral_constant<int, D>) {
     const Grids all[] = {{D, D}, {32, 32}, {D, 8}, {8, D}, {32, 32, true}, {64, D, true}, {16, 64, true}};
     for (const Codes& codes : all_codes) {
       for (const Grids& grid : all) {
@@ -77,13 +77,11 @@ TEST_CASE("decode: quantised rows") {
       }
     }
   };
-  go(bfloat16{}, std::integral_constant<int, 64>{});
-  go(bfloat16{}, std::integral_constant<int, 128>{});
-  go(half{}, std::integral_constant<int, 64>{});
-  go(half{}, std::integral_constant<int, 128>{});
+  go(std::integral_constant<int, 64>{});
+  go(std::integral_constant<int, 128>{});
 }
 
-TEST_CASE_TEMPLATE("decode: quantised windows, rings gone round twice", E, bfloat16, half) {
+TEST_CASE_TEMPLATE("decode: quantised windows, rings gone round twice", E, KVPOLICY_KERNEL_ELEMENTS) {
   unsigned seed = 300;
   for (const int tokens : {100, 400, 1000}) {
     for (const Codes& codes : all_codes) {
@@ -100,7 +98,7 @@ TEST_CASE_TEMPLATE("decode: quantised windows, rings gone round twice", E, bfloa
   }
 }
 
-TEST_CASE_TEMPLATE("decode: chosen chunks", E, bfloat16, half) {
+TEST_CASE_TEMPLATE("decode: chosen chunks", E, KVPOLICY_KERNEL_ELEMENTS) {
   unsigned seed = 400;
   for (const int rows : {8, 16, 24}) {
     CAPTURE(rows);
@@ -140,7 +138,7 @@ TEST_CASE("decode: the caller may append before it attends, also where chunks ar
   check<64>(layer, 2);
 }
 
-TEST_CASE_TEMPLATE("decode: sinks that seem to stand right before the window", E, bfloat16, half) {
+TEST_CASE_TEMPLATE("decode: sinks that seem to stand right before the window", E, KVPOLICY_KERNEL_ELEMENTS) {
   unsigned seed = 500;
   for (const int tokens : {0, 2, 5, 60, 1000, 3'000}) {
     HeadCase head = window(tokens, 4, 60, 128);
@@ -162,7 +160,7 @@ TEST_CASE_TEMPLATE("decode: sinks that seem to stand right before the window", E
   }
 }
 
-TEST_CASE_TEMPLATE("decode: soft cap, sink logits", E, bfloat16, half) {
+TEST_CASE_TEMPLATE("decode: soft cap, sink logits", E, KVPOLICY_KERNEL_ELEMENTS) {
   unsigned seed = 600;
   for (const float softcap : {0.0F, 2.0F, 50.0F}) {
     for (const bool sinks : {false, true}) {
@@ -174,7 +172,7 @@ TEST_CASE_TEMPLATE("decode: soft cap, sink logits", E, bfloat16, half) {
   }
 }
 
-TEST_CASE_TEMPLATE("decode: loud queries move the softmax's reference often", E, bfloat16, half) {
+TEST_CASE_TEMPLATE("decode: loud queries move the softmax's reference often", E, KVPOLICY_KERNEL_ELEMENTS) {
   for (unsigned seed = 700; seed < 704; ++seed) {
     const test::DecodeLayer<E> layer(128, 4, 2, 64,
                                      {full(700), quantised(700, Encoding::uint8, {128, 128}, 100)},
@@ -183,7 +181,7 @@ TEST_CASE_TEMPLATE("decode: loud queries move the softmax's reference often", E,
   }
 }
 
-TEST_CASE_TEMPLATE("decode: heads of which nothing is read", E, bfloat16, half) {
+TEST_CASE_TEMPLATE("decode: heads of which nothing is read", E, KVPOLICY_KERNEL_ELEMENTS) {
   for (const bool sinks : {false, true}) {
     const CallCase call{.queries = 2, .own_rows = false, .attention_sink_bias = sinks};
     // All rows of the second sequence were dropped but those that no query of this call precedes.
@@ -220,7 +218,8 @@ std::vector<HeadCase> everything(int tokens) {
           choosing(quantised(tokens, Encoding::uint2, {128, 128}, 0), 16, every(2, 0, chunks), chunks * 16)};
 }
 
-TEST_CASE_TEMPLATE("decode: one launch for a mixed layer, and one for each head", E, bfloat16, half) {
+TEST_CASE_TEMPLATE("decode: one launch for a mixed layer, and one for each head", E,
+                   KVPOLICY_KERNEL_ELEMENTS) {
   constexpr int kinds = 8;
   const CallCase call{.queries = 2, .selected = true, .attention_sink_bias = true};
   std::vector<HeadCase> heads = everything<E>(700);
@@ -250,24 +249,24 @@ TEST_CASE("decode: more heads than a block has threads") {
     heads.push_back(full(sequence % 3 == 0 ? sequence : sequence % 20));
     heads.push_back(window(heads.back().tokens, 1, 3, 64));
   }
-  const test::DecodeLayer<bfloat16> layer(64, 1, 2, 64, heads, {}, 8);
+  const test::DecodeLayer<OtherElement> layer(64, 1, 2, 64, heads, {}, 8);
   check<64>(layer, 5);
 }
 
 TEST_CASE("decode: results do not depend on the order of threads and blocks") {
-  const test::DecodeLayer<bfloat16> layer(128, 4, 8, 64, everything<bfloat16>(700),
-                                          {.queries = 2, .selected = true}, 6);
+  const test::DecodeLayer<OtherElement> layer(128, 4, 8, 64, everything<OtherElement>(700),
+                                              {.queries = 2, .selected = true}, 6);
   test::set_order(1);
-  const Output first = run<bfloat16, 128, 1, true>(layer.params(), 9);
+  const Output first = run<OtherElement, 128, 1, true>(layer.params(), 9);
   for (std::uint64_t seed = 2; seed < 5; ++seed) {
     test::set_order(seed);
-    const Output again = run<bfloat16, 128, 1, true>(layer.params(), 9);
+    const Output again = run<OtherElement, 128, 1, true>(layer.params(), 9);
     CHECK(again.out == first.out);
     CHECK(again.log_sum_exp == first.log_sum_exp);
   }
 }
 
-TEST_CASE_TEMPLATE("decode: rows that no query sees may hold anything", E, bfloat16, half) {
+TEST_CASE_TEMPLATE("decode: rows that no query sees may hold anything", E, KVPOLICY_KERNEL_ELEMENTS) {
   // Rows before the window, in a line and before it in the window's first quantised block; rows
   // taken back; and a chunk that was not chosen.
   test::DecodeLayer<E> layer(

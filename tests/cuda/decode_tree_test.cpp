@@ -38,7 +38,8 @@ HeadCase turned(int tokens, int sinks, int recent, int ring, bool prefill_chunk_
 /// Of every shape: stars, chains with branches, and what lies between.
 TokenTree tree_of(int nodes, unsigned seed) { return some_tree(nodes, seed, seed % 3 * 4); }
 
-TEST_CASE_TEMPLATE("decode, trees: every head_dim, group and number of queries", E, bfloat16, half) {
+TEST_CASE_TEMPLATE("decode, trees: every head_dim, group and number of queries", E,
+                   KVPOLICY_KERNEL_ELEMENTS) {
   unsigned seed = 1;
   const auto go = [&]<int D>(std::integral_constant<int, D>) {
     for (const int group : {1, 2, 3, 5, 8, 16}) {
@@ -61,8 +62,8 @@ TEST_CASE_TEMPLATE("decode, trees: every head_dim, group and number of queries",
   go(std::integral_constant<int, 256>{});
 }
 
-TEST_CASE_TEMPLATE("decode, trees: windows that a path outgrows, texts shorter than the sinks", E, bfloat16,
-                   half) {
+TEST_CASE_TEMPLATE("decode, trees: windows that a path outgrows, texts shorter than the sinks", E,
+                   KVPOLICY_KERNEL_ELEMENTS) {
   unsigned seed = 200;
   for (const int text : {0, 1, 4, 15, 64, 200}) {
     for (const int nodes : {1, 5, 16, 40}) {
@@ -92,7 +93,8 @@ TEST_CASE_TEMPLATE("decode, trees: windows that a path outgrows, texts shorter t
   }
 }
 
-TEST_CASE_TEMPLATE("decode, trees: after quantised rows, chosen chunks and dropped rows", E, bfloat16, half) {
+TEST_CASE_TEMPLATE("decode, trees: after quantised rows, chosen chunks and dropped rows", E,
+                   KVPOLICY_KERNEL_ELEMENTS) {
   unsigned seed = 400;
   for (const Codes& codes : all_codes) {
     for (const int text : {70, 300}) {
@@ -124,7 +126,7 @@ TEST_CASE_TEMPLATE("decode, trees: after quantised rows, chosen chunks and dropp
   }
 }
 
-TEST_CASE_TEMPLATE("decode, trees: few queries at the end of many nodes", E, bfloat16, half) {
+TEST_CASE_TEMPLATE("decode, trees: few queries at the end of many nodes", E, KVPOLICY_KERNEL_ELEMENTS) {
   unsigned seed = 600;
   for (const int nodes : {63, 64, 65, 128, 129, 300}) {
     for (const int queries : {1, 4}) {

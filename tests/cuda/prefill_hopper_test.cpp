@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "cuda/support/elements.hpp"
 #include "cuda/support/hopper_device.hpp"
 #include "cuda/support/prefill_trial.hpp"
 
@@ -43,7 +44,7 @@ void check(Case c) {
   trial.check();
 }
 
-TEST_CASE_TEMPLATE("Hopper prefill: every head_dim, tiles cut and whole", E, half, bfloat16) {
+TEST_CASE_TEMPLATE("Hopper prefill: every head_dim, tiles cut and whole", E, KVPOLICY_KERNEL_ELEMENTS) {
   for (const auto& [queries, history] : {std::pair{1, 0}, {17, 200}, {65, 127}, {129, 95}}) {
     const Case c{.group = 2, .queries = queries, .histories = {history}};
     check<E, 64>(c);

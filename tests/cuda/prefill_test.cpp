@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cuda/support/codes.hpp"
+#include "cuda/support/elements.hpp"
 #include "cuda/support/prefill_trial.hpp"
 
 using namespace kvpolicy;
@@ -150,7 +151,7 @@ TEST_CASE("prefill: evicted rows") {
   check<half, 64>({.heads = {head, full()}, .queries = 40, .histories = {250}});
 }
 
-TEST_CASE_TEMPLATE("prefill: quantised rows", E, half, bfloat16) {
+TEST_CASE_TEMPLATE("prefill: quantised rows", E, KVPOLICY_KERNEL_ELEMENTS) {
   for (const Codes& codes : all_codes) {
     CAPTURE(name_of(codes));
     const Case c{.heads = {packed(codes, 40, 64, 64), packed(codes, 0, 32, 16),
@@ -167,8 +168,8 @@ TEST_CASE_TEMPLATE("prefill: quantised rows", E, half, bfloat16) {
   }
 }
 
-TEST_CASE_TEMPLATE("prefill: rotated rows between exact ones, beside heads that are not rotated", E, half,
-                   bfloat16) {
+TEST_CASE_TEMPLATE("prefill: rotated rows between exact ones, beside heads that are not rotated", E,
+                   KVPOLICY_KERNEL_ELEMENTS) {
   const auto rotated = [](Head head, bool keys, bool values) {
     head.view.key_hadamard = keys;
     head.view.value_hadamard = values;
@@ -227,7 +228,7 @@ TEST_CASE("prefill: quantised windows and chunks") {
   }
 }
 
-TEST_CASE_TEMPLATE("prefill: upper halves of codes, beside heads without them", E, bfloat16, half) {
+TEST_CASE_TEMPLATE("prefill: upper halves of codes, beside heads without them", E, KVPOLICY_KERNEL_ELEMENTS) {
   int histories = 70;
   for (const Codes& codes : test::codes_in_halves) {
     CAPTURE(name_of(codes));
@@ -327,8 +328,8 @@ TEST_CASE("prefill, trees: every head_dim, alone and at the end of older nodes")
   }
 }
 
-TEST_CASE_TEMPLATE("prefill, trees: windows that a path outgrows, texts shorter than the sinks", E, half,
-                   bfloat16) {
+TEST_CASE_TEMPLATE("prefill, trees: windows that a path outgrows, texts shorter than the sinks", E,
+                   KVPOLICY_KERNEL_ELEMENTS) {
   std::uint32_t seed = 100;
   for (const int history : {0, 3, 64, 150}) {
     for (const int queries : {20, 130}) {

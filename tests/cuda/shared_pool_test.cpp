@@ -71,7 +71,8 @@ TEST_CASE("random operations with pages of a shared pool: every policy does what
 }
 
 TEST_CASE("random operations with a pool whose second tier is slow memory") {
-  test::random_device_sequences<bfloat16, PoolBackend<bfloat16, true>>(test::more_seeds(9), 25);
+  test::random_device_sequences<test::OtherElement, PoolBackend<test::OtherElement, true>>(
+      test::more_seeds(9), 25);
 }
 
 TEST_CASE("caches in a shared pool give what caches by themselves give, and leave their pages to others") {

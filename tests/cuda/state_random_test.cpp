@@ -92,6 +92,6 @@ TEST_CASE("random operations on device caches that go through forks and files") 
 }
 
 TEST_CASE("random operations on device caches in slow memory that go through forks and files") {
-  using E = kvpolicy::bfloat16;
+  using E = test::OtherElement;
   test::random_device_sequences<E, CopiedBackend<E, test::SlowDeviceBackend<E>>>(test::more_seeds(4), 25);
 }

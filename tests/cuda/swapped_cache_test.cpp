@@ -88,7 +88,8 @@ TEST_CASE(
     "random operations on device caches that go away in between: every policy does what its model says") {
   const test::SmallDevice small;
   test::random_device_sequences<half, TravellingBackend<half>>(test::more_seeds(5), 14);
-  test::random_device_sequences<bfloat16, TravellingBackend<bfloat16>>(test::more_seeds(6), 8);
+  test::random_device_sequences<test::OtherElement, TravellingBackend<test::OtherElement>>(
+      test::more_seeds(6), 8);
 }
 
 TEST_CASE("a sequence that waits takes its tables alone, and comes back only where there is room") {

@@ -5,9 +5,9 @@
 #   cmake -DPYTHON=<python3> -DSOURCE_DIR=<repository> -DWORK=<folder> -P tables.cmake
 set(results "${SOURCE_DIR}/bench/results")
 
-# check(STATUS OUTPUT): compares the pages in WORK with the JSON in `results`.
+# check(STATUS OUTPUT [arguments...]): compares the pages in WORK with the JSON in `results`.
 function(check status output)
-  execute_process(COMMAND "${PYTHON}" "${SOURCE_DIR}/bench/tables.py" --check --root "${WORK}" --results "${results}"
+  execute_process(COMMAND "${PYTHON}" "${SOURCE_DIR}/bench/tables.py" --check --root "${WORK}" --results "${results}" ${ARGN}
                   RESULT_VARIABLE code OUTPUT_VARIABLE printed ERROR_VARIABLE complaint)
   set(${status} "${code}" PARENT_SCOPE)
   set(${output} "${printed}${complaint}" PARENT_SCOPE)
@@ -25,7 +25,7 @@ function(refuses page from to says)
   string(SUBSTRING "${text}" 0 ${at} head)
   string(SUBSTRING "${text}" ${after} -1 tail)
   file(WRITE "${WORK}/${page}" "${head}${to}${tail}")
-  check(status output)
+  check(status output --page "${page}")
   string(FIND "${output}" "${says}" found)
   if(status EQUAL 0 OR found EQUAL -1)
     message(FATAL_ERROR "${page} with '${to}' for '${from}': status ${status}, and no '${says}' in:\n${output}")

@@ -12,8 +12,6 @@
 #include <utility>
 #include <vector>
 
-// Only the head dimensions of the models below; all of them would take minutes to compile.
-#define KVPOLICY_CUDA_HEAD_DIMS 64
 #include <kvpolicy/cache/kv_cache.hpp>
 #include <kvpolicy/cuda/kv_cache.hpp>
 #include <kvpolicy/plan/shipped_policies.hpp>

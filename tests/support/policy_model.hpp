@@ -332,12 +332,13 @@ class HeadModel {
 inline std::vector<double> hadamard(const std::vector<double>& row) {
   std::size_t block = 1;
   while (row.size() % (2 * block) == 0) block *= 2;
+  const double root = std::sqrt(static_cast<double>(block));
   std::vector<double> rotated(row.size(), 0.0);
   for (std::size_t i = 0; i < row.size(); ++i) {
     const std::size_t first = i - i % block;
     for (std::size_t j = 0; j < block; ++j) {
       const bool odd = std::popcount((i - first) & j) % 2 == 1;
-      rotated[i] += (odd ? -row[first + j] : row[first + j]) / std::sqrt(static_cast<double>(block));
+      rotated[i] += (odd ? -row[first + j] : row[first + j]) / root;
     }
   }
   return rotated;

@@ -2,5 +2,5 @@
 #include "cuda/support/decode_trial.hpp"
 
 namespace test::decode {
-KVPOLICY_DECODE_PACKED(template, bfloat16)
+KVPOLICY_DECODE_PACKED(template, kvpolicy::bfloat16)
 }

@@ -16,16 +16,17 @@
 
 #include "cuda/support/codes.hpp"
 #include "cuda/support/decode_layer.hpp"
+#include "cuda/support/elements.hpp"
 #include "cuda/support/launch.hpp"
 
 namespace test::decode {
 
-using kvpolicy::bfloat16;
 using kvpolicy::Element;
 using kvpolicy::Encoding;
 using kvpolicy::half;
 using test::all_codes;
 using test::Codes;
+using test::OtherElement;
 using namespace kvpolicy::cuda;
 
 struct Output {
@@ -81,7 +82,7 @@ Output run(AttendParams p, int grid) {
   SPEC Output run<E, 128, 2, true>(AttendParams, int);
 
 KVPOLICY_DECODE_PACKED(extern template, half)
-KVPOLICY_DECODE_PACKED(extern template, bfloat16)
+KVPOLICY_DECODE_PACKED(extern template, kvpolicy::bfloat16)
 
 /// The same call over one head of all, [sequences, kv_heads].
 inline AttendParams only(AttendParams p, int head) {

@@ -11,6 +11,7 @@
 #include <kvpolicy/plan/shipped_policies.hpp>
 
 #include "cuda/support/device_backend.hpp"
+#include "cuda/support/elements.hpp"
 
 namespace test {
 
