@@ -131,7 +131,7 @@ TEST_CASE("32 texts over one prefix take one prefix and 32 tails") {
   for (const HeadPlan<float>& plan : {HeadPlan<float>{large}, windows}) {
     test::CountingResource memory;
     const CacheOptions options{.memory = &memory};
-    constexpr std::size_t length = 2000;
+    constexpr std::size_t length = 1000;
     constexpr std::size_t more = 20;
     PrefixCache<float> prefixes{options};
     const Tokens system = count_up(length);

@@ -34,7 +34,7 @@ function(refuses page from to says)
 endfunction()
 
 file(REMOVE_RECURSE "${WORK}")
-foreach(page README.md docs/adoption.md docs/distributed.md docs/install.md docs/performance.md docs/results.md docs/serving.md docs/triforce.md)
+foreach(page README.md CONTRIBUTING.md docs/adoption.md docs/distributed.md docs/install.md docs/performance.md docs/results.md docs/serving.md docs/triforce.md)
   file(READ "${SOURCE_DIR}/${page}" text)
   file(WRITE "${WORK}/${page}" "${text}")
 endforeach()
