@@ -58,6 +58,7 @@ struct Arguments {
   std::size_t save_every = 300;   // seconds
   std::size_t rank_timeout = 60;  // seconds
   std::size_t threads = 0;
+  bool log = false;
   bool demo = false;
   serve::SchedulerOptions scheduler;
   serve::ServerOptions server;
@@ -194,6 +195,7 @@ void serve_texts(Arguments& arguments, reference::Communicator* ranks, StopBySig
   options.save_every = std::chrono::seconds{arguments.save_every};
   options.tell = [who = part ? fmt::format("rank {}: ", ranks->rank()) : std::string{}](
                      const std::string& line) { fmt::print(stderr, "  prefixes   {}{}\n", who, line); };
+  if (arguments.log) options.log = [](const std::string& line) { fmt::print(stderr, "{}\n", line); };
   std::optional<serve::PrefixFolder> folder;
   if (!arguments.prefixes.empty()) {
     std::filesystem::path place = arguments.prefixes;
@@ -336,6 +338,8 @@ int main(int argc, char** argv) {
       ->type_name("N")
       ->check(whole_number(0, most_threads))
       ->capture_default_str();
+  app.add_flag("--log", arguments.log,
+               "A line on stderr when a request came, begins, is moved out, and ended");
   app.add_flag("--demo", arguments.demo, "Show what goes on at /");
   return run_tool(app, argc, argv, [&] { run(arguments); });
 }

@@ -130,7 +130,8 @@ std::string describe(const HeadPlan<bfloat16>& plan) {
     kind->budgeted = true;
   });
   // Heads that keep every row come first.
-  std::ranges::stable_partition(kinds, [](const Kind& kind) { return kind.text.starts_with("every"); });
+  std::stable_partition(kinds.begin(), kinds.end(),
+                        [](const Kind& kind) { return kind.text.starts_with("every"); });
   std::string text;
   for (const Kind& kind : kinds) {
     if (!text.empty()) text += "; ";

@@ -142,8 +142,9 @@ void PrefixFolder::save_every(std::chrono::seconds interval, const Prefixes& pre
         try {
           const Lock others{folder_};
           if (!is_changed()) {
-            static_cast<void>(write(prefixes));
+            const std::size_t count = write(prefixes);
             saved = kept;
+            tell_(message(count, " saved to ", folder_.string()));
           }
         } catch (const std::exception& error) {
           tell_(message("not saved: ", error.what()));

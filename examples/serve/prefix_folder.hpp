@@ -24,7 +24,7 @@ namespace kvpolicy::serve {
 class PrefixFolder {
  public:
   /// `tag`: what must be the same for saved prefixes to make sense. `tell` is given a line about each file that was
-  /// read or refused, and about each failure to write, by any thread.
+  /// read or refused, each saving between, and each failure to write, by any thread.
   PrefixFolder(std::filesystem::path folder, std::string tag, std::function<void(const std::string&)> tell);
   ~PrefixFolder();
   PrefixFolder(const PrefixFolder&) = delete;

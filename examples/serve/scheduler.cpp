@@ -145,7 +145,8 @@ bool Scheduler::step() {
   const bool works = !running_.empty();
   if (works) read_and_write();
   std::erase_if(running_, [](const auto& sequence) { return sequence->is_over; });
-  publish(!works);
+  publish(!works || !news_.empty());
+  for (const std::string& line : std::exchange(news_, {})) options_.log(line);
   return works;
 }
 
@@ -159,7 +160,12 @@ void Scheduler::take_inbox() {
     gone = std::exchange(cancelled_, {});
   }
   counters_.requests += arrivals.size();
-  for (auto& one : arrivals) waiting_.push_back(std::move(one));
+  for (auto& one : arrivals) {
+    const Request& request = one->request;
+    note("request ", one->id, " came: ", request.prompt.size(), " tokens, at most ", request.max_new,
+         " new ones, plan ", request.plan_name);
+    waiting_.push_back(std::move(one));
+  }
   if (gone.empty()) return;
   for (auto& one : running_) {
     if (gone.contains(one->id)) end(*one, FinishReason::cancelled);
@@ -181,6 +187,8 @@ void Scheduler::end(Sequence& sequence, FinishReason reason, const std::string& 
                         rows_.end(sequence.id),
                         error};
   ++counters_.ended[static_cast<std::size_t>(reason)];
+  note("request ", sequence.id, " ended: ", name_of(reason), " after ", outcome.new_tokens, " tokens",
+       error.empty() ? "" : ": ", error);
   ++changes_;
   if (sequence.request.on_end) sequence.request.on_end(outcome);
 }

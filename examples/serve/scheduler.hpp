@@ -43,6 +43,8 @@ struct SchedulerOptions : RowsOptions {
       512;  ///< tokens between marks of a prompt, besides those that a request names; 0: none
   /// Seconds since any time; tests and benchmarks have their own.
   std::function<double()> now;
+  /// Is told in a line what becomes of a request, once a snapshot has it; by the thread that steps.
+  std::function<void(const std::string&)> log;
 
   /// @throws ConfigError
   void validate() const;
@@ -171,6 +173,11 @@ class Scheduler {
   void take_result(Sequence& sequence, std::size_t tokens, const reference::BatchedRead& read);
   void write(Sequence& sequence, int token);
   void publish(bool at_once);
+  // A line for the log, of what the next snapshot shows.
+  template <class... Parts>
+  void note(const Parts&... parts) {
+    if (options_.log) news_.push_back(message(parts...));
+  }
 
   ServedModel& model_;
   SchedulerOptions options_;
@@ -182,6 +189,7 @@ class Scheduler {
   std::size_t next_reader_ = 0;
   std::size_t changes_ = 0;  // rises when somebody may fit who did not
   double published_ = -1;
+  std::vector<std::string> news_;
 
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable arrived_;

@@ -49,6 +49,7 @@ bool Scheduler::move_one_out() {
   if (victim == running_.end() || (*victim)->reads() || (*victim)->slice < options_.slice) return false;
   Sequence& sequence = **victim;
   if (!rows_.move_out(sequence.id)) return false;
+  note("request ", sequence.id, " is moved out");
   sequence.is_out = true;
   sequence.slice = 0;
   sequence.waits_since = now();
@@ -85,6 +86,7 @@ void Scheduler::admit() {
     }
     if (comes_in) {
       (*next)->slice = 0;
+      note("request ", (*next)->id, (*next)->written.empty() ? " begins" : " goes on");
       running_.push_back(std::move(*next));
       next = waiting_.erase(next);
       rows_.make_room();

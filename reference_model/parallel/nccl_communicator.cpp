@@ -40,6 +40,7 @@ void check_timeout(std::chrono::milliseconds timeout) {
 
 struct NcclCommunicator::Handles {
   std::chrono::milliseconds timeout{};
+  Clock now;
   int device = 0;
   cudaStream_t stream = nullptr;
   ncclComm_t comm = nullptr;  // null once it was aborted
@@ -119,6 +120,7 @@ NcclCommunicator::NcclCommunicator(const NcclId& id, std::size_t rank, std::size
                               "; ranks without one speak over MPI");
   Handles& h = *handles_;
   h.timeout = options.timeout;
+  h.now = options.now;
   h.device = options.device.value_or(static_cast<int>(rank % static_cast<std::size_t>(devices)));
   require<CommunicationError>(h.device >= 0 && h.device < devices, "NCCL: there is no device ", h.device,
                               ", there are ", devices);
@@ -132,7 +134,7 @@ NcclCommunicator::NcclCommunicator(const NcclId& id, std::size_t rank, std::size
     h.check_nccl(
         ncclCommInitRankConfig(&h.comm, static_cast<int>(size), shared, static_cast<int>(rank), &config),
         "joining");
-    Waiting waiting{h.timeout};
+    Waiting waiting{h.timeout, h.now};
     require<CommunicationError>(h.wait_for_calls("joining", waiting), "rank ", rank_, " of ", size_,
                                 ": the others did not join in ", h.timeout.count(),
                                 " ms: one is missing, or has another id");
@@ -148,7 +150,7 @@ NcclCommunicator::~NcclCommunicator() {
   static_cast<void>(cudaSetDevice(h.device));
   try {
     if (!h.failed && std::uncaught_exceptions() <= exceptions_) {
-      Waiting waiting{h.timeout};
+      Waiting waiting{h.timeout, h.now};
       h.check_nccl(ncclCommFinalize(h.comm), "the end");
       if (h.wait_for_calls("the end", waiting)) {
         static_cast<void>(ncclCommDestroy(h.comm));
@@ -171,7 +173,7 @@ void NcclCommunicator::complete(const char* what, std::size_t bytes_in, std::siz
   Handles& h = *handles_;
   h.failed = true;  // until the call has come together
   try {
-    Waiting waiting{h.timeout};
+    Waiting waiting{h.timeout, h.now};
     const std::size_t out = aligned(bytes_in);
     if (bytes_in > 0)
       check(cudaMemcpyAsync(h.on_device, h.host, bytes_in, cudaMemcpyHostToDevice, h.stream), what);

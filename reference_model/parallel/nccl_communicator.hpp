@@ -11,6 +11,7 @@
 #include <array>
 #include <chrono>
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -28,6 +29,8 @@ struct NcclOptions {
   /// long for the others.
   std::chrono::milliseconds timeout = std::chrono::minutes{1};
   std::optional<int> device = {};  ///< of this rank; none: its rank modulo the number of devices
+  /// The time; tests have one of their own.
+  std::function<std::chrono::steady_clock::time_point()> now = std::chrono::steady_clock::now;
 };
 
 /// Called by one thread at a time, which may be another each time. Sums have the same bits on every rank, as NCCL's do.

@@ -19,6 +19,7 @@
 #include <kvpolicy/memory/limited_memory.hpp>
 
 #include "cache/dump.hpp"
+#include "cache/no_attention.hpp"
 #include "support/memory.hpp"
 #include "support/random_saved_plan.hpp"
 #include "support/repeats.hpp"
@@ -36,8 +37,11 @@ void compress(Cache& cache) {
   for (std::size_t layer = 0; layer < cache.plan().shape().layers; ++layer) cache.compress(layer);
 }
 
+// What these texts take is all that is looked at.
+using Cache = KvCache<float, test::NoAttention>;
+
 struct Text {
-  KvCache<float> cache;
+  Cache cache;
   TextPromise promise;
   bool compressed = false;
 };
@@ -50,7 +54,7 @@ void check_growth(std::uint64_t seed, const HeadPlan<float>& plan) {
   PagePool pool{&memory, {.max_slab_bytes = 0}};
   const CacheOptions options{
       .max_rollback = seed % 4 == 3 ? 6U : 0U, .page_rows = 32, .memory = &memory, .pool = &pool};
-  PrefixCache<float> prefixes{options};
+  PrefixCache<float, test::NoAttention> prefixes{options};
   std::vector<std::unique_ptr<Text>> texts;
   std::vector<std::int32_t> tokens(400);
   for (std::size_t step = 0; step < 120; ++step) {
@@ -60,9 +64,8 @@ void check_growth(std::uint64_t seed, const HeadPlan<float>& plan) {
       const std::size_t prompt = 1 + test::below(random, 200);
       const std::size_t end = prompt + test::below(random, 100);
       auto found = prefixes.find(plan, std::span{tokens}.first(prompt - 1));
-      texts.push_back(
-          std::make_unique<Text>(Text{found ? std::move(found->cache) : KvCache<float>{plan, options},
-                                      promise_of(plan, end, options, prompt)}));
+      texts.push_back(std::make_unique<Text>(Text{found ? std::move(found->cache) : Cache{plan, options},
+                                                  promise_of(plan, end, options, prompt)}));
       continue;
     }
     if (what == 1 && test::below(random, 3) == 0) {
@@ -111,11 +114,10 @@ void check_growth(std::uint64_t seed, const HeadPlan<float>& plan) {
   }
   // One call more, of whatever is there.
   for (const auto& text : texts) {
-    const std::vector<BatchSequence<KvCache<float>>> one{{&text->cache}};
+    const std::vector<BatchSequence<Cache>> one{{&text->cache}};
     const std::vector<std::int32_t> indptr{0, static_cast<std::int32_t>(1 + test::below(random, 50))};
     const std::size_t before = memory.live_bytes();
-    const std::size_t growth =
-        growth_of(std::span<const BatchSequence<KvCache<float>>>{one}, std::span{indptr});
+    const std::size_t growth = growth_of(std::span<const BatchSequence<Cache>>{one}, std::span{indptr});
     memory.reset_peak();
     test::feed(text->cache, random, {static_cast<std::size_t>(indptr[1])});
     REQUIRE(memory.peak_bytes() <= before + growth);

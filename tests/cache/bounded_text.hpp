@@ -52,8 +52,8 @@ struct BoundedText {
   kvpolicy::ModelShape shape;
   kvpolicy::KvCache<float, NotingEngine<Engine>> cache;
   Random random;
-  double tolerance = 2e-4;                            // of outputs and sums
-  std::vector<std::vector<kvpolicy::Segment>> whole;  // what a read of all rows shows, of each head
+  double tolerance = 2e-4;                     // of outputs and sums
+  std::vector<std::vector<DecodedRow>> whole;  // what a read of all rows shows, of each KV head
 
   BoundedText(const kvpolicy::ModelShape& shape_, const kvpolicy::HeadSettings<float>& head,
               std::uint64_t seed)
@@ -106,27 +106,37 @@ struct BoundedText {
     return q.randomize(random, size);
   }
 
-  // All rows of a KV head that a query at position t sees, in double.
+  // What a read of all rows has shown to the engine.
+  void decode_whole() {
+    const std::size_t value_dim = shape.value_dim == 0 ? shape.head_dim : shape.value_dim;
+    whole.assign(shape.kv_heads, {});
+    for (std::size_t head = 0; head < shape.kv_heads; ++head) {
+      for (const kvpolicy::Segment& segment : cache.engine().shown[head]) {
+        for (std::size_t i = 0; i < segment.rows; ++i) {
+          whole[head].push_back({segment.position_of(i), segment.window,
+                                 decoded(segment.keys, i, shape.head_dim),
+                                 decoded(segment.values, i, value_dim)});
+        }
+      }
+    }
+  }
+  // All rows of a KV head that a query at position t sees.
   [[nodiscard]] std::vector<SeenRow> rows(std::size_t head, const std::vector<double>& q, std::int64_t t,
                                           const kvpolicy::AttendOptions& options, double scale) const {
     std::vector<SeenRow> seen;
-    for (const kvpolicy::Segment& segment : whole[head]) {
-      for (std::size_t i = 0; i < segment.rows; ++i) {
-        const std::int64_t p = segment.position_of(i);
-        if (p > t || (segment.window != kvpolicy::unlimited_window && p <= t - segment.window)) continue;
-        const std::vector<double> key = decoded(segment.keys, i, q.size());
-        double logit = 0;
-        double size = 0;
-        for (std::size_t c = 0; c < q.size(); ++c) {
-          logit += q[c] * key[c];
-          size += std::abs(q[c] * key[c] * scale);
-        }
-        logit *= scale;
-        const double cap = static_cast<double>(options.softcap);
-        if (cap > 0) logit = cap * std::tanh(logit / cap);
-        seen.push_back({p, logit, size,
-                        decoded(segment.values, i, shape.value_dim == 0 ? shape.head_dim : shape.value_dim)});
+    for (const DecodedRow& row : whole[head]) {
+      if (row.position > t || (row.window != kvpolicy::unlimited_window && row.position <= t - row.window))
+        continue;
+      double logit = 0;
+      double size = 0;
+      for (std::size_t c = 0; c < q.size(); ++c) {
+        logit += q[c] * row.key[c];
+        size += std::abs(q[c] * row.key[c] * scale);
       }
+      logit *= scale;
+      const double cap = static_cast<double>(options.softcap);
+      if (cap > 0) logit = cap * std::tanh(logit / cap);
+      seen.push_back({row.position, logit, size, row.value});
     }
     return seen;
   }
@@ -139,7 +149,7 @@ struct BoundedText {
   Share check(const Tensor<float>& q, const kvpolicy::AttendOptions& options) {
     Tensor<float> all_out{q.tokens(), shape.q_heads, shape.value_dim == 0 ? shape.head_dim : shape.value_dim};
     cache.attend(0, q.view(), all_out.view());
-    whole = cache.engine().shown;
+    decode_whole();
     const Result result = read(q, options);
     CHECK_FALSE(cache.engine().repeated);
     const auto& noted = cache.engine().noted;

@@ -11,6 +11,7 @@
 #include <kvpolicy/kvpolicy.hpp>
 
 #include "cache/dump.hpp"
+#include "cache/no_attention.hpp"
 #include "support/memory.hpp"
 #include "support/random_saved_plan.hpp"
 #include "support/repeats.hpp"
@@ -30,7 +31,7 @@ void check_peak(std::uint64_t seed, const HeadPlan<E>& plan, CacheOptions option
   const std::size_t tokens = 1 + test::below(random, 400);
   const std::size_t prompt = compresses ? test::below(random, tokens + 1) : tokens;
   const std::size_t bound = plan.peak_memory(tokens, options, prompt);
-  KvCache<E> cache{plan, options};
+  KvCache<E, test::NoAttention> cache{plan, options};
   const auto read_to = [&](std::size_t end) {
     while (cache.tokens() < end) {
       const std::size_t most = test::below(random, 3) == 0 ? 120 : test::below(random, 2) == 0 ? 1 : 20;

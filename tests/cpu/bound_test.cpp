@@ -134,6 +134,8 @@ TEST_CASE("no whole key's logit is above its unit's bound, whatever the engine")
         upper.keys = upper.keys.upper_half();
         upper.values = upper.keys;
         const std::span<const Segment> head{&upper, 1};
+        std::vector<std::vector<double>> whole;
+        for (std::size_t i = 0; i < count; ++i) whole.push_back(test::decoded(keys.rows.keys, i, head_dim));
         constexpr std::size_t tokens = 2;
         constexpr std::size_t group = 3;
         test::Tensor<float> q{tokens, group, head_dim};
@@ -152,14 +154,14 @@ TEST_CASE("no whole key's logit is above its unit's bound, whatever the engine")
           check_close(slow, bounds(other, work, tokens * group));
           const std::size_t units = units_of(head);
           for (std::size_t m = 0; m < tokens * group; ++m) {
+            const std::vector<double> query = q.row_of_doubles(m / group, m % group);
             for (std::size_t u = 0; u < units; ++u) {
-              const std::vector<double> query = q.row_of_doubles(m / group, m % group);
               double mass_low = 0;
               double mass = 0;
               const UnitBound& own = fast[m * units + u];
               const UnitBound& own_slow = slow[m * units + u];
               for (std::size_t i = u * bounded_unit; i < std::min(count, (u + 1) * bounded_unit); ++i) {
-                double logit = 0.25 * dot(query, test::decoded(keys.rows.keys, i, head_dim));
+                double logit = 0.25 * dot(query, whole[i]);
                 if (work.softcap > 0) logit = 30.0 * std::tanh(logit / 30.0);
                 if (certainty == Certainty::sure) {
                   CHECK(logit <= static_cast<double>(own.highest));

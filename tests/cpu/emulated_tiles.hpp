@@ -50,15 +50,23 @@ class EmulatedTiles {
   void add_product() {
     static_assert(Sums != A && Sums != B && A != B);  // other operands are an invalid instruction
     ++products;
+    std::array<std::array<float, 16>, 16> low_b{};
+    std::array<std::array<float, 16>, 16> high_b{};
+    for (std::size_t k = 0; k < 16; ++k) {
+      for (std::size_t n = 0; n < 16; ++n) {
+        low_b[k][n] = low(tiles_[B][k][n]);
+        high_b[k][n] = high(tiles_[B][k][n]);
+      }
+    }
     for (std::size_t m = 0; m < 16; ++m) {
       std::array<float, 16> first{};
       std::array<float, 16> second{};
       for (std::size_t k = 0; k < 16; ++k) {
-        const std::uint32_t a = tiles_[A][m][k];
+        const float low_a = low(tiles_[A][m][k]);
+        const float high_a = high(tiles_[A][m][k]);
         for (std::size_t n = 0; n < 16; ++n) {
-          const std::uint32_t b = tiles_[B][k][n];
-          first[n] = flushed(first[n] + flushed(low(a) * low(b)));
-          second[n] = flushed(second[n] + flushed(high(a) * high(b)));
+          first[n] = flushed(first[n] + flushed(low_a * low_b[k][n]));
+          second[n] = flushed(second[n] + flushed(high_a * high_b[k][n]));
         }
       }
       for (std::size_t n = 0; n < 16; ++n) {

@@ -4,7 +4,6 @@
 // double, within the bounds that cpu::Bfloat16Products states. Tiles are emulated; if the processor has
 // them, the real ones run too.
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <initializer_list>
 #include <limits>
@@ -16,6 +15,7 @@
 #include <kvpolicy/core/scalar_engine.hpp>
 #include <kvpolicy/cpu/engine.hpp>
 
+#include "cache/read_oracle.hpp"
 #include "cpu/emulated_tiles.hpp"
 #include "cpu/random_layer.hpp"
 #include "support/compare.hpp"
@@ -169,18 +169,10 @@ double range_of(const std::vector<double>& row) {
   return 1.4 * (largest - least);  // with 2 bits the middle of the 4 codes is 2 from the smallest
 }
 
-// A row rotated by the definition of the Hadamard matrix, in blocks of the largest power of two that divides it.
-std::vector<double> turned(const std::vector<double>& row) {
-  std::size_t block = 1;
-  while (row.size() % (2 * block) == 0) block *= 2;
-  std::vector<double> result(row.size());
-  for (std::size_t i = 0; i < row.size(); ++i) {
-    for (std::size_t j = i / block * block; j < (i / block + 1) * block; ++j) {
-      result[i] += (std::popcount(i % block & j % block) % 2 == 0 ? 1.0 : -1.0) * row[j];
-    }
-    result[i] /= std::sqrt(static_cast<double>(block));
-  }
-  return result;
+// A row rotated, or rotated back.
+std::vector<double> turned(std::vector<double> row) {
+  test::turn(row);
+  return row;
 }
 
 // The sum of the magnitudes of the products of a query with a key, or with its codes counted from their middle.
@@ -217,22 +209,24 @@ void check_query(const Call& call, const Result& result, std::size_t head_dim, s
   const bool exact_keys = !narrow || !rows_of_head.is_quantized();
   const bool two_terms = rows_of_head.is_quantized() || rows_of_head.is_in_half();
   if (!exact_queries || !exact_keys) {
+    const std::vector<double> turned_query = turned(query);
     for (const auto& row : rows) {
       double magnitude = magnitude_of(query, row.key, !exact_keys);
       // Rotated keys are multiplied as they are, or rotated back.
-      if (!exact_keys) magnitude = std::max(magnitude, magnitude_of(turned(query), turned(row.key), true));
+      if (!exact_keys) magnitude = std::max(magnitude, magnitude_of(turned_query, turned(row.key), true));
       double share = allowed == always && !exact_queries ? 0x1p-8 : 0x1p-16;
       if (!exact_queries && !exact_keys) share += 0x1p-16;
       logit_error = std::max(logit_error, share * std::abs(options.scale) * magnitude);
     }
   }
   const bool rounded_weights = narrow && (allowed == always || std::is_same_v<Out, bfloat16>);
+  double ranges = 0;
+  for (std::size_t row = 0; quantized && row < rows.size(); ++row)
+    ranges += shares[row] * range_of(rows[row].value);
   for (std::size_t i = 0; i < head_dim; ++i) {
-    double magnitude = 0;
-    for (std::size_t row = 0; row < rows.size(); ++row) {
-      const auto& value = rows[row].value;
-      magnitude += shares[row] * (quantized ? range_of(value) : std::abs(value[i]));
-    }
+    double magnitude = ranges;
+    for (std::size_t row = 0; !quantized && row < rows.size(); ++row)
+      magnitude += shares[row] * std::abs(rows[row].value[i]);
     // Values of two terms leave out their product with the weights' second terms.
     const double weight_error = (rounded_weights ? 0x1p-8
                                  : narrow        ? (two_terms ? 0x1p-15 : 0x1p-16)

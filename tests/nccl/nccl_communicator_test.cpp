@@ -2,12 +2,15 @@
 //
 // The communicator over a stand-in for NCCL and the CUDA runtime (fake_nccl.hpp): numbers, ranks that do not come,
 // errors at once, later and of the device, and what is left afterwards.
+#include <atomic>
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <exception>
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <latch>
 #include <random>
 #include <string>
 #include <thread>
@@ -34,9 +37,25 @@ using std::chrono::milliseconds;
 using test::contains;
 namespace fake = test::fake_nccl;
 
-// Long enough for any thread to come, and the time after which ranks that are let down give up.
+// Long enough for any thread to come.
 constexpr milliseconds long_time = std::chrono::minutes{2};
-constexpr milliseconds short_time{300};
+
+// A time that stands still until it is let run; then each look at it takes a millisecond.
+class TestClock {
+ public:
+  std::chrono::steady_clock::time_point operator()() {
+    return std::chrono::steady_clock::time_point{milliseconds{runs_ ? ++looks_ : 0}};
+  }
+  void run() { runs_ = true; }
+  // Ranks give up when it has run for so long.
+  [[nodiscard]] NcclOptions options() {
+    return {.timeout = milliseconds{300}, .now = [this] { return (*this)(); }};
+  }
+
+ private:
+  std::atomic<bool> runs_ = false;
+  std::atomic<std::int64_t> looks_ = 0;
+};
 
 // Calls work(rank) on a thread for each rank, and returns the messages of what they threw.
 std::vector<std::string> run(std::size_t size, const std::function<void(std::size_t)>& work) {
@@ -130,9 +149,11 @@ TEST_CASE("a golden checkpoint over NCCL, a prompt and then token by token") {
 TEST_CASE("ranks that do not come: nobody waits for longer than was asked") {
   fake::reset(2);
   const NcclId id = make_nccl_id();
+  TestClock nobody_comes;
+  nobody_comes.run();
   auto messages = run(3, [&](std::size_t rank) {
     if (rank == 1) return;
-    NcclCommunicator ranks{id, rank, 3, {.timeout = short_time}};
+    NcclCommunicator ranks{id, rank, 3, nobody_comes.options()};
   });
   CHECK(contains(messages[0], "rank 0 of 3: the others did not join in 300 ms"));
   CHECK(contains(messages[2], "rank 2 of 3: the others did not join in 300 ms"));
@@ -142,12 +163,16 @@ TEST_CASE("ranks that do not come: nobody waits for longer than was asked") {
   // One that ends in the middle, with an error in flight.
   fake::reset(2);
   const NcclId other = make_nccl_id();
+  TestClock one_ends;
   messages = run(3, [&](std::size_t rank) {
-    NcclCommunicator ranks{other, rank, 3, {.timeout = rank == 1 ? long_time : short_time}};
+    NcclCommunicator ranks{other, rank, 3, one_ends.options()};
     std::vector<float> numbers(10, 1.0F);
     ranks.sum(numbers);
     CHECK(numbers[9] == 3.0F);
-    if (rank == 1) throw CommunicationError{"this rank had enough"};
+    if (rank == 1) {
+      one_ends.run();
+      throw CommunicationError{"this rank had enough"};
+    }
     try {
       ranks.sum(numbers);
     } catch (const CommunicationError&) {
@@ -167,8 +192,10 @@ TEST_CASE("ranks that do not come: nobody waits for longer than was asked") {
   // Ranks that make other calls than each other.
   fake::reset(2);
   const NcclId third = make_nccl_id();
+  TestClock joined;
   messages = run(2, [&](std::size_t rank) {
-    NcclCommunicator ranks{third, rank, 2, {.timeout = short_time}};
+    NcclCommunicator ranks{third, rank, 2, joined.options()};
+    joined.run();
     std::vector<float> numbers(10, 1.0F);
     std::vector<float> all(20);
     if (rank == 0) ranks.sum(numbers);
@@ -191,12 +218,18 @@ TEST_CASE("errors at once, later and of the device") {
     CAPTURE(one.expected);
     fake::reset(2);
     const NcclId id = make_nccl_id();
+    TestClock clock;
     const auto messages = run(2, [&](std::size_t rank) {
-      NcclCommunicator ranks{id, rank, 2, {.timeout = rank == 1 ? long_time : short_time}};
+      NcclCommunicator ranks{id, rank, 2, clock.options()};
       try_numbers(ranks, 100);
       if (rank == 1) fake::set(rank, one.fault);
       std::vector<float> numbers(10, 1.0F);
-      ranks.sum(numbers);
+      try {
+        ranks.sum(numbers);
+      } catch (...) {
+        clock.run();
+        throw;
+      }
     });
     CHECK(contains(messages[1], one.expected));
     CHECK(contains(messages[0], "did not come together in 300 ms"));
@@ -207,13 +240,15 @@ TEST_CASE("errors at once, later and of the device") {
   fake::reset(2);
   const NcclId id = make_nccl_id();
   const NcclId next = make_nccl_id();
+  TestClock clock;
   for (const std::string& message : run(2, [&](std::size_t rank) {
          try {
-           NcclCommunicator ranks{id, rank, 2, {.timeout = rank == 1 ? long_time : short_time}};
+           NcclCommunicator ranks{id, rank, 2, clock.options()};
            if (rank == 1) fake::set(rank, {.call = ncclSystemError});
            try_exchange(ranks, 100);
            FAIL("no error");
          } catch (const CommunicationError& error) {
+           clock.run();
            CHECK(contains(error.what(), rank == 1
                                             ? "NCCL: an exchange: a fault of the test"
                                             : "an exchange of 144 bytes did not come together in 300 ms"));
@@ -260,8 +295,14 @@ TEST_CASE("ids are handed over by another communicator, or in a file") {
       std::filesystem::temp_directory_path() / ("kvpolicy_nccl_" + std::to_string(std::random_device{}()));
   std::filesystem::create_directory(folder);
   const std::string path = (folder / "id").string();
+  std::latch others{2};
   for (const std::string& message : run(3, [&](std::size_t rank) {
-         if (rank == 0) std::this_thread::sleep_for(milliseconds{20});
+         // They look for a file that is not there yet.
+         if (rank == 0) {
+           others.wait();
+         } else {
+           others.count_down();
+         }
          found[rank] = share_nccl_id(path, rank, long_time);
        })) {
     CHECK(message.empty());

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <algorithm>
-#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <exception>
@@ -71,9 +70,8 @@ class Meeting {
       all_here_.notify_all();
       return;
     }
-    const bool met =
-        all_here_.wait_for(lock, std::chrono::minutes{2}, [&] { return round_ != round || left_; });
-    kvpolicy::require<kvpolicy::reference::CommunicationError>(met && round_ != round, "a rank is gone");
+    all_here_.wait(lock, [&] { return round_ != round || left_; });
+    kvpolicy::require<kvpolicy::reference::CommunicationError>(round_ != round, "a rank is gone");
   }
 
   std::size_t size_;

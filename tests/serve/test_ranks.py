@@ -45,13 +45,7 @@ class RankServer(Server):
     def stop(self):
         """As an operator would: rank 0 says it to the others."""
         os.kill(self.rank(0), signal.SIGTERM)
-        _, errors = self.process.communicate(timeout=PATIENCE)
-        return self.process.returncode, errors
-
-    def end(self):
-        """What it says when it ends by itself."""
-        _, errors = self.process.communicate(timeout=PATIENCE)
-        return self.process.returncode, errors
+        return self.end()
 
 
 def text_of(answer):

@@ -3,14 +3,17 @@
 """Servers that end, or are killed, and start again; and one with little memory. See served.py."""
 import concurrent.futures
 import glob
+import http.client
+import itertools
 import json
 import os
+import resource
+import signal
 import tempfile
-import time
 import unittest
 
 import served
-from served import PATIENCE, QUESTION, Server
+from served import QUESTION, Server
 
 LONG = "".join(f"Fact {i}: nothing. " for i in range(60)) + QUESTION
 
@@ -25,9 +28,9 @@ class Restarts(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.folder = os.path.join(folder.name, "new")
 
-    def start(self, *options):
+    def start(self, *options, **how):
         """A server that does not outlive its test."""
-        server = Server(*options)
+        server = Server(*options, **how)
         self.addCleanup(server.kill)
         return server
 
@@ -73,36 +76,44 @@ class Restarts(unittest.TestCase):
     def test_a_server_that_is_killed_has_saved_before(self):
         server = self.start("--prefixes", self.folder, "--save-every", "1")
         first = server.complete(prompt=LONG, kv_plan="duo:0.5")[1]
-        until = time.monotonic() + PATIENCE
-        while not self.files():
-            self.assertLess(time.monotonic(), until)
-            time.sleep(0.05)
-        # What comes after is saved as well: the file changes, and is whole whenever the server dies.
-        before = {name: os.stat(name).st_mtime_ns for name in self.files()}
+        server.wait_for(" saved to ")
+        # What comes after is saved as well.
         server.complete(prompt=LONG[::-1], kv_plan="duo:0.5")
-        while {name: os.stat(name).st_mtime_ns for name in self.files()} == before:
-            self.assertLess(time.monotonic(), until)
-            time.sleep(0.05)
-        server.kill_at_once()
+        server.wait_for(" saved to ", times=2)
+        server.kill()
         server = self.start("--prefixes", self.folder, "--save-every", "1")
-        again = server.complete(prompt=LONG, kv_plan="duo:0.5")[1]
-        self.assertGreater(cached(again), 500)
-        self.assertEqual(again["choices"], first["choices"])
+        for prompt in (LONG, LONG[::-1]):
+            again = server.complete(prompt=prompt, kv_plan="duo:0.5")[1]
+            self.assertGreater(cached(again), 500)
+            if prompt == LONG:
+                self.assertEqual(again["choices"], first["choices"])
         self.assertEqual(server.stop()[0], 0)
 
-    def test_killed_at_any_time(self):
-        """While files are written as often as can be: each is the old one or the new one."""
-        expected = None
-        for round_ in range(4):
-            server = self.start("--prefixes", self.folder, "--save-every", "1")
-            said = server.complete(prompt=LONG, kv_plan="duo:0.5")[1]
-            expected = expected or said["choices"]
-            self.assertEqual(said["choices"], expected)
-            server.complete(prompt=f"Round {round_}: " + LONG, kv_plan="duo:0.5")
-            time.sleep(1.0 + 0.01 * round_)  # about when it is written
-            server.kill_at_once()
+    def test_cut_off_while_it_writes(self):
+        """By the system's limit for a file, which kills a server or lets it say so: the file that is there afterwards is
+        the old one, whole."""
         server = self.start("--prefixes", self.folder)
-        self.assertEqual(server.complete(prompt=LONG, kv_plan="duo:0.5")[1]["choices"], expected)
+        expected = server.complete(prompt=LONG, kv_plan="duo:0.5")[1]["choices"]
+        self.assertEqual(server.stop()[0], 0)
+        [file] = self.files()
+        with open(file, "rb") as saved:
+            before = saved.read()
+        for limit in (1, 4096, len(before) // 2):
+            server = self.start("--prefixes", self.folder, "--save-every", "1",
+                                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
+            try:
+                server.complete(prompt=f"Limit {limit}: " + LONG, kv_plan="duo:0.5")
+            except (http.client.HTTPException, OSError):
+                pass  # it began to write before it had answered
+            server.wait_until(lambda: server.is_over or any("not saved: " in line for line in server.lines))
+            server.kill()
+            self.assertIn(server.process.returncode, [-signal.SIGXFSZ, -signal.SIGKILL])
+            with open(file, "rb") as saved:
+                self.assertEqual(saved.read(), before)
+        server = self.start("--prefixes", self.folder)
+        again = server.complete(prompt=LONG, kv_plan="duo:0.5")[1]
+        self.assertEqual(again["choices"], expected)
+        self.assertGreater(cached(again), 500)
         self.assertNotIn("not loaded", server.stop()[1])
 
     def test_two_servers_share_a_folder(self):
@@ -113,15 +124,17 @@ class Restarts(unittest.TestCase):
         for server in servers:
             server.complete(prompt="a", kv_plan="duo:0.5")  # so that it wants to know of the plan
         first = []
-        until = time.monotonic() + PATIENCE
         for i, server in enumerate(servers):
             other = servers[1 - i]
             least = 500 + i * len(texts[0])  # tokens are bytes
             first.append(server.complete(prompt=texts[i], kv_plan="duo:0.5")[1])
             self.assertEqual(cached(first[i]), 0)
-            while other.longest_prefix() <= least:  # nobody asks it meanwhile
-                self.assertLess(time.monotonic(), until)
-                time.sleep(0.1)
+            for taken in itertools.count(1):  # by itself: nobody has asked it
+                other.wait_for(" taken in from ", times=taken)
+                other.complete(prompt="b", max_tokens=1)  # /state is of the time before the next line
+                other.wait_until_idle()
+                if other.longest_prefix() > least:
+                    break
             again = other.complete(prompt=texts[i], kv_plan="duo:0.5")[1]
             self.assertGreater(cached(again), least)
             self.assertEqual(again["choices"], first[i]["choices"])
@@ -143,7 +156,7 @@ class Restarts(unittest.TestCase):
             pass
         server = self.start("--prefixes", self.folder, "--save-every", "1")
         self.assertEqual(server.complete(prompt=LONG)[0], 200)
-        time.sleep(1.5)
+        server.wait_for("not saved: ")
         self.assertEqual(server.complete(prompt=LONG)[0], 200)
         status, errors = server.stop()
         self.assertEqual(status, 1)

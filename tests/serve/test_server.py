@@ -6,7 +6,6 @@ import http.client
 import json
 import socket
 import subprocess
-import time
 import unittest
 
 import served
@@ -148,11 +147,12 @@ class Answers(unittest.TestCase):
         for stream in [True, False]:
             connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=PATIENCE)
             body = {"prompt": QUESTION, "max_tokens": 1500, "stream": stream, "temperature": 1}
+            came = len(self.server.requests)
             connection.request("POST", "/v1/completions", json.dumps(body))
             if stream:
                 connection.getresponse().read(10)
             else:
-                time.sleep(0.3)
+                self.server.wait_until(lambda: len(self.server.requests) > came)
             connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
             connection.sock.close()
             connection.close()
@@ -162,12 +162,14 @@ class Answers(unittest.TestCase):
         self.assertGreaterEqual(gone, 1)
 
     def test_slow_reader(self):
+        came = len(self.server.requests)
         slow = socket.create_connection(("127.0.0.1", self.server.port))
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         body = json.dumps({"prompt": QUESTION, "max_tokens": 1500, "stream": True}).encode()
         slow.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
         for _ in range(3):
             self.assertEqual(self.server.complete()[0], 200)
+        self.server.wait_until(lambda: len(self.server.requests) == came + 4)
         slow.close()
         self.server.wait_until_idle()
 

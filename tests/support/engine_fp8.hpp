@@ -25,12 +25,19 @@ namespace test {
 
 /// What a code of E4M3 stands for, by its sign, exponent and mantissa; NaN for the two codes that do.
 [[nodiscard]] inline double e4m3_number(unsigned code) {
-  const int exponent = static_cast<int>(code >> 3 & 15U);
-  const double mantissa = code & 7U;
-  const double size = (code & 0x7fU) == 0x7fU ? std::nan("")
-                      : exponent == 0         ? std::ldexp(mantissa, -9)
-                                              : std::ldexp(8 + mantissa, exponent - 10);
-  return code >= 128 ? -size : size;
+  static const std::vector<double> numbers = [] {
+    std::vector<double> all;
+    for (unsigned bits = 0; bits < 256; ++bits) {
+      const int exponent = static_cast<int>(bits >> 3 & 15U);
+      const double mantissa = bits & 7U;
+      const double size = (bits & 0x7fU) == 0x7fU ? std::nan("")
+                          : exponent == 0         ? std::ldexp(mantissa, -9)
+                                                  : std::ldexp(8 + mantissa, exponent - 10);
+      all.push_back(bits >= 128 ? -size : size);
+    }
+    return all;
+  }();
+  return numbers.at(code);
 }
 
 /// The code nearest to a number; of two the even one, and the largest for all beyond.

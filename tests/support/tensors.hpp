@@ -24,11 +24,15 @@ template <class T>
 const T& one_of(Random& random, const std::vector<T>& choices) {
   return choices[below(random, choices.size())];
 }
-/// Normally distributed; computed here, because the standard's distributions differ between libraries.
+/// Normally distributed, by the sum of 12 numbers of 16 bits; computed here, because the standard's distributions differ
+/// between libraries.
 inline float normal(Random& random) {
-  double sum = -6;
-  for (int i = 0; i < 12; ++i) sum += static_cast<double>(random() >> 11) * 0x1p-53;
-  return static_cast<float>(sum);
+  std::int64_t sum = 0;
+  for (int i = 0; i < 3; ++i) {
+    const std::uint64_t bits = random();
+    for (int part = 0; part < 4; ++part) sum += static_cast<std::int64_t>(bits >> 16 * part & 0xFFFF);
+  }
+  return static_cast<float>(static_cast<double>(sum) * 0x1p-16 - 6);
 }
 
 /// `padded` rows begin at any number, `aligned` ones at multiples of 8 numbers, with gaps between them.

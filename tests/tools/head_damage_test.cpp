@@ -113,7 +113,8 @@ TEST_CASE("losses under a plan are those of plain loops with a mask") {
   const auto drawn = texts(1, 1);
   constexpr std::size_t end = 100;
   double retrieval_damage = 0;
-  for (const auto& [layer, head] : {std::pair{1, 1}, std::pair{0, 2}}) {
+  for (const auto& place : {std::pair{1, 1}, std::pair{0, 2}}) {
+    const int layer = place.first, head = place.second;  // clang 14 captures no structured binding
     CAPTURE(layer);
     Plan plan{shape};
     plan.set(static_cast<std::size_t>(layer), static_cast<std::size_t>(head),

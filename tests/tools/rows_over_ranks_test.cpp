@@ -157,8 +157,10 @@ TEST_CASE("over ranks every text gets the tokens of one process") {
   LlamaServed whole{model()};
   Scheduler alone{whole, options(std::size_t{64} << 20)};
   const std::vector<Answer> expected = ask(alone, asked);
-  for (const auto& [ranks, memory] : std::vector<std::pair<std::size_t, std::size_t>>{
+  for (const auto& machine : std::vector<std::pair<std::size_t, std::size_t>>{
            {2, std::size_t{64} << 20}, {2, std::size_t{5} << 19}, {3, std::size_t{7} << 18}}) {
+    const std::size_t ranks = machine.first,
+                      memory = machine.second;  // clang 14 captures no structured binding
     CAPTURE(ranks);
     CAPTURE(memory);
     std::vector<Answer> found;

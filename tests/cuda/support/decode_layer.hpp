@@ -9,12 +9,12 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
-#include <random>
 #include <vector>
 
 #include <kvpolicy/cuda/kernels/attend.cuh>
 
 #include "device_head.hpp"
+#include "support/tensors.hpp"
 #include "tree_mask.hpp"
 
 namespace test {
@@ -168,18 +168,16 @@ class DecodeLayer {
   [[nodiscard]] float scale() const { return 1.0F / std::sqrt(static_cast<float>(head_dim_)); }
 
   std::vector<float> normal(std::size_t count) {
-    std::normal_distribution<float> distribution;
     std::vector<float> numbers(count);
-    for (float& x : numbers) x = distribution(random_);
+    for (float& x : numbers) x = test::normal(random_);
     return numbers;
   }
   cuda::Tensor tensor(std::vector<std::uint16_t>& data, int rows, int heads, int gap, float loudness) {
     const long long pitch = static_cast<long long>(heads) * head_dim_ + gap;
     data.assign(static_cast<std::size_t>(rows * pitch), 0xffff);
-    std::normal_distribution<float> distribution(0.0F, loudness);
     for (int r = 0; r < rows; ++r) {
       for (int i = 0; i < heads * head_dim_; ++i) {
-        data[static_cast<std::size_t>(r * pitch + i)] = E{distribution(random_)}.bits;
+        data[static_cast<std::size_t>(r * pitch + i)] = E{loudness * test::normal(random_)}.bits;
       }
     }
     return {reinterpret_cast<std::byte*>(data.data()), call_.queries * pitch, pitch, head_dim_};
@@ -327,7 +325,7 @@ class DecodeLayer {
   std::vector<HeadCase> cases_;
   CallCase call_;
   TreeMask mask_;
-  std::mt19937 random_;
+  Random random_;
   std::vector<float> frequencies_;
   std::vector<std::unique_ptr<DeviceHead<E>>> owned_;
   std::vector<Rows> rows_;

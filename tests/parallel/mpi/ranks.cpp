@@ -8,6 +8,8 @@
 //   ranks FOLDER --stop 1   rank 1 stops answering
 //   ranks FOLDER --other 1  rank 1 has other shards
 //   ranks FOLDER --tokens 1 rank 1 reads another token
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
@@ -17,7 +19,6 @@
 #include <exception>
 #include <span>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <kvpolicy/plan/shards.hpp>
@@ -105,7 +106,7 @@ float run(MpiCommunicator& ranks, const std::string& folder, std::size_t chunk, 
     const std::vector<float> some = own.forward(read, cache, LogitsOf::all);
     logits.insert(logits.end(), some.begin(), some.end());
     if (fault.is("--die", ranks)) std::_Exit(3);
-    if (fault.is("--stop", ranks)) std::this_thread::sleep_for(std::chrono::minutes{10});
+    while (fault.is("--stop", ranks)) ::pause();  // until mpirun ends it
   }
   // All ranks have the same bits, so they choose the same tokens.
   std::uint64_t digest = 0;
