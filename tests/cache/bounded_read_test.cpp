@@ -104,11 +104,11 @@ TEST_CASE("a smaller epsilon reads more, and most rows stay unread where few mat
   double read = 0;
   for (std::uint64_t seed = 1; seed <= 10; ++seed) {
     Text other = text_of(600, seed);
-    const auto share = other.check(other.queries(1, 3.0F), {.bound = {.epsilon = 0.05F}});
+    const auto share = other.check(other.queries(1, 4.0F), {.bound = {.epsilon = 0.05F}});
     CHECK(share.unread > 0);
     read += share.mean / 10;
   }
-  CHECK(read < 0.45);
+  CHECK(read < 0.4);
   // Estimates read less, and top-p least.
   const auto mean = [&](Certainty certainty) {
     return text.check(q, {.bound = {.epsilon = 0.05F, .certainty = certainty}}).mean;
@@ -379,7 +379,7 @@ TEST_CASE("a branching tree of guesses reads with a bound") {
   test::Tensor<float> q{3, small.q_heads, small.head_dim};
   test::Tensor<float> k{3, small.kv_heads, small.head_dim};
   test::Tensor<float> v{3, small.kv_heads, small.head_dim};
-  q.randomize(text.random, 2.0F);
+  q.randomize(text.random, 3.0F);
   k.randomize(text.random);
   v.randomize(text.random);
   const auto step = [&](Cache cache, const AttendOptions& options) {
@@ -395,7 +395,8 @@ TEST_CASE("a branching tree of guesses reads with a bound") {
       step(text.cache.fork(), {.read = Read::bounded,
                                .bound = {.epsilon = 0.02F, .unread = unread, .rows_read = rows},
                                .tree = &tree});
-  CHECK(rows[0] + rows[1] < 2 * 303);
+  CHECK(rows[0] < 303);
+  CHECK(rows[1] < 303);
   for (const float share : unread) CHECK((share >= 0.0F && share <= 0.02F));
   for (std::size_t i = 0; i < all.size(); ++i) {
     // Off by at most the share of the distance between two values, which are normal numbers.
