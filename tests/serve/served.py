@@ -6,7 +6,6 @@
 They need nothing but Python. Where the package `openai` is installed, its client is tried too; --openai installs it
 into a virtual environment in this folder, if the package index can be reached.
 """
-import collections
 import http.client
 import json
 import os
@@ -30,7 +29,6 @@ class Server:
         self.process = subprocess.Popen([*begin, "--log", *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **how)
         self.lines = []
         self.requests = {}  # the state of each: came, begins, is moved out, goes on, ended
-        self.ended_because = collections.Counter()
         self.is_over = False
         self.news = threading.Condition()
         self.reader = threading.Thread(target=self.read, daemon=True)
@@ -39,13 +37,11 @@ class Server:
 
     def read(self):
         for line in self.process.stderr:
-            found = re.match(r"request (\d+) (came|begins|is moved out|goes on|ended)(?:: (\w+))?", line)
+            found = re.match(r"request (\d+) (came|begins|is moved out|goes on|ended)", line)
             with self.news:
                 self.lines.append(line)
                 if found:
                     self.requests[int(found[1])] = found[2]
-                    if found[2] == "ended":
-                        self.ended_because[found[3]] += 1
                 self.news.notify_all()
         with self.news:
             self.is_over = True
