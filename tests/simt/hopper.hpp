@@ -267,9 +267,8 @@ void start_product(float (*d)[4], const Product& wanted, const std::uint32_t (*a
   me.warpgroup.under_way.push_back(std::move(part));
 }
 
-/// Adds a thread's part of a product. Sanitizers are off as in add_products (matrix.hpp).
-__attribute__((no_sanitize("address", "undefined"))) inline void add_part(const ProductPart& part,
-                                                                          float* numbers) {
+/// Adds a thread's part of a product.
+KVPOLICY_SIMT_UNCHECKED inline void add_part(const ProductPart& part, float* numbers) {
   const Product& product = *part.product;
   const int columns = product.columns / 4;  // of this lane
   const int row = self->index % 128 / warp_lanes * 16 + self->lane / 4;

@@ -5,7 +5,9 @@
 // index. A device uses its own order and rounding.
 #pragma once
 
+#include <cstdint>
 #include <cstring>
+#include <vector>
 
 #include <kvpolicy/core/dtype.hpp>
 
@@ -32,18 +34,46 @@ inline std::uint32_t two_numbers(std::uint16_t low, std::uint16_t high) {
   return static_cast<std::uint32_t>(low) | static_cast<std::uint32_t>(high) << 16;
 }
 
+/// All numbers of a type by their 16 bits.
+template <Element E>
+inline const float* numbers_of() {
+  static const std::vector<float> numbers = [] {
+    std::vector<float> all(0x10000);
+    for (std::uint32_t bits = 0; bits < all.size(); ++bits) {
+      E number;
+      number.bits = static_cast<std::uint16_t>(bits);
+      all[bits] = static_cast<float>(number);
+    }
+    return all;
+  }();
+  return numbers.data();
+}
 template <Element E>
 inline float number_of(std::uint32_t bits) {
-  E number;
-  number.bits = static_cast<std::uint16_t>(bits);
-  return static_cast<float>(number);
+  return numbers_of<E>()[bits & 0xffffU];
 }
 
-/// d += a b for the four numbers of one lane. Sanitizers are off here, because the indices are right by
-/// construction and the emulation of an attention kernel spends most of its time here.
-__attribute__((no_sanitize("address", "undefined"))) inline void add_products(float (&d)[4],
-                                                                              const Exchange& all, int g,
-                                                                              int t) {
+/// Where sanitizers are off: the indices are right by construction, and the emulation of an attention kernel spends
+/// most of its time there.
+#define KVPOLICY_SIMT_UNCHECKED __attribute__((no_sanitize("address", "undefined")))
+
+/// Stores one lane's factors.
+template <Element E>
+KVPOLICY_SIMT_UNCHECKED inline void store_factors(Exchange& e, const std::uint32_t (&a)[4], std::uint32_t b0,
+                                                  std::uint32_t b1, int g, int t) {
+  const float* const numbers = numbers_of<E>();
+  for (int high = 0; high < 2; ++high) {
+    const int shift = high * 16;
+    for (int i = 0; i < 4; ++i) {
+      e.a[g + i % 2 * 8][2 * t + high + i / 2 * 8] = numbers[a[i] >> shift & 0xffffU];
+    }
+    e.b[2 * t + high][g] = numbers[b0 >> shift & 0xffffU];
+    e.b[2 * t + 8 + high][g] = numbers[b1 >> shift & 0xffffU];
+  }
+}
+
+/// d += a b for the four numbers of one lane.
+KVPOLICY_SIMT_UNCHECKED inline void add_products(float (&d)[4], const Exchange& all, int g, int t) {
   float sum[4] = {d[0], d[1], d[2], d[3]};
   for (int k = 0; k < 16; ++k) {
     const float b0 = all.b[k][2 * t];
@@ -93,16 +123,8 @@ template <Element E>
 inline void multiply_add(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
   const int g = simt::self->lane / 4;
   const int t = simt::self->lane % 4;
-  const auto& all = simt::meet(simt::Collective::multiply_add, [&](simt::Exchange& e) {
-    for (int high = 0; high < 2; ++high) {
-      const int shift = high * 16;
-      for (int i = 0; i < 4; ++i) {
-        e.a[g + i % 2 * 8][2 * t + high + i / 2 * 8] = simt::number_of<E>(a[i] >> shift);
-      }
-      e.b[2 * t + high][g] = simt::number_of<E>(b0 >> shift);
-      e.b[2 * t + 8 + high][g] = simt::number_of<E>(b1 >> shift);
-    }
-  });
+  const auto& all = simt::meet(simt::Collective::multiply_add,
+                               [&](simt::Exchange& e) { simt::store_factors<E>(e, a, b0, b1, g, t); });
   simt::add_products(d, all, g, t);
 }
 

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# The sanitizers' build does not optimise, since most of it compiles for longer than it runs. This is what runs for longer.
+# UBSan's check that pointers do not wrap would be up to four fifths of its compile time, and a third of the time that the
+# emulation runs; AddressSanitizer checks what is read through them all the same.
+add_library(kvpolicy_sanitized_work INTERFACE)
+target_compile_options(kvpolicy_sanitized_work INTERFACE -O1 -fno-sanitize=pointer-overflow)
+# Loads of vectors may begin at any number.
+add_library(kvpolicy_sanitized_vectors INTERFACE)
+target_compile_options(kvpolicy_sanitized_vectors INTERFACE -fno-sanitize=alignment)
+
+function(kvpolicy_link_where_it_is library)
+  foreach(target IN LISTS ARGN)
+    if(TARGET ${target})
+      # Options of libraries come in their order: these after those that turn sanitizers on.
+      target_link_libraries(${target} PRIVATE ${library})
+    endif()
+  endforeach()
+endfunction()
+set(engines kvpolicy_tool_engine kvpolicy_program_engine test_cpu test_model)
+kvpolicy_link_where_it_is(kvpolicy_sanitized_work
+  ${engines} kvpolicy_tool_policies kvpolicy_program_policies kvpolicy_reference_model_emulated long_runs quickstart shards
+  test_cache test_compiled test_cuda test_gradient test_model_cuda test_parallel test_speculation test_state)
+kvpolicy_link_where_it_is(kvpolicy_sanitized_vectors ${engines})
