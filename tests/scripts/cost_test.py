@@ -57,19 +57,6 @@ class Cost(unittest.TestCase):
         self.assertIn("docs.tables", shown)
         self.assertNotIn("asan: plan", shown)
 
-    def test_keep(self):
-        results = self.build / "results"
-        results.mkdir()
-        self.assertEqual(self.ask("--keep", "cold_2", "--results", results).returncode, 0)
-        kept = json.loads((results / "test_cost_cold_2.json").read_text())
-        found = json.loads(self.ask("--json", "--top", "50").stdout)
-        self.assertEqual(kept, found)
-
-    def test_keep_needs_a_name(self):
-        refused = self.ask("--keep", "../cold")
-        self.assertEqual(refused.returncode, 2)
-        self.assertIn("needs a name of small letters, digits and underscores, not '../cold'", refused.stderr)
-
     def test_without_a_run(self):
         (self.build / "logs/stages").unlink()
         refused = self.ask()
