@@ -80,13 +80,13 @@ function(kvpolicy_test_path out path)
   set(${out} "${path}" PARENT_SCOPE)
 endfunction()
 
-# A header that a file includes under a condition may not be there. Where clang optimises (the sanitizers' build of what
-# runs for long), it does so with the headers: half of the compile time would go into the tests themselves, each of which
-# runs once.
+# A header that a file includes under a condition may not be there.
 function(kvpolicy_write_batch list name includes bodies)
   list(REMOVE_DUPLICATES includes)
   list(TRANSFORM includes REPLACE "(.+)" "#if __has_include(\\1)\n#include \\1\n#endif\n")
   string(JOIN "" text ${includes})
+  # Where clang optimises (the sanitizers' build of what runs for long), it takes the headers alone: up to two fifths of the
+  # compile time would go into the tests, most of whose lines run once.
   string(APPEND text "\n#ifdef __clang__\n#pragma clang optimize off\n#endif\n")
   set(file "${CMAKE_CURRENT_BINARY_DIR}/batches/${name}.cpp")
   file(CONFIGURE OUTPUT "${file}" CONTENT "${text}${bodies}" @ONLY)
