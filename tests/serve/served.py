@@ -6,6 +6,7 @@
 They need nothing but Python. Where the package `openai` is installed, its client is tried too; --openai installs it
 into a virtual environment in this folder, if the package index can be reached.
 """
+import contextlib
 import http.client
 import json
 import os
@@ -98,11 +99,10 @@ class Server:
         """(status, text) of one request."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-        connection.request(method, path, data, {"Content-Type": "application/json"} if data else {})
-        response = connection.getresponse()
-        text = response.read().decode(errors="replace")
-        connection.close()
-        return response.status, text
+        with contextlib.closing(connection):
+            connection.request(method, path, data, {"Content-Type": "application/json"} if data else {})
+            response = connection.getresponse()
+            return response.status, response.read().decode(errors="replace")
 
     def complete(self, **body):
         status, text = self.ask("POST", "/v1/completions", {"prompt": QUESTION, "temperature": 0, "max_tokens": 6, **body})
@@ -110,6 +110,18 @@ class Server:
 
     def metric(self, name):
         return float(re.search(rf"^kvpolicy_{re.escape(name)} (\S+)$", self.ask("GET", "/metrics")[1], re.M).group(1))
+
+    def bring_state_up_to_date(self):
+        """What has happened so far is then in /state and /metrics: a request is answered before they are written, and
+        the next one is read after."""
+        for _ in range(2):
+            self.complete(prompt="b", max_tokens=1)
+
+    def wait_until_saved(self):
+        """Until the folder has all prefixes that are kept by now; one request may be saved in several parts."""
+        self.bring_state_up_to_date()
+        kept = self.metric("prefixes")
+        self.wait_until(lambda: any(int(saved) >= kept for saved in re.findall(r"(\d+) saved to ", "".join(self.lines))))
 
     def longest_prefix(self):
         """Tokens of the longest prefix that is kept."""

@@ -76,10 +76,10 @@ class Restarts(unittest.TestCase):
     def test_a_server_that_is_killed_has_saved_before(self):
         server = self.start("--prefixes", self.folder, "--save-every", "1")
         first = server.complete(prompt=LONG, kv_plan="duo:0.5")[1]
-        server.wait_for(" saved to ")
+        server.wait_until_saved()
         # What comes after is saved as well.
         server.complete(prompt=LONG[::-1], kv_plan="duo:0.5")
-        server.wait_for(" saved to ", times=2)
+        server.wait_until_saved()
         server.kill()
         server = self.start("--prefixes", self.folder, "--save-every", "1")
         for prompt in (LONG, LONG[::-1]):
@@ -131,8 +131,7 @@ class Restarts(unittest.TestCase):
             self.assertEqual(cached(first[i]), 0)
             for taken in itertools.count(1):  # by itself: nobody has asked it
                 other.wait_for(" taken in from ", times=taken)
-                other.complete(prompt="b", max_tokens=1)  # /state is of the time before the next line
-                other.wait_until_idle()
+                other.bring_state_up_to_date()
                 if other.longest_prefix() > least:
                     break
             again = other.complete(prompt=texts[i], kv_plan="duo:0.5")[1]
