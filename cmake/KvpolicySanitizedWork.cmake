@@ -20,5 +20,6 @@ endfunction()
 set(engines kvpolicy_tool_engine kvpolicy_program_engine test_cpu test_model)
 kvpolicy_link_where_it_is(kvpolicy_sanitized_work
   ${engines} kvpolicy_tool_policies kvpolicy_program_policies kvpolicy_reference_model_emulated long_runs quickstart shards
-  test_cache test_compiled test_cuda test_gradient test_model_cuda test_parallel test_speculation test_state)
+  test_cache test_compiled test_core test_cuda test_gradient test_identify test_io test_model_cuda test_offload
+  test_parallel test_plan test_policy test_speculation test_state test_storage)
 kvpolicy_link_where_it_is(kvpolicy_sanitized_vectors ${engines})

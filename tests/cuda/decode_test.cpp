@@ -109,8 +109,9 @@ TEST_CASE_TEMPLATE("decode: chosen chunks", E, KVPOLICY_KERNEL_ELEMENTS) {
         choosing(full(tokens), rows, {0, chunks - 1}, chunks * rows),
         choosing(full(tokens), rows, {}, 0)};  // nothing was chosen yet: all is read
     for (const bool selected : {true, false}) {
-      const test::DecodeLayer<E> layer(80, 2, 3, 64, heads, {.queries = 3, .selected = selected}, seed);
-      check<80>(layer, grids[seed++ % 4]);
+      constexpr int other = test::other_head_dim<80>;
+      const test::DecodeLayer<E> layer(other, 2, 3, 64, heads, {.queries = 3, .selected = selected}, seed);
+      check<other>(layer, grids[seed++ % 4]);
     }
   }
   for (const int rows : {16, 32, 64}) {
@@ -146,15 +147,16 @@ TEST_CASE_TEMPLATE("decode: sinks that seem to stand right before the window", E
     head.turns_sinks = true;
     HeadCase chunk = head;
     chunk.view.prefill_chunk_mask = true;
+    constexpr int other = test::other_head_dim<96>;
     for (const int queries : {1, 4}) {
-      const test::DecodeLayer<E> layer(queries == 1 ? 128 : 96, 4, 2, 64, {head, chunk}, {.queries = queries},
-                                       seed);
+      const test::DecodeLayer<E> layer(queries == 1 ? 128 : other, 4, 2, 64, {head, chunk},
+                                       {.queries = queries}, seed);
       // The turned query is rounded to E before it meets the sinks.
       const double bound = 0.1 * unit<E>;
       if (queries == 1) {
         check<128>(layer, grids[seed++ % 4], bound);
       } else {
-        check<96>(layer, grids[seed++ % 4], bound);
+        check<other>(layer, grids[seed++ % 4], bound);
       }
     }
   }

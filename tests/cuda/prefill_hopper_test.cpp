@@ -17,6 +17,7 @@
 
 using namespace kvpolicy;
 using namespace kvpolicy::cuda;
+using test::OtherElement;
 using test::prefill::Case;
 using test::prefill::chosen;
 using test::prefill::full;
@@ -39,9 +40,11 @@ void check(Case c) {
   CAPTURE(c.splits);
   CAPTURE(c.own_rows);
   c.hopper = true;
-  Trial<E, HeadDim> trial{c};
-  trial.run();
-  trial.check();
+  if constexpr (test::tests_head_dim<HeadDim>) {
+    Trial<E, HeadDim> trial{c};
+    trial.run();
+    trial.check();
+  }
 }
 
 TEST_CASE_TEMPLATE("Hopper prefill: every head_dim, tiles cut and whole", E, KVPOLICY_KERNEL_ELEMENTS) {
@@ -54,9 +57,9 @@ TEST_CASE_TEMPLATE("Hopper prefill: every head_dim, tiles cut and whole", E, KVP
 }
 
 TEST_CASE("Hopper prefill: a ring of tiles that goes round more than twice") {
-  check<bfloat16, 64>({.queries = 17, .histories = {1700}});  // six tiles of 128 rows
+  check<OtherElement, 64>({.queries = 17, .histories = {1700}});  // six tiles of 128 rows
   check<half, 128>({.queries = 17, .histories = {1700}});
-  check<bfloat16, 256>({.queries = 17, .histories = {800}});  // three of 96
+  check<OtherElement, 256>({.queries = 17, .histories = {800}});  // three of 96
 }
 
 TEST_CASE("Hopper prefill: groups share tiles of query rows that they need not divide") {
@@ -68,7 +71,7 @@ TEST_CASE("Hopper prefill: groups share tiles of query rows that they need not d
 TEST_CASE("Hopper prefill: any number of queries after any history") {
   for (const int history : {0, 1, 127, 128, 300}) {
     for (const int queries : {1, 64, 130}) {
-      check<bfloat16, 64>(
+      check<OtherElement, 64>(
           {.queries = queries, .histories = {history}, .page_rows = history == 300 ? 128 : 64});
     }
   }
@@ -81,7 +84,7 @@ TEST_CASE("Hopper prefill: mixed heads of several sequences, longest first or no
                .histories = {300, 17},
                .padded = true,
                .more_heads = 4};
-  check<bfloat16, 64>(c);
+  check<OtherElement, 64>(c);
   check<half, 128>(c);
   Case many{.heads = {}, .queries = 2, .histories = {70}};
   for (int h = 0; h < 131; ++h) many.heads.push_back(h % 5 == 0 ? full() : window(0, h % 7 + 1, 64));
@@ -107,7 +110,7 @@ TEST_CASE("Hopper prefill: sinks that seem to stand before the window") {
     b.view.rotation_limit = 169;
     const Case c{
         .heads = {a, full(), b}, .group = 2, .queries = 90, .histories = {0, 50, 300}, .own_rows = own_rows};
-    check<bfloat16, 64>(c);
+    check<OtherElement, 64>(c);
     check<half, 256>(c);
   }
 }
@@ -123,18 +126,18 @@ TEST_CASE("Hopper prefill: chosen chunks, evicted rows, queries that see nothing
         .queries = 20,
         .histories = {300},
         .selected = true};
-    check<bfloat16, 64>(c);
+    check<OtherElement, 64>(c);
     check<half, 128>(c);
   }
   for (const bool sinks : {false, true}) {
     for (const int splits : {1, 2}) {
-      check<bfloat16, 64>({.heads = {chosen(full(), 16, {1, 2}, 60)},
-                           .queries = 60,
-                           .histories = {0},
-                           .splits = splits,
-                           .own_rows = false,
-                           .selected = true,
-                           .attention_sink_bias = sinks});
+      check<OtherElement, 64>({.heads = {chosen(full(), 16, {1, 2}, 60)},
+                               .queries = 60,
+                               .histories = {0},
+                               .splits = splits,
+                               .own_rows = false,
+                               .selected = true,
+                               .attention_sink_bias = sinks});
     }
   }
 }
@@ -148,7 +151,7 @@ TEST_CASE("Hopper prefill: several blocks for a tile of queries") {
                  .splits = splits,
                  .padded = true,
                  .attention_sink_bias = splits == 5};
-    check<bfloat16, 64>(c);
+    check<OtherElement, 64>(c);
     check<half, 256>(c);
   }
 }
@@ -185,7 +188,7 @@ TEST_CASE("Hopper prefill: trees") {
                    .own_rows = ++seed % 2 == 0,
                    .selected = true,
                    .tree = test::some_tree(queries + older, seed, seed % 3 * 4)};
-      check<bfloat16, 64>(c);
+      check<OtherElement, 64>(c);
       check<half, 128>(c);
     }
   }

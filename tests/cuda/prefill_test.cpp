@@ -15,6 +15,7 @@ using namespace kvpolicy;
 using namespace kvpolicy::cuda;
 using test::all_codes;
 using test::Codes;
+using test::OtherElement;
 using test::prefill::Case;
 using test::prefill::chosen;
 using test::prefill::full;
@@ -34,9 +35,11 @@ void check(const Case& c) {
   CAPTURE(c.histories[0]);
   CAPTURE(c.splits);
   CAPTURE(c.own_rows);
-  Trial<E, HeadDim> trial{c};
-  trial.run();
-  trial.check();
+  if constexpr (test::tests_head_dim<HeadDim>) {
+    Trial<E, HeadDim> trial{c};
+    trial.run();
+    trial.check();
+  }
 }
 
 Head packed(const Codes& codes, int residual, int key_group, int value_group, bool per_channel = false) {
@@ -51,11 +54,11 @@ Head packed(const Codes& codes, int residual, int key_group, int value_group, bo
 TEST_CASE("prefill: every head_dim, tiles cut and whole") {
   for (const int queries : {1, 5, 65}) {
     const Case c{.group = 2, .queries = queries, .histories = {200}};
-    check<bfloat16, 64>(c);
+    check<OtherElement, 64>(c);
     check<half, 80>(c);
-    check<bfloat16, 96>(c);
+    check<OtherElement, 96>(c);
     check<half, 128>(c);
-    check<bfloat16, 256>(c);
+    check<OtherElement, 256>(c);
   }
 }
 
@@ -68,7 +71,7 @@ TEST_CASE("prefill: groups share tiles of query rows that they need not divide")
 TEST_CASE("prefill: any number of queries after any history") {
   for (const int history : {0, 1, 63, 64, 65, 200}) {
     for (const int queries : {1, 63, 64, 65, 130}) {
-      check<bfloat16, 64>({.queries = queries, .histories = {history}});
+      check<OtherElement, 64>({.queries = queries, .histories = {history}});
     }
   }
 }
@@ -80,7 +83,7 @@ TEST_CASE("prefill: mixed heads of several sequences, longest first or not") {
                .histories = {300, 17},
                .padded = true,
                .more_heads = 4};
-  check<bfloat16, 64>(c);
+  check<OtherElement, 64>(c);
   check<half, 128>(c);
 }
 
@@ -103,11 +106,11 @@ TEST_CASE("prefill: windows") {
 
 TEST_CASE("prefill: rows that were appended before the call") {
   for (const int queries : {1, 40, 65}) {
-    check<bfloat16, 64>({.heads = {full(), window(5, 64, 192), window(70, 10, 128, true)},
-                         .group = 2,
-                         .queries = queries,
-                         .histories = {0, 200},
-                         .own_rows = false});
+    check<OtherElement, 64>({.heads = {full(), window(5, 64, 192), window(70, 10, 128, true)},
+                             .group = 2,
+                             .queries = queries,
+                             .histories = {0, 200},
+                             .own_rows = false});
   }
 }
 
@@ -116,11 +119,11 @@ TEST_CASE("prefill: sinks that seem to stand before the window") {
     Head a = window(4, 30, 128), b = window(70, 20, 128);
     a.view.rotation_limit = 33;
     b.view.rotation_limit = 89;
-    check<bfloat16, 64>({.heads = {a, full(), b},
-                         .group = 2,
-                         .queries = 60,
-                         .histories = {0, 50, 300},
-                         .own_rows = own_rows});
+    check<OtherElement, 64>({.heads = {a, full(), b},
+                             .group = 2,
+                             .queries = 60,
+                             .histories = {0, 50, 300},
+                             .own_rows = own_rows});
     check<half, 80>({.heads = {a}, .queries = 60, .histories = {100}, .own_rows = own_rows});
   }
 }
@@ -134,7 +137,7 @@ TEST_CASE("prefill: chosen chunks of exact rows") {
         .queries = 20,
         .histories = {300},
         .selected = true};
-    check<bfloat16, 64>(c);
+    check<OtherElement, 64>(c);
     check<half, 256>(c);
   }
   // Chosen among rows that some of the queries must not see yet.
@@ -219,11 +222,11 @@ TEST_CASE("prefill: quantised windows and chunks") {
     for (const int rows : {8, 16, 64}) {
       std::vector<int> chunks;
       for (int i = 0; i < 256 / rows; i += i % 3 + 1) chunks.push_back(i);
-      check<bfloat16, 128>({.heads = {chosen(packed(codes, 70, 128, 32), rows, chunks, 256)},
-                            .group = 2,
-                            .queries = 12,
-                            .histories = {300},
-                            .selected = true});
+      check<OtherElement, 128>({.heads = {chosen(packed(codes, 70, 128, 32), rows, chunks, 256)},
+                                .group = 2,
+                                .queries = 12,
+                                .histories = {300},
+                                .selected = true});
     }
   }
 }
@@ -256,7 +259,7 @@ TEST_CASE("prefill: several blocks for a tile of queries") {
                  .splits = splits,
                  .padded = true,
                  .attention_sink_bias = splits == 5};
-    check<bfloat16, 64>(c);
+    check<OtherElement, 64>(c);
     check<half, 256>(c);
   }
 }
@@ -296,13 +299,13 @@ TEST_CASE("prefill: queries that see nothing") {
   Head head = chosen(full(), 16, {1, 2}, 60);
   for (const bool sinks : {false, true}) {
     for (const int splits : {1, 2}) {
-      check<bfloat16, 64>({.heads = {head},
-                           .queries = 60,
-                           .histories = {0},
-                           .splits = splits,
-                           .own_rows = false,
-                           .selected = true,
-                           .attention_sink_bias = sinks});
+      check<OtherElement, 64>({.heads = {head},
+                               .queries = 60,
+                               .histories = {0},
+                               .splits = splits,
+                               .own_rows = false,
+                               .selected = true,
+                               .attention_sink_bias = sinks});
     }
   }
 }
@@ -319,11 +322,11 @@ TEST_CASE("prefill, trees: every head_dim, alone and at the end of older nodes")
                    .own_rows = ++seed % 2 == 0,
                    .tree = test::some_tree(queries + older, seed, seed % 3 * 4)};
       CAPTURE(older);
-      check<bfloat16, 64>(c);
+      check<OtherElement, 64>(c);
       check<half, 80>(c);
-      check<bfloat16, 96>(c);
+      check<OtherElement, 96>(c);
       check<half, 128>(c);
-      check<bfloat16, 256>(c);
+      check<OtherElement, 256>(c);
     }
   }
 }

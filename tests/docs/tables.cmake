@@ -46,7 +46,7 @@ function(refuses page)
 endfunction()
 
 file(REMOVE_RECURSE "${WORK}")
-foreach(page README.md docs/adoption.md docs/distributed.md docs/install.md docs/performance.md docs/results.md docs/serving.md docs/triforce.md)
+foreach(page README.md CONTRIBUTING.md docs/adoption.md docs/distributed.md docs/install.md docs/performance.md docs/results.md docs/serving.md docs/triforce.md)
   file(READ "${SOURCE_DIR}/${page}" text)
   file(WRITE "${WORK}/${page}" "${text}")
 endforeach()
@@ -59,6 +59,7 @@ refuses(docs/results.md
         "| full | " "| full | 1" "-| full | 1"
         "| DuoAttention, 50 %" "| DuoAttention, 50 %|" "-| DuoAttention, 50 %|"
         "| SnapKV |" "| SnapKV | 9" "-| SnapKV | 9")
+refuses(CONTRIBUTING.md "| in all | " "| in all | 1" "-| in all | 1")
 refuses(docs/adoption.md "55 lines changed" "5 lines changed" "-SmolLM2-135M-Instruct")
 refuses(docs/triforce.md
         "| quotes the text |" "| quotes another |" "quotes another |"

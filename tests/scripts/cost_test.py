@@ -31,6 +31,7 @@ class Cost(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.build = Path(folder.name)
         self.write("logs/stages", STAGES)
+        self.write("logs/rota", "ways fuzz\n")
         self.write("release/.ninja_log", NINJA)
         self.write("asan/Testing/Temporary/LastTest.log", CTEST)
 
@@ -50,12 +51,26 @@ class Cost(unittest.TestCase):
         self.assertEqual([one["seconds"] for one in found["objects"]], [2.0, 1.5, 0.5])
         self.assertEqual([(one["name"], one["seconds"]) for one in found["tests"]], [("docs.tables", 3600), ("plan", 62)])
         self.assertGreater(found["context"]["cores"], 0)
+        self.assertEqual(found["context"]["rota"], ["ways", "fuzz"])
 
     def test_text(self):
         shown = self.ask("--top", "1").stdout
         self.assertIn("release: 4 s of compiling, 0 s of running", shown)
         self.assertIn("docs.tables", shown)
         self.assertNotIn("asan: plan", shown)
+
+    def test_keep(self):
+        results = self.build / "results"
+        results.mkdir()
+        self.assertEqual(self.ask("--keep", "cold_2", "--results", results).returncode, 0)
+        kept = json.loads((results / "test_cost_cold_2.json").read_text())
+        found = json.loads(self.ask("--json", "--top", "50").stdout)
+        self.assertEqual(kept, {"name": "cold_2", **found})
+
+    def test_keep_needs_a_name(self):
+        refused = self.ask("--keep", "../cold")
+        self.assertEqual(refused.returncode, 2)
+        self.assertIn("needs a name of small letters, digits and underscores, not '../cold'", refused.stderr)
 
     def test_without_a_run(self):
         (self.build / "logs/stages").unlink()

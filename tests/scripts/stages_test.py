@@ -11,7 +11,7 @@ from pathlib import Path
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 # The parts of each day.
-ROTA = [["x86-64", "x86-64-v2"], ["kernels-bfloat16"], ["ways"], ["x86-64-v3", "fuzz"], ["aarch64"]]
+ROTA = [["x86-64", "x86-64-v2"], ["kernels"], ["ways"], ["x86-64-v3", "fuzz"], ["aarch64", "ptxas"]]
 PARTS = [part for parts in ROTA for part in parts]
 DAY = 86400
 
@@ -112,8 +112,9 @@ class Stages(unittest.TestCase):
             self.assertEqual(sorted([*seen, *left]), sorted(PARTS))
             targets = re.search("KVPOLICY_TEST_CPU_TARGETS=(.*)", called)[1].split(";")
             self.assertEqual(targets, [name for name in seen if name.startswith("x86-64")] or [""])
-            self.assertEqual("KERNELS=ON" in called, "kernels-bfloat16" in seen)
+            self.assertEqual("EVERY_KERNEL=ON" in called, "kernels" in seen)
             self.assertEqual("--every-way" in called, "ways" in seen)
+            self.assertEqual("KVPOLICY_CUDA_ARCHITECTURES=80-virtual" not in called, "ptxas" in seen)
             for stage, command in (("fuzz", "fuzz"), ("aarch64", "test-aarch64")):
                 self.assertEqual(bool(re.search(rf"(?m)^{command}\b", called)), stage in seen)
 

@@ -17,6 +17,7 @@
 #include <kvpolicy/cuda/kernels/bound.cuh>
 
 #include "cuda/support/device_head.hpp"
+#include "cuda/support/elements.hpp"
 #include "cuda/support/launch.hpp"
 #include "support/tensors.hpp"
 
@@ -253,9 +254,9 @@ inline std::size_t check_random_device_bounds(std::uint64_t seed) {
   const auto run = [&]<class E, int D>() { return BoundTrial<E, D>{random}.run(random); };
   switch (seed % 4) {
     case 0: return run.template operator()<kvpolicy::half, 64>();
-    case 1: return run.template operator()<kvpolicy::bfloat16, 64>();
+    case 1: return run.template operator()<OtherElement, 64>();
     case 2: return run.template operator()<kvpolicy::half, 128>();
-    default: return run.template operator()<kvpolicy::bfloat16, 128>();
+    default: return run.template operator()<OtherElement, 128>();
   }
 }
 
