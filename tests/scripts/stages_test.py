@@ -114,7 +114,8 @@ class Stages(unittest.TestCase):
             self.assertEqual(targets, [name for name in seen if name.startswith("x86-64")] or [""])
             self.assertEqual("EVERY_KERNEL=ON" in called, "kernels" in seen)
             self.assertEqual("--every-way" in called, "ways" in seen)
-            self.assertEqual("KVPOLICY_CUDA_ARCHITECTURES=80-virtual" not in called, "ptxas" in seen)
+            self.assertEqual("--preset cuda" in called, "ptxas" in seen)
+            self.assertEqual("--preset ptx" in called, "ptxas" not in seen)
             for stage, command in (("fuzz", "fuzz"), ("aarch64", "test-aarch64")):
                 self.assertEqual(bool(re.search(rf"(?m)^{command}\b", called)), stage in seen)
 
