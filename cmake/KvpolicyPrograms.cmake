@@ -62,13 +62,12 @@ endforeach()
 add_library(kvpolicy_short_compile INTERFACE)
 target_compile_options(kvpolicy_short_compile INTERFACE ${KVPOLICY_SHORT_COMPILE})
 
-# Compiles the shipped policies once, with the flags of our own programs, for all tests and tools that
-# link this library: otherwise every file that names policies compiles them again, which was half of a
-# build. Most tools have rows of bfloat16 alone; kvpolicy_program_policies adds those of float and half.
+# Compiles the shipped policies once, with the flags of our own programs, for all tests and tools that link this library
+# (kvpolicy/instances.hpp): otherwise every file that names policies compiles them again, which was half of a build. Most
+# tools have rows of bfloat16 alone; kvpolicy_program_policies adds those of float and half.
 add_library(kvpolicy_tool_policies STATIC "${PROJECT_SOURCE_DIR}/compiled/policies_bfloat16.cpp")
 target_link_libraries(kvpolicy_tool_policies PUBLIC kvpolicy::kvpolicy PRIVATE kvpolicy_program_flags)
-target_compile_options(kvpolicy_tool_policies INTERFACE
-  "$<$<COMPILE_LANGUAGE:CXX>:SHELL:-include kvpolicy/compiled/policies.hpp>")
+target_compile_definitions(kvpolicy_tool_policies INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:KVPOLICY_SEPARATE_COMPILATION>")
 add_library(kvpolicy_program_policies STATIC "${PROJECT_SOURCE_DIR}/compiled/policies_float.cpp"
                                              "${PROJECT_SOURCE_DIR}/compiled/policies_half.cpp")
 target_link_libraries(kvpolicy_program_policies PUBLIC kvpolicy_tool_policies PRIVATE kvpolicy_program_flags)
@@ -89,8 +88,6 @@ if(TARGET kvpolicy::cpu)
   target_link_libraries(kvpolicy_tool_engine
                         PUBLIC kvpolicy::cpu kvpolicy_openmp kvpolicy_tool_policies
                         PRIVATE kvpolicy_program_flags)
-  target_compile_options(kvpolicy_tool_engine INTERFACE
-    "$<$<COMPILE_LANGUAGE:CXX>:SHELL:-include ${PROJECT_SOURCE_DIR}/compiled/program_engine.hpp>")
   add_library(kvpolicy_program_engine STATIC EXCLUDE_FROM_ALL
               "${PROJECT_SOURCE_DIR}/compiled/program_caches.cpp")
   target_link_libraries(kvpolicy_program_engine

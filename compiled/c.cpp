@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The C interface (kvpolicy/c.h) over one cache type for each element type.
+// The C interface (kvpolicy/c.h) over one cache type for each element type, whose policies are compiled beside it.
+#define KVPOLICY_SEPARATE_COMPILATION
 #include <kvpolicy/c.h>
 
 #include <algorithm>

@@ -1,8 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "program_engine.hpp"
+#include <kvpolicy/cpu/instances.hpp>
 
-namespace kvpolicy {
-
-KVPOLICY_CACHE_INSTANCE(template, bfloat16, cpu::Engine<>)
-
-}  // namespace kvpolicy
+KVPOLICY_DEFINE_CPU_CACHES(bfloat16)

@@ -1,9 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "program_engine.hpp"
+#include <kvpolicy/cpu/instances.hpp>
 
-namespace kvpolicy {
-
-KVPOLICY_CACHE_INSTANCE(template, float, cpu::Engine<>)
-KVPOLICY_CACHE_INSTANCE(template, half, cpu::Engine<>)
-
-}  // namespace kvpolicy
+KVPOLICY_DEFINE_CPU_CACHES(float)
+KVPOLICY_DEFINE_CPU_CACHES(half)

@@ -1,4 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "program_engine.hpp"
+#include <kvpolicy/cpu/instances.hpp>
 
-KVPOLICY_PROGRAM_ENGINE(template)
+KVPOLICY_DEFINE_CPU_ENGINE()

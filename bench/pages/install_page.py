@@ -8,10 +8,20 @@ from .markdown import table
 def compile_cost(path):
     results = json.loads(path.read_text(encoding="utf-8"))
     context = results["context"]
+    beside = context.get("beside")
     rows = [[case["name"], f"[`{case['source'].removeprefix('tests/consumer/')}`](../{case['source']})", f"`{case['flags']}`",
-             f"{case['seconds']:.1f} s", f"{case['mb']} MB"] for case in results["cases"]]
-    return (f"{context['compiler']} on {context['cpu']}, {context['date']}.\n\n"
-            + table(["a file with", "source", "flags", "user seconds", "peak memory"], rows, left=3))
+             f"{case['seconds']:.1f} s", f"{case['mb']} MB"] + before(case, beside) for case in results["cases"]]
+    heads = ["a file with", "source", "flags", "user seconds", "peak memory"] + ([f"at {beside}"] if beside else [])
+    return (f"{context['compiler']} on {context['cpu']}, {context['date']}: medians of {context['runs']}, in turn, and the most "
+            f"memory.\n\n" + table(heads, rows, left=3))
+
+
+def before(case, beside):
+    if not beside:
+        return []
+    if "before" not in case:
+        return [""]
+    return [f"{case['before']['seconds']:.1f} s, {case['before']['mb']} MB: {case['ratio']:.2f}"]
 
 
 TABLES = {"compile_cost": (["compile_cost.json"], compile_cost)}

@@ -7,6 +7,7 @@
 
 #include <kvpolicy/cache/batch.hpp>
 #include <kvpolicy/cache/kv_cache.hpp>
+#include <kvpolicy/core/separate.hpp>
 #include <kvpolicy/cpu/engine.hpp>
 #include <kvpolicy/cpu/huge_pages.hpp>
 
@@ -22,3 +23,11 @@ template <Element E, class CpuEngine = Engine<>>
 using Batch = kvpolicy::Batch<E, CpuEngine>;
 
 }  // namespace kvpolicy::cpu
+
+namespace kvpolicy {
+
+/// The caches over it; SPEC is `template` or `extern template` (kvpolicy/cpu/instances.hpp).
+#define KVPOLICY_CPU_CACHE_INSTANCE(SPEC, E) KVPOLICY_CACHE_INSTANCE(SPEC, E, cpu::Engine<>)
+KVPOLICY_DECLARE_INSTANCES(KVPOLICY_CPU_CACHE_INSTANCE)
+
+}  // namespace kvpolicy

@@ -12,6 +12,7 @@
 #include <mutex>
 #include <span>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <reference_model/parallel/communicator.hpp>

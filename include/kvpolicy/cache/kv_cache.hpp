@@ -25,6 +25,7 @@
 #include <kvpolicy/cache/progress_checks.hpp>
 #include <kvpolicy/core/attention.hpp>
 #include <kvpolicy/core/scalar_engine.hpp>
+#include <kvpolicy/core/separate.hpp>
 #include <kvpolicy/plan/cache_options.hpp>
 #include <kvpolicy/plan/head_plan.hpp>
 
@@ -78,12 +79,11 @@ class KvCache {
 
   /// @throws ConfigError for options that do not work, alone or with the plan; ShapeError for `value_outputs` of a
   /// model with other heads
-  explicit KvCache(Plan plan, const CacheOptions& options = {}, Engine engine = {})
-      : KvCache{std::move(plan), options, std::move(engine), CachePool{valid(options)}} {}
+  explicit KvCache(Plan plan, const CacheOptions& options = {}, Engine engine = {});
 
   KvCache(KvCache&&) noexcept = default;
   KvCache& operator=(KvCache&&) noexcept = default;
-  ~KvCache() = default;
+  ~KvCache();
 
   /// An independent cache with the same rows: full pages are shared, open ones copied.
   /// @throws std::bad_alloc
@@ -101,13 +101,7 @@ class KvCache {
   /// heads make a new selection. Needs memory for all rows of the heads that change.
   /// @throws ConfigError if the plan does not fit, or a head that changes holds not every row or holds
   /// rows quantised; ShapeError for rows that a new head cannot hold; std::bad_alloc, StorageError
-  [[nodiscard]] KvCache fork_as(Plan plan) const {
-    check_same_shape(name, plan_.shape(), plan.shape());
-    static_cast<void>(held(layers_));
-    KvCache other{std::move(plan), options_, calls_.engine(), pool_};
-    other.take(*this);
-    return other;
-  }
+  [[nodiscard]] KvCache fork_as(Plan plan) const;
 
   /// Forgets the text: plan, options and engine stay, and the next row of every layer stands at position
   /// 0 again. Rows go back to the memory resources, except for pages that forks share. A new tail and a new
@@ -165,20 +159,14 @@ class KvCache {
   /// failed half-way through the layers. The nodes of a tree count as rows after the text: of a
   /// pending tree the first ones stay that fit into `tokens`, pending still.
   /// @throws RollbackError if a layer has committed that far, or has not come that far.
-  void truncate(std::size_t tokens) {
-    check_truncate<Layer>(name, held(layers_), tokens, options_.max_rollback);
-    for (Layer& layer : layers_) layer.truncate(tokens);
-  }
+  void truncate(std::size_t tokens);
 
   /// Keeps the nodes of `path` and drops all other nodes of the pending tree, in every layer. `path` leads from
   /// the text downwards; its nodes become tentative rows of the text. An empty path drops the whole tree.
   /// A selection that a node's query made is taken back as by `truncate`, unless the node and all nodes before it stay.
   /// @throws RollbackError if no tree is pending or a step failed half-way through the layers,
   /// ShapeError if `path` is no path of the tree
-  void accept(std::span<const std::size_t> path) {
-    check_accept<Layer>(name, held(layers_), path);
-    for (Layer& layer : layers_) layer.accept(path);
-  }
+  void accept(std::span<const std::size_t> path);
 
   /// Whether rows read otherwise after a commit than before, for some head quantises: what a model says
   /// then depends on when they are committed (speculation/decoder.hpp).
@@ -195,50 +183,17 @@ class KvCache {
   /// Heads of other policies stay as they are. If memory runs out, rows are committed, no more.
   /// @throws std::bad_alloc, StorageError, ShapeError if rows came without their queries (`append`
   /// alone), or were in no scoring pass that their scorer needs, RollbackError if a tree is pending
-  void compress() {
-    refuse_tree("compress");
-    const bool in_model = one_drops_in_model<Layer>(layers_);
-    for (const Layer& layer : layers_) layer.check_ranked("compress", in_model);
-    commit();
-    calls_.compress(layers_);
-  }
+  void compress();
   /// The same for one layer, for engines that prefill layer by layer.
   /// @throws as above; ConfigError if heads of the layer compete with those of other layers (`adaptive_in_model`)
-  void compress(std::size_t layer) {
-    Layer& own = own_layer(layer);
-    check_compressed_alone(name, layer, std::ranges::any_of(own.heads, [](const HeadPtr& head) {
-                             return head->is_adaptive_in_model();
-                           }));
-    own.tree.refuse("compress");
-    own.check_ranked("compress", false);
-    calls_.commit({&own, 1});
-    calls_.compress({&own, 1});
-  }
+  void compress(std::size_t layer);
 
   /// Takes over what a scoring pass over a fork has found: heads whose scorer waits for it know of their rows what the
   /// same heads of `scored` do. `scored` was forked from this cache and has read more since (policy/kvzip_scorer.hpp);
   /// the cache itself has changed neither.
   /// @throws ConfigError if `scored` has another plan; ShapeError if it holds fewer tokens, or dropped rows since;
   /// RollbackError if a tree is pending
-  void take_scores(const KvCache& scored) {
-    refuse_tree("take_scores");
-    scored.refuse_tree("take_scores");
-    require(scored.plan_ == plan_, name, "::take_scores: the scores are of a cache under another plan");
-    const auto each = [&](auto act) {
-      for (std::size_t l = 0; l < layers_.size(); ++l) {
-        for (std::size_t i = 0; i < layers_[l].heads.size(); ++i) {
-          if (layers_[l].heads[i]->roles().waits_for_scoring) act(layers_[l], scored.layers_[l], i);
-        }
-      }
-    };
-    each([](const Layer& own, const Layer& other, std::size_t i) {
-      check_grew_only(name, own.number, i, own.heads[i]->rows(), own.committed, other.heads[i]->rows(),
-                      other.committed);
-    });
-    each([](Layer& own, const Layer& other, std::size_t i) {
-      own.heads[i]->inherit(other.heads[i]->accumulated());
-    });
-  }
+  void take_scores(const KvCache& scored);
 
   /// Tokens that every layer has seen, nodes of a pending tree included; `tokens(layer)` differs only
   /// inside a step.
@@ -252,14 +207,7 @@ class KvCache {
   }
 
   /// Live bytes of row memory asked of the memory resources; pages shared with forks count in full.
-  [[nodiscard]] std::size_t bytes() const {
-    std::size_t total = 0;
-    for (const Layer& layer : layers_) {
-      total += layer.tail.bytes() + layer.queries.bytes();
-      for (const HeadPtr& head : layer.heads) total += head->bytes();
-    }
-    return total;
-  }
+  [[nodiscard]] std::size_t bytes() const;
   /// The part of `bytes()` that is in slow memory.
   [[nodiscard]] std::size_t slow_bytes() const { return sum(&Head::slow_bytes); }
   /// The part of `bytes()` that is in pages which a fork holds too.
@@ -267,12 +215,7 @@ class KvCache {
   /// Bookkeeping besides `bytes()`: the objects of cache, layers and heads, page tables, positions and
   /// selections, the plan's table, and the pool's unless the options gave the pool. Settings, which
   /// copies of a plan share, and the scratch memory of calls are not counted.
-  [[nodiscard]] std::size_t overhead_bytes() const {
-    const std::size_t table = plan_.shape().kv_head_count() * sizeof(HeadSettings<E>);
-    std::size_t total = sizeof(*this) + table + pool_.overhead_bytes();
-    for (const Layer& layer : layers_) total += layer.overhead_bytes();
-    return total;
-  }
+  [[nodiscard]] std::size_t overhead_bytes() const;
 
   /// Keys that were read besides those of attention itself: one for each row of a head that was
   /// looked at for a compression, or at a call because the head adds up its attention. Forks go on
@@ -304,11 +247,7 @@ class KvCache {
   /// `queries`: for each KV head of the layer [group, rows], each row's probability summed over them,
   /// in the order of `segments`. What plans may be chosen by (fastgen.hpp). Returns their number.
   /// @throws ShapeError if rows came without their queries, RollbackError if a tree is pending
-  std::size_t observe(std::size_t layer, std::size_t queries, std::vector<std::vector<float>>& sums) {
-    const Layer& own = own_layer(layer);
-    const std::size_t known = check_observe(name, own, queries);
-    return calls_.observe(own, known, sums);
-  }
+  std::size_t observe(std::size_t layer, std::size_t queries, std::vector<std::vector<float>>& sums);
 
   /// The cached rows that the next query of a head would read, for engines with attention of
   /// their own and for inspection; with a pending tree, what one right after the text would read, and
@@ -328,10 +267,7 @@ class KvCache {
   friend struct CacheLayers;      // copies on another backend, and moving out
 
   KvCache(const KvCache&) = default;
-  KvCache(Plan plan, const CacheOptions& options, Engine engine, CachePool pool)
-      : plan_{std::move(plan)}, options_{options}, pool_{std::move(pool)}, calls_{std::move(engine)} {
-    layers_ = new_layers();
-  }
+  KvCache(Plan plan, const CacheOptions& options, Engine engine, CachePool pool);
 
   [[nodiscard]] static const CacheOptions& valid(const CacheOptions& options) {
     options.validate();
@@ -347,16 +283,7 @@ class KvCache {
   }
 
   // This cache is new, and may be thrown away half-way.
-  void take(const KvCache& other) {
-    calls_.observed_rows() = other.observed_rows();
-    for (std::size_t l = 0; l < layers_.size(); ++l) {
-      Layer& own = layers_[l];
-      take_layer(own, other.layers_[l], context_of(own.shape), [&](std::size_t head) {
-        return plan_.at(own.number, head) == other.plan_.at(own.number, head);
-      });
-      calls_.compress_due(own);
-    }
-  }
+  void take(const KvCache& other);
 
   // What a layer's heads are made with.
   [[nodiscard]] StorageContext context_of(const LayerShape& layer) const {
@@ -370,17 +297,7 @@ class KvCache {
 
   // Rows whose attention is added up, and those of a compression that is due, are committed by their own
   // layer's `attend`, which is too early for the layers that read them too.
-  void check_reading(std::size_t layer, const std::vector<Layer>& layers) const {
-    const std::size_t source = plan_.shape().cache_of(layer);
-    if (source == layer) return;
-    require(!std::ranges::find(layers, source, &Layer::number)->roles.accumulates, "KvCache: layer ", layer,
-            " reads the cache of layer ", source, ", whose heads add up attention; give them another policy");
-    for (std::size_t head = 0; head < plan_.shape().layer(source).kv_heads; ++head) {
-      require(!plan_.at(source, head).compresses_by_itself(), "KvCache: layer ", layer,
-              " reads the cache of layer ", source, ", whose KV head ", head,
-              " compresses by itself (compress_every); use 0 and call `compress` between steps");
-    }
-  }
+  void check_reading(std::size_t layer, const std::vector<Layer>& layers) const;
 
   // Where layer `number` stands in layers_, which leaves out layers without a cache.
   [[nodiscard]] std::size_t place_of(std::size_t number) const {
@@ -390,26 +307,12 @@ class KvCache {
 
   // The layer whose rows layer `number` reads.
   // @throws ShapeError if there is no such layer or it reads none
-  [[nodiscard]] const Layer& read_by(std::size_t number) const {
-    static_cast<void>(held(layers_));
-    const ModelShape& model = plan_.shape();
-    require<ShapeError>(number < model.layers, "KvCache: there is no layer ", number, ", the plan has ",
-                        model.layers);
-    const std::size_t source = model.cache_of(number);
-    require<ShapeError>(model.layer(source).kv_heads > 0, "KvCache: layer ", number,
-                        " has no cache (its kv_heads is 0), so no call is made for it");
-    return layers_[place_of(source)];
-  }
+  [[nodiscard]] const Layer& read_by(std::size_t number) const;
   [[nodiscard]] Layer& read_by(std::size_t number) {
     return const_cast<Layer&>(std::as_const(*this).read_by(number));
   }
   // The layer that keeps the rows of layer `number`. @throws ShapeError if it keeps none
-  [[nodiscard]] Layer& own_layer(std::size_t number) {
-    Layer& layer = read_by(number);
-    require<ShapeError>(layer.number == number, "KvCache: layer ", number, " reads the cache of layer ",
-                        layer.number, " and has no rows of its own; it takes attend alone");
-    return layer;
-  }
+  [[nodiscard]] Layer& own_layer(std::size_t number);
 
   // The call's options with what the layer itself says of its logits.
   [[nodiscard]] AttendOptions completed(const AttendOptions& options, std::size_t number) const {
@@ -431,6 +334,154 @@ class KvCache {
 };
 
 // Outside the class for the sake of `extern template`, as in layer_calls.hpp.
+
+template <Element E, AttentionEngine Engine>
+KvCache<E, Engine>::KvCache(Plan plan, const CacheOptions& options, Engine engine)
+    : KvCache{std::move(plan), options, std::move(engine), CachePool{valid(options)}} {}
+
+template <Element E, AttentionEngine Engine>
+KvCache<E, Engine>::KvCache(Plan plan, const CacheOptions& options, Engine engine, CachePool pool)
+    : plan_{std::move(plan)}, options_{options}, pool_{std::move(pool)}, calls_{std::move(engine)} {
+  layers_ = new_layers();
+}
+
+template <Element E, AttentionEngine Engine>
+KvCache<E, Engine>::~KvCache() = default;
+
+template <Element E, AttentionEngine Engine>
+KvCache<E, Engine> KvCache<E, Engine>::fork_as(Plan plan) const {
+  check_same_shape(name, plan_.shape(), plan.shape());
+  static_cast<void>(held(layers_));
+  KvCache other{std::move(plan), options_, calls_.engine(), pool_};
+  other.take(*this);
+  return other;
+}
+
+template <Element E, AttentionEngine Engine>
+void KvCache<E, Engine>::truncate(std::size_t tokens) {
+  check_truncate<Layer>(name, held(layers_), tokens, options_.max_rollback);
+  for (Layer& layer : layers_) layer.truncate(tokens);
+}
+
+template <Element E, AttentionEngine Engine>
+void KvCache<E, Engine>::accept(std::span<const std::size_t> path) {
+  check_accept<Layer>(name, held(layers_), path);
+  for (Layer& layer : layers_) layer.accept(path);
+}
+
+template <Element E, AttentionEngine Engine>
+void KvCache<E, Engine>::compress() {
+  refuse_tree("compress");
+  const bool in_model = one_drops_in_model<Layer>(layers_);
+  for (const Layer& layer : layers_) layer.check_ranked("compress", in_model);
+  commit();
+  calls_.compress(layers_);
+}
+
+template <Element E, AttentionEngine Engine>
+void KvCache<E, Engine>::compress(std::size_t layer) {
+  Layer& own = own_layer(layer);
+  check_compressed_alone(name, layer, std::ranges::any_of(own.heads, [](const HeadPtr& head) {
+                           return head->is_adaptive_in_model();
+                         }));
+  own.tree.refuse("compress");
+  own.check_ranked("compress", false);
+  calls_.commit({&own, 1});
+  calls_.compress({&own, 1});
+}
+
+template <Element E, AttentionEngine Engine>
+void KvCache<E, Engine>::take_scores(const KvCache& scored) {
+  refuse_tree("take_scores");
+  scored.refuse_tree("take_scores");
+  require(scored.plan_ == plan_, name, "::take_scores: the scores are of a cache under another plan");
+  const auto each = [&](auto act) {
+    for (std::size_t l = 0; l < layers_.size(); ++l) {
+      for (std::size_t i = 0; i < layers_[l].heads.size(); ++i) {
+        if (layers_[l].heads[i]->roles().waits_for_scoring) act(layers_[l], scored.layers_[l], i);
+      }
+    }
+  };
+  each([](const Layer& own, const Layer& other, std::size_t i) {
+    check_grew_only(name, own.number, i, own.heads[i]->rows(), own.committed, other.heads[i]->rows(),
+                    other.committed);
+  });
+  each([](Layer& own, const Layer& other, std::size_t i) {
+    own.heads[i]->inherit(other.heads[i]->accumulated());
+  });
+}
+
+template <Element E, AttentionEngine Engine>
+std::size_t KvCache<E, Engine>::bytes() const {
+  std::size_t total = 0;
+  for (const Layer& layer : layers_) {
+    total += layer.tail.bytes() + layer.queries.bytes();
+    for (const HeadPtr& head : layer.heads) total += head->bytes();
+  }
+  return total;
+}
+
+template <Element E, AttentionEngine Engine>
+std::size_t KvCache<E, Engine>::overhead_bytes() const {
+  const std::size_t table = plan_.shape().kv_head_count() * sizeof(HeadSettings<E>);
+  std::size_t total = sizeof(*this) + table + pool_.overhead_bytes();
+  for (const Layer& layer : layers_) total += layer.overhead_bytes();
+  return total;
+}
+
+template <Element E, AttentionEngine Engine>
+std::size_t KvCache<E, Engine>::observe(std::size_t layer, std::size_t queries,
+                                        std::vector<std::vector<float>>& sums) {
+  const Layer& own = own_layer(layer);
+  const std::size_t known = check_observe(name, own, queries);
+  return calls_.observe(own, known, sums);
+}
+
+template <Element E, AttentionEngine Engine>
+void KvCache<E, Engine>::take(const KvCache& other) {
+  calls_.observed_rows() = other.observed_rows();
+  for (std::size_t l = 0; l < layers_.size(); ++l) {
+    Layer& own = layers_[l];
+    take_layer(own, other.layers_[l], context_of(own.shape), [&](std::size_t head) {
+      return plan_.at(own.number, head) == other.plan_.at(own.number, head);
+    });
+    calls_.compress_due(own);
+  }
+}
+
+template <Element E, AttentionEngine Engine>
+void KvCache<E, Engine>::check_reading(std::size_t layer, const std::vector<Layer>& layers) const {
+  const std::size_t source = plan_.shape().cache_of(layer);
+  if (source == layer) return;
+  require(!std::ranges::find(layers, source, &Layer::number)->roles.accumulates, "KvCache: layer ", layer,
+          " reads the cache of layer ", source, ", whose heads add up attention; give them another policy");
+  for (std::size_t head = 0; head < plan_.shape().layer(source).kv_heads; ++head) {
+    require(!plan_.at(source, head).compresses_by_itself(), "KvCache: layer ", layer,
+            " reads the cache of layer ", source, ", whose KV head ", head,
+            " compresses by itself (compress_every); use 0 and call `compress` between steps");
+  }
+}
+
+template <Element E, AttentionEngine Engine>
+const CacheLayer<E>& KvCache<E, Engine>::read_by(std::size_t number) const {
+  static_cast<void>(held(layers_));
+  const ModelShape& model = plan_.shape();
+  require<ShapeError>(number < model.layers, "KvCache: there is no layer ", number, ", the plan has ",
+                      model.layers);
+  const std::size_t source = model.cache_of(number);
+  require<ShapeError>(model.layer(source).kv_heads > 0, "KvCache: layer ", number,
+                      " has no cache (its kv_heads is 0), so no call is made for it");
+  return layers_[place_of(source)];
+}
+
+template <Element E, AttentionEngine Engine>
+CacheLayer<E>& KvCache<E, Engine>::own_layer(std::size_t number) {
+  Layer& layer = read_by(number);
+  require<ShapeError>(layer.number == number, "KvCache: layer ", number, " reads the cache of layer ",
+                      layer.number, " and has no rows of its own; it takes attend alone");
+  return layer;
+}
+
 template <Element E, AttentionEngine Engine>
 std::vector<CacheLayer<E>> KvCache<E, Engine>::new_layers() const {
   const ModelShape& model = plan_.shape();
@@ -473,5 +524,13 @@ KvCache(const HeadPlan<T...>&, const CacheOptions&) -> KvCache<typename HeadPlan
 template <class... T, AttentionEngine Engine>
 KvCache(const HeadPlan<T...>&, const CacheOptions&,
         Engine) -> KvCache<typename HeadPlan<T...>::element_type, Engine>;
+
+/// The caches over an engine, and their calls.
+#define KVPOLICY_CACHE_INSTANCE(SPEC, E, ...)    \
+  SPEC class detail::LayerCalls<E, __VA_ARGS__>; \
+  SPEC class KvCache<E, __VA_ARGS__>;
+/// Those over the plain engine.
+#define KVPOLICY_PLAIN_CACHE_INSTANCE(SPEC, E) KVPOLICY_CACHE_INSTANCE(SPEC, E, ScalarEngine)
+KVPOLICY_DECLARE_INSTANCES(KVPOLICY_PLAIN_CACHE_INSTANCE)
 
 }  // namespace kvpolicy

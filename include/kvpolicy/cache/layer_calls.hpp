@@ -50,28 +50,16 @@ class LayerCalls {
   [[nodiscard]] std::size_t& observed_rows() { return observed_rows_; }
 
   /// Attends to the cached rows and to the call's, which then join the cache.
-  void step(Layer& layer, const StepTensors& call, const AttendOptions& options, const CacheOptions& limits) {
-    const LayerAttention attention = begin_step(layer, call, options, limits);
-    if (attention.queries.tokens == 0) return;
-    run(layer, attention);
-    end_step(layer, call, options, limits);
-  }
+  void step(Layer& layer, const StepTensors& call, const AttendOptions& options, const CacheOptions& limits);
 
   /// Adds rows, which stay tentative until the next call.
   void append(Layer& layer, const ConstTensor& k, const ConstTensor& v, const TokenTree* tree,
-              const CacheOptions& limits) {
-    if (begin_append(layer, k, v, tree, limits)) end_append(layer, k, v, tree, limits);
-  }
+              const CacheOptions& limits);
 
   /// Reads with the queries of the latest rows; `reader` is the model's number of the layer that asks,
   /// which has `q_heads` query heads: `layer` itself or one that reads its rows.
   void attend(Layer& layer, std::size_t reader, std::size_t q_heads, const ConstTensor& q,
-              const MutableTensor& out, const AttendOptions& options) {
-    const LayerAttention attention = begin_attend(layer, reader, q_heads, q, out, options);
-    if (attention.queries.tokens == 0) return;
-    run(layer, attention);
-    end_attend(layer, reader, q, options);
-  }
+              const MutableTensor& out, const AttendOptions& options);
 
   // ---- the same in parts, for a batch, which runs the attention of all its sequences at once. After
   // `begin_*` follow the attention, `observe_call`, and `end_*`; or `abandon`, and the layer is as before.
@@ -100,30 +88,17 @@ class LayerCalls {
 
   /// Adds the attention of a call up, for heads that want to know it.
   /// @throws what the engine throws
-  void observe_call(const Layer& layer, const LayerAttention& call) {
-    if (layer.roles.accumulates) kvpolicy::observe_call(layer, engine_, call, sums_, observed_rows_);
-  }
+  void observe_call(const Layer& layer, const LayerAttention& call);
   static void abandon(Layer& layer) noexcept {
     layer.end_refresh(false);
     layer.release_unused();
   }
 
   /// Hands all tentative rows of these layers to the policies, or of none if memory runs out.
-  void commit(std::span<Layer> layers) {
-    for (Layer& layer : layers) reserve(layer, layer.uncommitted(), layers);
-    for (Layer& layer : layers) layer.commit_tail(layer.uncommitted());
-    for (Layer& layer : layers) layer.release_unused();
-  }
+  void commit(std::span<Layer> layers);
 
   /// Heads that compress by themselves, where it is time.
-  void compress_due(Layer& layer) {
-    if (!layer.roles.compresses) return;
-    const bool due =
-        std::ranges::any_of(layer.heads, [&](const HeadPtr& head) { return layer.is_due(*head); });
-    if (!due) return;
-    commit({&layer, 1});
-    compress({&layer, 1}, /*only_due=*/true);
-  }
+  void compress_due(Layer& layer);
 
   /// Heads with a budget drop what they rank lowest; `only_due`: those that compress by themselves, where
   /// it is time.
@@ -151,152 +126,36 @@ class LayerCalls {
 
   // `tokens` tokens are about to be added.
   static void check_tree(const char* call, const Layer& layer, std::size_t tokens, const TokenTree* tree,
-                         const CacheOptions& limits) {
-    if (tree == nullptr) return layer.tree.refuse(call);
-    layer.tree.check_grows_to(*tree, tokens, limits.max_rollback);
-  }
+                         const CacheOptions& limits);
 
   // The oldest `leaving` rows of tail and chunk go to the policies, the others of the chunk to the tail.
-  void keep_rows(Layer& layer, const ConstTensor& k, const ConstTensor& v, std::size_t leaving) {
-    const std::size_t from_tail = std::min(leaving, layer.uncommitted());
-    const std::size_t from_chunk = leaving - from_tail;
-    for (std::size_t head = 0; head < layer.heads.size(); ++head) {
-      rows_.clear();
-      if (from_tail > 0) {
-        layer.tail.for_each_segment(head, layer.committed, layer.committed + from_tail,
-                                    [&](const Segment& rows) { rows_.push_back(rows); });
-      }
-      if (from_chunk > 0) {
-        rows_.push_back(call_segment(k, v, head, layer.tokens).part(0, from_chunk));
-      }
-      layer.heads[head]->end_call(rows_);
-    }
-    layer.committed += leaving;
-    layer.tail.write(k, v, from_chunk, k.tokens, layer.tokens + from_chunk);
-  }
+  void keep_rows(Layer& layer, const ConstTensor& k, const ConstTensor& v, std::size_t leaving);
 
-  void run(Layer& layer, const LayerAttention& attention) {
-    KVPOLICY_TRY {
-      if (attention.options.read == Read::bounded) {
-        bounded_attention().attend(engine_, attention);
-      } else {
-        engine_.attend(attention);
-      }
-      observe_call(layer, attention);
-    }
-    KVPOLICY_CATCH_ALL {
-      abandon(layer);
-      KVPOLICY_RETHROW;
-    }
-  }
+  void run(Layer& layer, const LayerAttention& attention);
 
   // What a call whose first query is that of row `position` reads, of the chunk too if there is one. Obtains
   // memory for the `leaving` rows that policies are given after it. Changes nothing if it throws.
   [[nodiscard]] LayerAttention begin(Layer& layer, const ConstTensor& q, const MutableTensor& out,
                                      std::size_t position, const AttendOptions& options, const ConstTensor* k,
-                                     const ConstTensor* v, std::size_t leaving) {
-    KVPOLICY_TRY {
-      layer.attention_sink_bias.reserve(options.attention_sink_bias.size());
-      rows_.reserve(most_parts);  // keep_rows must not fail
-      if (options.read == Read::selected) {
-        prepare_refresh(layer, q, position, options.selection_query, options.refresh_selection);
-      }
-      return list_rows(layer, q, out, position, options, k, v, leaving);
-    }
-    KVPOLICY_CATCH_ALL {
-      abandon(layer);
-      KVPOLICY_RETHROW;
-    }
-  }
+                                     const ConstTensor* v, std::size_t leaving);
 
   // What the layer remembers of a call that was attended.
-  void end(Layer& layer, const ConstTensor& q, std::size_t position, const AttendOptions& options) {
-    layer.end_refresh(true);
-    layer.scale = options.scale;
-    layer.softcap = options.softcap;
-    layer.attention_sink_bias.assign(options.attention_sink_bias.begin(), options.attention_sink_bias.end());
-    layer.queries.push(q, position);
-  }
+  void end(Layer& layer, const ConstTensor& q, std::size_t position, const AttendOptions& options);
 
   // Pages for committing `rows` rows in every head, or none at all: on failure the spare pages of
   // all `reserving` layers go back.
-  void reserve(Layer& layer, std::size_t rows, std::span<Layer> reserving) {
-    if (rows == 0) return;
-    KVPOLICY_TRY {
-      for (const HeadPtr& head : layer.heads) head->reserve(rows);
-    }
-    KVPOLICY_CATCH_ALL {
-      for (Layer& other : reserving) other.release_unused();
-      KVPOLICY_RETHROW;
-    }
-  }
+  void reserve(Layer& layer, std::size_t rows, std::span<Layer> reserving);
 
   [[nodiscard]] LayerAttention list_rows(const Layer& layer, const ConstTensor& q, const MutableTensor& out,
                                          std::size_t position, const AttendOptions& options,
-                                         const ConstTensor* k, const ConstTensor* v, std::size_t leaving) {
-    const TokenTree* tree = options.tree;
-    const std::size_t node = tree == nullptr ? 0 : tree->size() - q.tokens;  // of the first query
-    const ReadRequest request = tree == nullptr
-                                    ? ReadRequest{static_cast<std::int64_t>(position), q.tokens, options.read}
-                                    : layer.tree.request(node, tree->size(), options.read);
-    shown_.resize(layer.heads.size());
-    heads_.clear();
-    for (std::size_t head = 0; head < layer.heads.size(); ++head) {
-      rows_.clear();
-      layer.for_each_uncommitted(head, [&](const Segment& rows) { rows_.push_back(rows); });
-      Segment chunk;
-      if (k != nullptr) {
-        chunk = call_segment(*k, *v, head, position);
-        if (tree != nullptr) chunk = layer.tree.place(chunk, node);
-      }
-      SegmentList& list = shown_[head];
-      list.clear();
-      layer.heads[head]->begin_call({rows_, chunk, leaving, request}, list);
-      heads_.emplace_back(list);
-    }
-    return {q, out, static_cast<std::int64_t>(position - node), heads_, options};
-  }
+                                         const ConstTensor* k, const ConstTensor* v, std::size_t leaving);
 
   // Selecting heads choose by one query of a call that begins at `position`.
   void prepare_refresh(Layer& layer, const ConstTensor& q, std::size_t position,
-                       std::optional<std::size_t> chooser, bool wanted) {
-    const std::size_t token = chooser.value_or(q.tokens - 1);
-    const std::size_t group = layer.shape.queries_per_kv();
-    const std::size_t head_dim = layer.shape.head_dim;
-    if (!layer.roles.selects) return;
-    Scorer scorer{engine_};
-    for (std::size_t head = 0; head < layer.heads.size(); ++head) {
-      Head& own = *layer.heads[head];
-      if (!own.roles().selects || (!wanted && !own.selection_is_stale())) continue;
-      const std::span<float> queries = queries_.take(group * head_dim);
-      for (std::size_t i = 0; i < group; ++i) {
-        load_dense(q.encoding, q.row(token, head * group + i), queries.subspan(i * head_dim, head_dim));
-      }
-      own.prepare_refresh(queries, scorer, position + token + 1);
-    }
-  }
+                       std::optional<std::size_t> chooser, bool wanted);
 
   // What follows once the rows are kept: it must not fail any more.
-  void finish_call(Layer& layer, const ConstTensor& q, const AttendOptions& options) {
-    // A read that shows all rows and asks for a refresh chooses for the reads that follow: after the
-    // call, so that its own rows can be chosen.
-    const bool shows_all = options.read == Read::all || options.read == Read::bounded;
-    if (shows_all && options.refresh_selection) {
-      KVPOLICY_TRY {
-        prepare_refresh(layer, q, layer.tokens - q.tokens, options.selection_query, true);
-        layer.end_refresh(true);
-      }
-      KVPOLICY_CATCH_ALL {
-        // No memory, or slow memory that cannot be read: the next selected read chooses instead.
-        layer.end_refresh(false);
-        layer.forget_selection();
-      }
-    }
-    KVPOLICY_TRY { compress_due(layer); }
-    KVPOLICY_CATCH_ALL {
-      // The step itself is done and its rows are kept; the next one tries again.
-    }
-  }
+  void finish_call(Layer& layer, const ConstTensor& q, const AttendOptions& options);
 
   Engine engine_;
   std::size_t observed_rows_ = 0;
@@ -310,6 +169,204 @@ class LayerCalls {
 
 // Outside the class, because what is defined inside it is inline: a file that declares the class `extern template`
 // would compile it all the same.
+
+template <Element E, AttentionEngine Engine>
+void LayerCalls<E, Engine>::step(Layer& layer, const StepTensors& call, const AttendOptions& options,
+                                 const CacheOptions& limits) {
+  const LayerAttention attention = begin_step(layer, call, options, limits);
+  if (attention.queries.tokens == 0) return;
+  run(layer, attention);
+  end_step(layer, call, options, limits);
+}
+
+template <Element E, AttentionEngine Engine>
+void LayerCalls<E, Engine>::append(Layer& layer, const ConstTensor& k, const ConstTensor& v,
+                                   const TokenTree* tree, const CacheOptions& limits) {
+  if (begin_append(layer, k, v, tree, limits)) end_append(layer, k, v, tree, limits);
+}
+
+template <Element E, AttentionEngine Engine>
+void LayerCalls<E, Engine>::attend(Layer& layer, std::size_t reader, std::size_t q_heads,
+                                   const ConstTensor& q, const MutableTensor& out,
+                                   const AttendOptions& options) {
+  const LayerAttention attention = begin_attend(layer, reader, q_heads, q, out, options);
+  if (attention.queries.tokens == 0) return;
+  run(layer, attention);
+  end_attend(layer, reader, q, options);
+}
+
+template <Element E, AttentionEngine Engine>
+void LayerCalls<E, Engine>::observe_call(const Layer& layer, const LayerAttention& call) {
+  if (layer.roles.accumulates) kvpolicy::observe_call(layer, engine_, call, sums_, observed_rows_);
+}
+
+template <Element E, AttentionEngine Engine>
+void LayerCalls<E, Engine>::commit(std::span<Layer> layers) {
+  for (Layer& layer : layers) reserve(layer, layer.uncommitted(), layers);
+  for (Layer& layer : layers) layer.commit_tail(layer.uncommitted());
+  for (Layer& layer : layers) layer.release_unused();
+}
+
+template <Element E, AttentionEngine Engine>
+void LayerCalls<E, Engine>::compress_due(Layer& layer) {
+  if (!layer.roles.compresses) return;
+  const bool due = std::ranges::any_of(layer.heads, [&](const HeadPtr& head) { return layer.is_due(*head); });
+  if (!due) return;
+  commit({&layer, 1});
+  compress({&layer, 1}, /*only_due=*/true);
+}
+
+template <Element E, AttentionEngine Engine>
+void LayerCalls<E, Engine>::check_tree(const char* call, const Layer& layer, std::size_t tokens,
+                                       const TokenTree* tree, const CacheOptions& limits) {
+  if (tree == nullptr) return layer.tree.refuse(call);
+  layer.tree.check_grows_to(*tree, tokens, limits.max_rollback);
+}
+
+template <Element E, AttentionEngine Engine>
+void LayerCalls<E, Engine>::keep_rows(Layer& layer, const ConstTensor& k, const ConstTensor& v,
+                                      std::size_t leaving) {
+  const std::size_t from_tail = std::min(leaving, layer.uncommitted());
+  const std::size_t from_chunk = leaving - from_tail;
+  for (std::size_t head = 0; head < layer.heads.size(); ++head) {
+    rows_.clear();
+    if (from_tail > 0) {
+      layer.tail.for_each_segment(head, layer.committed, layer.committed + from_tail,
+                                  [&](const Segment& rows) { rows_.push_back(rows); });
+    }
+    if (from_chunk > 0) {
+      rows_.push_back(call_segment(k, v, head, layer.tokens).part(0, from_chunk));
+    }
+    layer.heads[head]->end_call(rows_);
+  }
+  layer.committed += leaving;
+  layer.tail.write(k, v, from_chunk, k.tokens, layer.tokens + from_chunk);
+}
+
+template <Element E, AttentionEngine Engine>
+void LayerCalls<E, Engine>::run(Layer& layer, const LayerAttention& attention) {
+  KVPOLICY_TRY {
+    if (attention.options.read == Read::bounded) {
+      bounded_attention().attend(engine_, attention);
+    } else {
+      engine_.attend(attention);
+    }
+    observe_call(layer, attention);
+  }
+  KVPOLICY_CATCH_ALL {
+    abandon(layer);
+    KVPOLICY_RETHROW;
+  }
+}
+
+template <Element E, AttentionEngine Engine>
+LayerAttention LayerCalls<E, Engine>::begin(Layer& layer, const ConstTensor& q, const MutableTensor& out,
+                                            std::size_t position, const AttendOptions& options,
+                                            const ConstTensor* k, const ConstTensor* v, std::size_t leaving) {
+  KVPOLICY_TRY {
+    layer.attention_sink_bias.reserve(options.attention_sink_bias.size());
+    rows_.reserve(most_parts);  // keep_rows must not fail
+    if (options.read == Read::selected) {
+      prepare_refresh(layer, q, position, options.selection_query, options.refresh_selection);
+    }
+    return list_rows(layer, q, out, position, options, k, v, leaving);
+  }
+  KVPOLICY_CATCH_ALL {
+    abandon(layer);
+    KVPOLICY_RETHROW;
+  }
+}
+
+template <Element E, AttentionEngine Engine>
+void LayerCalls<E, Engine>::end(Layer& layer, const ConstTensor& q, std::size_t position,
+                                const AttendOptions& options) {
+  layer.end_refresh(true);
+  layer.scale = options.scale;
+  layer.softcap = options.softcap;
+  layer.attention_sink_bias.assign(options.attention_sink_bias.begin(), options.attention_sink_bias.end());
+  layer.queries.push(q, position);
+}
+
+template <Element E, AttentionEngine Engine>
+void LayerCalls<E, Engine>::reserve(Layer& layer, std::size_t rows, std::span<Layer> reserving) {
+  if (rows == 0) return;
+  KVPOLICY_TRY {
+    for (const HeadPtr& head : layer.heads) head->reserve(rows);
+  }
+  KVPOLICY_CATCH_ALL {
+    for (Layer& other : reserving) other.release_unused();
+    KVPOLICY_RETHROW;
+  }
+}
+
+template <Element E, AttentionEngine Engine>
+LayerAttention LayerCalls<E, Engine>::list_rows(const Layer& layer, const ConstTensor& q,
+                                                const MutableTensor& out, std::size_t position,
+                                                const AttendOptions& options, const ConstTensor* k,
+                                                const ConstTensor* v, std::size_t leaving) {
+  const TokenTree* tree = options.tree;
+  const std::size_t node = tree == nullptr ? 0 : tree->size() - q.tokens;  // of the first query
+  const ReadRequest request = tree == nullptr
+                                  ? ReadRequest{static_cast<std::int64_t>(position), q.tokens, options.read}
+                                  : layer.tree.request(node, tree->size(), options.read);
+  shown_.resize(layer.heads.size());
+  heads_.clear();
+  for (std::size_t head = 0; head < layer.heads.size(); ++head) {
+    rows_.clear();
+    layer.for_each_uncommitted(head, [&](const Segment& rows) { rows_.push_back(rows); });
+    Segment chunk;
+    if (k != nullptr) {
+      chunk = call_segment(*k, *v, head, position);
+      if (tree != nullptr) chunk = layer.tree.place(chunk, node);
+    }
+    SegmentList& list = shown_[head];
+    list.clear();
+    layer.heads[head]->begin_call({rows_, chunk, leaving, request}, list);
+    heads_.emplace_back(list);
+  }
+  return {q, out, static_cast<std::int64_t>(position - node), heads_, options};
+}
+
+template <Element E, AttentionEngine Engine>
+void LayerCalls<E, Engine>::prepare_refresh(Layer& layer, const ConstTensor& q, std::size_t position,
+                                            std::optional<std::size_t> chooser, bool wanted) {
+  const std::size_t token = chooser.value_or(q.tokens - 1);
+  const std::size_t group = layer.shape.queries_per_kv();
+  const std::size_t head_dim = layer.shape.head_dim;
+  if (!layer.roles.selects) return;
+  Scorer scorer{engine_};
+  for (std::size_t head = 0; head < layer.heads.size(); ++head) {
+    Head& own = *layer.heads[head];
+    if (!own.roles().selects || (!wanted && !own.selection_is_stale())) continue;
+    const std::span<float> queries = queries_.take(group * head_dim);
+    for (std::size_t i = 0; i < group; ++i) {
+      load_dense(q.encoding, q.row(token, head * group + i), queries.subspan(i * head_dim, head_dim));
+    }
+    own.prepare_refresh(queries, scorer, position + token + 1);
+  }
+}
+
+template <Element E, AttentionEngine Engine>
+void LayerCalls<E, Engine>::finish_call(Layer& layer, const ConstTensor& q, const AttendOptions& options) {
+  // A read that shows all rows and asks for a refresh chooses for the reads that follow: after the
+  // call, so that its own rows can be chosen.
+  const bool shows_all = options.read == Read::all || options.read == Read::bounded;
+  if (shows_all && options.refresh_selection) {
+    KVPOLICY_TRY {
+      prepare_refresh(layer, q, layer.tokens - q.tokens, options.selection_query, true);
+      layer.end_refresh(true);
+    }
+    KVPOLICY_CATCH_ALL {
+      // No memory, or slow memory that cannot be read: the next selected read chooses instead.
+      layer.end_refresh(false);
+      layer.forget_selection();
+    }
+  }
+  KVPOLICY_TRY { compress_due(layer); }
+  KVPOLICY_CATCH_ALL {
+    // The step itself is done and its rows are kept; the next one tries again.
+  }
+}
 
 template <Element E, AttentionEngine Engine>
 LayerAttention LayerCalls<E, Engine>::begin_step(Layer& layer, const StepTensors& call,

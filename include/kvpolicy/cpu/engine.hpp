@@ -355,6 +355,21 @@ void Engine<Parallel, Tuning>::bound(const LayerBounds& work) {
 
 static_assert(BatchedEngine<Engine<SerialFor>> && BoundingEngine<Engine<SerialFor>>);
 
+/// The engine as it ships; SPEC is `template` or `extern template` (kvpolicy/cpu/instances.hpp).
+#ifdef _OPENMP
+#define KVPOLICY_CPU_ENGINE_INSTANCE(SPEC) \
+  SPEC class Worker<DefaultTuning>;        \
+  SPEC class Engine<SerialFor>;            \
+  SPEC class Engine<OpenMpFor>;
+#else
+#define KVPOLICY_CPU_ENGINE_INSTANCE(SPEC) \
+  SPEC class Worker<DefaultTuning>;        \
+  SPEC class Engine<SerialFor>;
+#endif
+#ifdef KVPOLICY_SEPARATE_COMPILATION
+KVPOLICY_CPU_ENGINE_INSTANCE(extern template)
+#endif
+
 }  // namespace HWY_NAMESPACE
 
 using HWY_NAMESPACE::Engine;

@@ -12,6 +12,7 @@
 
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/core/model_shape.hpp>
+#include <kvpolicy/core/separate.hpp>
 #include <kvpolicy/plan/cache_options.hpp>
 #include <kvpolicy/plan/plan_memory.hpp>
 #include <kvpolicy/policy/full_cache.hpp>
@@ -37,26 +38,7 @@ class HeadPlan<E> {
   /// Gives every head `settings`; by default each keeps every row.
   /// @throws ConfigError if the shape or the settings do not work.
   explicit HeadPlan(const ModelShape& shape,
-                    const Settings& settings = typename FullCache<DenseStorage<E>>::Config{})
-      : shape_{shape} {
-    shape.validate();
-    // If layers differ, these numbers are not used; a reader that expects a uniform shape gets those of
-    // layer 0.
-    const LayerShape first = shape.layer(0);
-    shape_.q_heads = first.q_heads;
-    shape_.kv_heads = first.kv_heads;
-    shape_.head_dim = first.head_dim;
-    heads_.reserve(shape.kv_head_count());
-    first_.reserve(shape.layers + 1);
-    first_.push_back(0);
-    for (std::size_t l = 0; l < shape.layers; ++l) {
-      const LayerShape own = shape.layer(l);
-      // A layer that equals the one before it was checked with that one.
-      if (own.kv_heads > 0 && (l == 0 || own != shape.layer(l - 1))) validate(own, settings);
-      heads_.insert(heads_.end(), own.kv_heads, limited(own, settings));
-      first_.push_back(heads_.size());
-    }
-  }
+                    const Settings& settings = typename FullCache<DenseStorage<E>>::Config{});
 
   [[nodiscard]] const ModelShape& shape() const { return shape_; }
 
@@ -66,12 +48,7 @@ class HeadPlan<E> {
   }
 
   /// @throws ConfigError if there is no such head or the settings do not work for it.
-  void set(std::size_t layer, std::size_t head, const Settings& settings) {
-    const std::size_t number = index(layer, head);
-    const LayerShape own = shape_.layer(layer);
-    validate(own, settings);
-    heads_[number] = limited(own, settings);
-  }
+  void set(std::size_t layer, std::size_t head, const Settings& settings);
 
   /// Whether the head has policy `P`.
   template <KvPolicy P>
@@ -95,9 +72,7 @@ class HeadPlan<E> {
   /// @throws CapacityError for more than `max_text_tokens` tokens, or more bytes than a std::size_t
   /// holds; ConfigError if a policy does not say what it holds
   [[nodiscard]] MemoryEstimate memory(std::size_t tokens, const CacheOptions& options = {},
-                                      bool compressed = false) const {
-    return detail::PlanMemory<E>{shape_, described(), options}.memory(tokens, compressed);
-  }
+                                      bool compressed = false) const;
 
   /// A bound on the memory of a cache on the way to `tokens` tokens, in calls of any number of tokens: an engine that
   /// sets so much aside for a text never runs out. Heads with a budget hold all rows of the first `prompt`
@@ -109,9 +84,7 @@ class HeadPlan<E> {
   /// where `max_rollback` or `max_append` allows more than one. Fast and slow memory together, in bytes.
   /// @throws as `memory`; CapacityError for a prompt that is longer than the text
   [[nodiscard]] std::size_t peak_memory(std::size_t tokens, const CacheOptions& options = {},
-                                        std::size_t prompt = 0) const {
-    return detail::PlanMemory<E>{shape_, described(), options}.peak(tokens, prompt);
-  }
+                                        std::size_t prompt = 0) const;
 
   /// The longest text that a cache of `bytes` can take token by token: it never needs more on the way, and
   /// with one token more it would. Returns nothing if not even one token fits, and 2^40 for plans that no
@@ -119,19 +92,11 @@ class HeadPlan<E> {
   /// have one. Heads with a budget count as compressed. `bytes` counts fast and slow memory together.
   /// @throws ConfigError if a policy does not say what it holds
   [[nodiscard]] std::optional<std::size_t> max_context(std::size_t bytes,
-                                                       const CacheOptions& options = {}) const {
-    return detail::PlanMemory<E>{shape_, described(), options}.max_context(bytes);
-  }
+                                                       const CacheOptions& options = {}) const;
 
   /// How many queries a cache must keep of a layer for the heads that compress: the most that any head
   /// needs.
-  [[nodiscard]] std::size_t observed_queries(std::size_t layer) const {
-    std::size_t most = 0;
-    for (std::size_t head = 0; head < shape_.layer(layer).kv_heads; ++head) {
-      most = std::max(most, at(layer, head).observed_queries());
-    }
-    return most;
-  }
+  [[nodiscard]] std::size_t observed_queries(std::size_t layer) const;
 
   /// Whether a commit can change how rows of some head read, because the head quantises them.
   [[nodiscard]] bool commit_changes_rows() const {
@@ -142,16 +107,7 @@ class HeadPlan<E> {
   /// unless their settings keep no more rows than that already. Does nothing for a layer without a cache of
   /// its own.
   /// @throws ConfigError for a window of 0 or a layer that does not exist.
-  void limit_window(std::size_t layer, std::size_t window) {
-    require(window >= 1, "HeadPlan::limit_window: window is 0, must be at least 1");
-    require(layer < shape_.layers, "HeadPlan::limit_window: there is no layer ", layer, ", the shape has ",
-            shape_.layers);
-    LayerShape own = shape_.layer(layer);
-    own.window = window;
-    for (std::size_t head = 0; head < own.kv_heads; ++head) {
-      set(layer, head, limited(own, at(layer, head)));
-    }
-  }
+  void limit_window(std::size_t layer, std::size_t window);
 
   friend bool operator==(const HeadPlan&, const HeadPlan&) = default;
 
@@ -161,15 +117,7 @@ class HeadPlan<E> {
     return heads_;
   }
 
-  [[nodiscard]] std::size_t index(std::size_t layer, std::size_t head) const {
-    static_cast<void>(described());
-    require(layer < shape_.layers, "HeadPlan: there is no KV head ", head, " in layer ", layer,
-            ", the shape has ", shape_.layers, " layers");
-    const std::size_t heads = first_[layer + 1] - first_[layer];
-    require(head < heads, "HeadPlan: there is no KV head ", head, " in layer ", layer, ", which has ", heads,
-            heads == 0 ? ", for it has no cache of its own" : "");
-    return first_[layer] + head;
-  }
+  [[nodiscard]] std::size_t index(std::size_t layer, std::size_t head) const;
 
   static void validate(const LayerShape& layer, const Settings& settings) {
     // Checks with the largest pages there are; whether the real pages fit is known when a cache is made.
@@ -178,19 +126,102 @@ class HeadPlan<E> {
   }
 
   // `settings`, limited to the window of this layer.
-  [[nodiscard]] static Settings limited(const LayerShape& layer, const Settings& settings) {
-    if (layer.window == 0) return settings;
-    const HeadRule rule = settings.has_rule() ? settings.rule(layer.head_dim) : HeadRule{};
-    // With a mask for the whole call, a query would see rows beyond its own window.
-    const bool narrower = rule.recent > 0 && rule.recent <= layer.window && !rule.prefill_chunk_mask &&
-                          rule.sinks <= layer.window - rule.recent;
-    return narrower ? settings : settings.sliding_window(layer.window);
-  }
+  [[nodiscard]] static Settings limited(const LayerShape& layer, const Settings& settings);
 
   ModelShape shape_;
   std::vector<Settings> heads_;     // of all layers, one layer after another
   std::vector<std::size_t> first_;  // [layers + 1] first head of each layer in heads_; last, their number
 };
+
+// Outside the class for the sake of `extern template` (core/separate.hpp): what is defined inside it is inline, and a file
+// that only declares the class would compile it all the same.
+
+template <Element E>
+HeadPlan<E>::HeadPlan(const ModelShape& shape, const Settings& settings) : shape_{shape} {
+  shape.validate();
+  // If layers differ, these numbers are not used; a reader that expects a uniform shape gets those of
+  // layer 0.
+  const LayerShape first = shape.layer(0);
+  shape_.q_heads = first.q_heads;
+  shape_.kv_heads = first.kv_heads;
+  shape_.head_dim = first.head_dim;
+  heads_.reserve(shape.kv_head_count());
+  first_.reserve(shape.layers + 1);
+  first_.push_back(0);
+  for (std::size_t l = 0; l < shape.layers; ++l) {
+    const LayerShape own = shape.layer(l);
+    // A layer that equals the one before it was checked with that one.
+    if (own.kv_heads > 0 && (l == 0 || own != shape.layer(l - 1))) validate(own, settings);
+    heads_.insert(heads_.end(), own.kv_heads, limited(own, settings));
+    first_.push_back(heads_.size());
+  }
+}
+
+template <Element E>
+void HeadPlan<E>::set(std::size_t layer, std::size_t head, const Settings& settings) {
+  const std::size_t number = index(layer, head);
+  const LayerShape own = shape_.layer(layer);
+  validate(own, settings);
+  heads_[number] = limited(own, settings);
+}
+
+template <Element E>
+MemoryEstimate HeadPlan<E>::memory(std::size_t tokens, const CacheOptions& options, bool compressed) const {
+  return detail::PlanMemory<E>{shape_, described(), options}.memory(tokens, compressed);
+}
+
+template <Element E>
+std::size_t HeadPlan<E>::peak_memory(std::size_t tokens, const CacheOptions& options,
+                                     std::size_t prompt) const {
+  return detail::PlanMemory<E>{shape_, described(), options}.peak(tokens, prompt);
+}
+
+template <Element E>
+std::optional<std::size_t> HeadPlan<E>::max_context(std::size_t bytes, const CacheOptions& options) const {
+  return detail::PlanMemory<E>{shape_, described(), options}.max_context(bytes);
+}
+
+template <Element E>
+std::size_t HeadPlan<E>::observed_queries(std::size_t layer) const {
+  std::size_t most = 0;
+  for (std::size_t head = 0; head < shape_.layer(layer).kv_heads; ++head) {
+    most = std::max(most, at(layer, head).observed_queries());
+  }
+  return most;
+}
+
+template <Element E>
+void HeadPlan<E>::limit_window(std::size_t layer, std::size_t window) {
+  require(window >= 1, "HeadPlan::limit_window: window is 0, must be at least 1");
+  require(layer < shape_.layers, "HeadPlan::limit_window: there is no layer ", layer, ", the shape has ",
+          shape_.layers);
+  LayerShape own = shape_.layer(layer);
+  own.window = window;
+  for (std::size_t head = 0; head < own.kv_heads; ++head) {
+    set(layer, head, limited(own, at(layer, head)));
+  }
+}
+
+template <Element E>
+std::size_t HeadPlan<E>::index(std::size_t layer, std::size_t head) const {
+  static_cast<void>(described());
+  require(layer < shape_.layers, "HeadPlan: there is no KV head ", head, " in layer ", layer,
+          ", the shape has ", shape_.layers, " layers");
+  const std::size_t heads = first_[layer + 1] - first_[layer];
+  require(head < heads, "HeadPlan: there is no KV head ", head, " in layer ", layer, ", which has ", heads,
+          heads == 0 ? ", for it has no cache of its own" : "");
+  return first_[layer] + head;
+}
+
+template <Element E>
+HeadSettings<E> HeadPlan<E>::limited(const LayerShape& layer, const Settings& settings) {
+  if (layer.window == 0) return settings;
+  const HeadRule rule = settings.has_rule() ? settings.rule(layer.head_dim) : HeadRule{};
+  // With a mask for the whole call, a query would see rows beyond its own window.
+  const bool narrower = rule.recent > 0 && rule.recent <= layer.window && !rule.prefill_chunk_mask &&
+                        rule.sinks <= layer.window - rule.recent;
+  return narrower ? settings : settings.sliding_window(layer.window);
+}
 
 /// A plan whose heads start with the policy `First`. Otherwise it equals the HeadPlan of the policies'
 /// element type, and can be copied to one.
@@ -222,5 +253,9 @@ template <KvPolicy P>
   return HeadPlan<typename P::element_type>{shape,
                                             HeadSettings<typename P::element_type>::template of<P>(config)};
 }
+
+/// The plans of one element type; SPEC is `template` or `extern template`, as for the other macros of this kind.
+#define KVPOLICY_PLAN_INSTANCE(SPEC, E) SPEC class HeadPlan<E>;
+KVPOLICY_DECLARE_INSTANCES(KVPOLICY_PLAN_INSTANCE)
 
 }  // namespace kvpolicy

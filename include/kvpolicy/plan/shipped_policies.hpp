@@ -4,12 +4,14 @@
 // program that names the policies it uses does not need it.
 #pragma once
 
+#include <kvpolicy/core/separate.hpp>
 #include <kvpolicy/plan/policy_registry.hpp>
 #include <kvpolicy/policy/chunk_retrieval_cache.hpp>
 #include <kvpolicy/policy/expected_attention_scorer.hpp>
 #include <kvpolicy/policy/full_cache.hpp>
 #include <kvpolicy/policy/h2o_scorer.hpp>
 #include <kvpolicy/policy/head_budget_cache.hpp>
+#include <kvpolicy/policy/instances.hpp>
 #include <kvpolicy/policy/key_diff_scorer.hpp>
 #include <kvpolicy/policy/key_norm_scorer.hpp>
 #include <kvpolicy/policy/kvzip_scorer.hpp>
@@ -54,5 +56,15 @@ template <Element E = float>
 }
 
 #undef KVPOLICY_ADD_POLICY
+
+KVPOLICY_DECLARE_POLICY(HeadBudgetCache, DenseStorage, TovaScorer)
+KVPOLICY_DECLARE_POLICY(HeadBudgetCache, DenseStorage, H2oScorer)
+KVPOLICY_DECLARE_POLICY(HeadBudgetCache, DenseStorage, KeyNormScorer)
+KVPOLICY_DECLARE_POLICY(HeadBudgetCache, DenseStorage, KeyDiffScorer)
+KVPOLICY_DECLARE_POLICY(HeadBudgetCache, DenseStorage, KvZipScorer)
+KVPOLICY_DECLARE_POLICY(HeadBudgetCache, DenseStorage, ExpectedAttentionScorer)
+/// The registry, whose policies are instances of their own.
+#define KVPOLICY_REGISTRY_INSTANCE(SPEC, E) SPEC PolicyRegistry<E> shipped_policies<E>();
+KVPOLICY_DECLARE_INSTANCES(KVPOLICY_REGISTRY_INSTANCE)
 
 }  // namespace kvpolicy

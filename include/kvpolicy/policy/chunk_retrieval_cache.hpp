@@ -25,6 +25,7 @@
 #include <kvpolicy/policy/chunk_selection.hpp>
 #include <kvpolicy/policy/chunk_summaries.hpp>
 #include <kvpolicy/policy/chunk_summary.hpp>
+#include <kvpolicy/policy/instances.hpp>
 #include <kvpolicy/policy/policy.hpp>
 #include <kvpolicy/policy/shared_config.hpp>
 
@@ -252,5 +253,12 @@ class ChunkRetrievalCache {
   Summaries summaries_;
   detail::ChunkChoices choices_;
 };
+
+KVPOLICY_DECLARE_POLICY(ChunkRetrievalCache, DenseStorage)
+KVPOLICY_DECLARE_POLICY(ChunkRetrievalCache, PerTokenStorage)
+KVPOLICY_DECLARE_POLICY(ChunkRetrievalCache, PerChannelStorage)
+KVPOLICY_DECLARE_POLICY(ChunkRetrievalCache, DenseStorage, MinMaxKey)
+KVPOLICY_DECLARE_POLICY(ChunkRetrievalCache, PerTokenStorage, MinMaxKey)
+KVPOLICY_DECLARE_POLICY(ChunkRetrievalCache, PerChannelStorage, MinMaxKey)
 
 }  // namespace kvpolicy

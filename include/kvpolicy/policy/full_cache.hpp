@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <string_view>
 
+#include <kvpolicy/policy/instances.hpp>
 #include <kvpolicy/policy/policy.hpp>
 
 namespace kvpolicy {
@@ -97,5 +98,7 @@ class FullCache {
  private:
   Storage storage_;
 };
+
+KVPOLICY_DECLARE_POLICY(FullCache, DenseStorage)
 
 }  // namespace kvpolicy

@@ -26,6 +26,7 @@
 #include <kvpolicy/core/row.hpp>
 #include <kvpolicy/core/rule_ranges.hpp>
 #include <kvpolicy/core/value_outputs.hpp>
+#include <kvpolicy/policy/instances.hpp>
 #include <kvpolicy/policy/policy.hpp>
 #include <kvpolicy/policy/row_ranking.hpp>
 #include <kvpolicy/policy/row_scorer.hpp>
@@ -464,5 +465,8 @@ class HeadBudgetCache {
   std::size_t unshared_rows_ = 0;  // rows that the head would hold if it shared its budget with no other
   detail::Boxed<Survivors> pending_;
 };
+
+KVPOLICY_DECLARE_POLICY(HeadBudgetCache, DenseStorage)
+KVPOLICY_DECLARE_POLICY(HeadBudgetCache, PerTokenStorage)
 
 }  // namespace kvpolicy

@@ -17,6 +17,7 @@
 #include <kvpolicy/core/fields.hpp>
 #include <kvpolicy/core/head_rule.hpp>
 #include <kvpolicy/policy/head.hpp>
+#include <kvpolicy/policy/instances.hpp>
 #include <kvpolicy/policy/policy_head.hpp>
 #include <kvpolicy/policy/policy_traits.hpp>
 #include <kvpolicy/policy/sink_recent_cache.hpp>
@@ -86,9 +87,8 @@ class AnySettings {
 template <KvPolicy P>
 class PolicySettings;
 
-// All settings are shared by one type of pointer, so that no policy instantiates its own.
 template <KvPolicy P>
-[[nodiscard]] std::shared_ptr<const AnySettings> share_settings(const typename P::Config& config) {
+std::shared_ptr<const AnySettings> share_settings(const typename P::Config& config) {
   return std::unique_ptr<const AnySettings>{new PolicySettings<P>(config)};
 }
 

@@ -14,6 +14,7 @@
 #include <string_view>
 
 #include <kvpolicy/core/boxed.hpp>
+#include <kvpolicy/policy/instances.hpp>
 #include <kvpolicy/policy/policy.hpp>
 #include <kvpolicy/storage/residual_storage.hpp>
 
@@ -162,5 +163,8 @@ class QuantizedResidualCache {
   storage_type storage_;
   std::size_t most_sinks_;
 };
+
+KVPOLICY_DECLARE_POLICY(QuantizedResidualCache, std::type_identity_t)
+KVPOLICY_DECLARE_POLICY(QuantizedResidualCache, std::type_identity_t, Granularity::per_channel)
 
 }  // namespace kvpolicy

@@ -22,6 +22,7 @@
 #include <kvpolicy/core/rotary.hpp>
 #include <kvpolicy/core/rule_ranges.hpp>
 #include <kvpolicy/core/shared_frequencies.hpp>
+#include <kvpolicy/policy/instances.hpp>
 #include <kvpolicy/policy/policy.hpp>
 #include <kvpolicy/policy/shared_config.hpp>
 
@@ -256,5 +257,8 @@ class SinkRecentCache {
   Sinks sinks_;
   Storage recent_;
 };
+
+KVPOLICY_DECLARE_POLICY(SinkRecentCache, DenseStorage)
+KVPOLICY_DECLARE_POLICY(SinkRecentCache, PerTokenStorage)
 
 }  // namespace kvpolicy

@@ -4,7 +4,6 @@
 // here and compiled once, by half.cpp and bfloat16.cpp.
 #pragma once
 
-#include <kvpolicy/compiled/policies.hpp>
 #include <kvpolicy/cuda.hpp>
 
 #include "cache/random_operations.hpp"

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The CPU engine and the caches over it, compiled once in a program (kvpolicy/instances.hpp), in files with the flags of
+// those that use them: engines for different instruction sets are different types.
+//
+//     #include <kvpolicy/cpu/instances.hpp>
+//     KVPOLICY_DEFINE_CPU_ENGINE()
+//     KVPOLICY_DEFINE_CPU_CACHES(float)  // half and bfloat16: each may have a file of its own
+//
+// Engines with tuning or threads of your own, and caches over them, are compiled where they are named.
+#pragma once
+
+#include <kvpolicy/cpu.hpp>
+
+/// Defines the engine on one thread, and on OpenMP's where the file is compiled with OpenMP.
+#define KVPOLICY_DEFINE_CPU_ENGINE()       \
+  namespace kvpolicy::cpu::HWY_NAMESPACE { \
+  KVPOLICY_CPU_ENGINE_INSTANCE(template)   \
+  }
+
+/// Defines the caches over `cpu::Engine<>` of rows of element type E.
+#define KVPOLICY_DEFINE_CPU_CACHES(E)      \
+  namespace kvpolicy {                     \
+  KVPOLICY_CPU_CACHE_INSTANCE(template, E) \
+  }
