@@ -2,16 +2,6 @@
 #
 # How our own programs (tests, examples, tools, benches, the reference model) are built. Nothing here
 # affects a consumer: the flags belong to one target that is never exported.
-find_program(KVPOLICY_CCACHE ccache)
-if(PROJECT_IS_TOP_LEVEL AND KVPOLICY_CCACHE)
-  foreach(language CXX CUDA)
-    if(NOT CMAKE_${language}_COMPILER_LAUNCHER)
-      # Checkouts of the project give each other what they compiled: paths within one are taken as relative.
-      set(CMAKE_${language}_COMPILER_LAUNCHER
-          ${CMAKE_COMMAND} -E env "CCACHE_BASEDIR=${PROJECT_SOURCE_DIR}" CCACHE_NOHASHDIR=1 "${KVPOLICY_CCACHE}")
-    endif()
-  endforeach()
-endif()
 set(CMAKE_CXX_EXTENSIONS OFF)
 
 include(KvpolicyBatches)

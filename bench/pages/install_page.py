@@ -9,11 +9,11 @@ def compile_cost(path):
     results = json.loads(path.read_text(encoding="utf-8"))
     context = results["context"]
     beside = context.get("beside")
-    rows = [[case["name"], f"[`{case['source'].removeprefix('tests/consumer/')}`](../{case['source']})", f"`{case['flags']}`",
-             f"{case['seconds']:.1f} s", f"{case['mb']} MB"] + before(case, beside) for case in results["cases"]]
-    heads = ["a file with", "source", "flags", "user seconds", "peak memory"] + ([f"at {beside}"] if beside else [])
+    rows = [[f"[{case['name']}](../{case['source']})", f"`{case['flags']}`", f"{case['seconds']:.1f} s", f"{case['mb']} MB",
+             *before(case, beside)] for case in results["cases"]]
+    heads = ["a file with", "flags", "user seconds", "peak memory"] + ([f"all in it at {beside}"] if beside else [])
     return (f"{context['compiler']} on {context['cpu']}, {context['date']}: medians of {context['runs']}, in turn, and the most "
-            f"memory.\n\n" + table(heads, rows, left=3))
+            f"memory.\n\n" + table(heads, rows, left=2))
 
 
 def before(case, beside):
