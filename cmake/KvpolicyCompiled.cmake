@@ -53,6 +53,8 @@ if(NOT CMAKE_BUILD_TYPE AND NOT several_configurations AND NOT MSVC)
   target_compile_options(kvpolicy_compiled PRIVATE -O2)
 endif()
 target_include_directories(kvpolicy_compiled PRIVATE "${folder}")
+# Policies are compiled by policies_*.cpp alone.
+target_compile_definitions(kvpolicy_compiled PRIVATE KVPOLICY_SEPARATE_COMPILATION)
 if(KVPOLICY_COMPILED_X86)
   target_compile_definitions(kvpolicy_compiled PRIVATE KVPOLICY_COMPILED_X86)
   # Comes after CMAKE_CXX_FLAGS, whose -march=native it replaces.

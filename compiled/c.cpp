@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The C interface (kvpolicy/c.h) over one cache type for each element type, whose policies are compiled beside it.
-#define KVPOLICY_SEPARATE_COMPILATION
+// The C interface (kvpolicy/c.h) over one cache type for each element type.
 #include <kvpolicy/c.h>
 
 #include <algorithm>

@@ -4,8 +4,6 @@
 // that no file takes long to compile.
 #pragma once
 
-// Policies are compiled beside it (policies_*.cpp).
-#define KVPOLICY_SEPARATE_COMPILATION
 #include <kvpolicy/compiled/cache.hpp>
 #include <kvpolicy/io/named_plan.hpp>
 #include <kvpolicy/io/plan_json.hpp>

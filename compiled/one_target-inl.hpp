@@ -6,6 +6,8 @@
 #include <hwy/highway.h>
 
 #if HWY_TARGET == KVPOLICY_COMPILED_TARGET
+// What other files of the library declare, this one compiles.
+#undef KVPOLICY_SEPARATE_COMPILATION
 #include <kvpolicy/cpu/engine.hpp>
 
 namespace kvpolicy::compiled::detail {

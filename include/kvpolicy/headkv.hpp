@@ -5,7 +5,7 @@
 // long prompts with short answers: `compress()` shrinks the cache once, to a fixed size.
 //
 //     auto plan = kvpolicy::headkv_plan<kvpolicy::half>(shape, scores, {.capacity = 128});
-//     kvpolicy::HeadKvCache<kvpolicy::half> cache{plan};
+//     kvpolicy::KvCache cache{plan};
 //     …prefill…  cache.compress();  …decode…
 //
 // Method: Fu et al., arXiv:2410.19258, over SnapKV, arXiv:2404.14469. The main difference: budgets and rows

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Plans, caches and policies that a program compiles once, instead of in each file that names them. Give all files the
-// definition KVPOLICY_SEPARATE_COMPILATION: the headers then declare what ships, and one source file defines it:
+// definition KVPOLICY_SEPARATE_COMPILATION: the headers then declare what ships, and a source file defines it:
 //
 //     #include <kvpolicy/instances.hpp>
-//     KVPOLICY_DEFINE_INSTANCES(float)  // half and bfloat16: each may have a file of its own
+//     KVPOLICY_DEFINE_INSTANCES(float)  // half and bfloat16: a line more here, or in a file of its own
 //
-// A file means the same either way. Policies, storages and engines of your own are compiled where they are named. What
-// is declared and not defined the linker names. cpu/instances.hpp is for the CPU engine; the library kvpolicy::compiled
-// has all that is defined here.
+// A file means the same either way. Policies, storages and engines of your own are compiled where they are named; scorers
+// other than SnapKV's are declared where plan/shipped_policies.hpp is included. What is declared and not defined the
+// linker names. cpu/instances.hpp is for the CPU engine; the library kvpolicy::compiled has all that is defined here.
 #pragma once
 
 #include <kvpolicy/cache/kv_cache.hpp>

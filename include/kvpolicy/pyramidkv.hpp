@@ -6,7 +6,7 @@
 // better.
 //
 //     auto plan = kvpolicy::pyramidkv_plan<kvpolicy::half>(shape, {.capacity = 128});
-//     kvpolicy::PyramidKvCache<kvpolicy::half> cache{plan};
+//     kvpolicy::KvCache cache{plan};
 //     …prefill…  cache.compress();  …decode…
 //
 // Method: Cai et al., arXiv:2406.02069, over SnapKV, arXiv:2404.14469. plan/pyramid_budgets.hpp and

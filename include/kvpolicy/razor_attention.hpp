@@ -5,7 +5,7 @@
 // heads have not been classified by training: the scores come from reading repeated random tokens.
 //
 //     auto plan = kvpolicy::razor_attention_plan<kvpolicy::half>(shape, echo, induction);
-//     kvpolicy::RazorAttentionCache<kvpolicy::half> cache{plan};
+//     kvpolicy::KvCache cache{plan};
 //
 // Method: Tang et al., arXiv:2407.15891. Where we differ: there is no compensation token (the mean of the
 // dropped rows, read as one more row), so dropped rows are lost; heads are KV heads, the heads that are

@@ -5,7 +5,7 @@
 // exceed sinks + recent. Rows that leave the window are forgotten.
 //
 //     auto plan = kvpolicy::streaming_llm_plan<kvpolicy::half>(shape, {.rotary_in_cache = rotary});
-//     kvpolicy::StreamingLlmCache<kvpolicy::half> cache{plan};
+//     kvpolicy::KvCache cache{plan};
 //
 // Method: Xiao et al., arXiv:2309.17453. Where we differ: the published code rotates all keys again, to
 // their positions in the cache. That changes only the distances of the sinks, so here a query is rotated

@@ -6,8 +6,8 @@
 // read once for many tokens instead, and the text keeps the target's distribution.
 //
 //     kvpolicy::CacheOptions options{.max_rollback = 32, .max_append = 32};
-//     kvpolicy::TriForceCache<> cache{kvpolicy::triforce_plan(shape), options};
-//     kvpolicy::TriForceDraftCache<> draft_cache{kvpolicy::triforce_draft_plan(small_shape), options};
+//     kvpolicy::KvCache cache{kvpolicy::triforce_plan(shape), options};
+//     kvpolicy::KvCache draft_cache{kvpolicy::triforce_draft_plan(small_shape), options};
 //     auto decoder = kvpolicy::triforce(model, cache, small_model, draft_cache);
 //     decoder.read_prompt(prompt);
 //     decoder.generate(500, [](const kvpolicy::NewToken& token) { return show(token); });
