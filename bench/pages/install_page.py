@@ -12,8 +12,9 @@ def compile_cost(path):
     rows = [[f"[{case['name']}](../{case['source']})", f"`{case['flags']}`", f"{case['seconds']:.1f} s", f"{case['mb']} MB",
              *before(case, beside)] for case in results["cases"]]
     heads = ["a file with", "flags", "user seconds", "peak memory"] + ([f"all in it at {beside}"] if beside else [])
-    return (f"{context['compiler']} on {context['cpu']}, {context['date']}: medians of {context['runs']}, in turn, and the most "
-            f"memory.\n\n" + table(heads, rows, left=2))
+    in_turn = f"; a file as it is, in turn with the headers of {beside}" if beside else ""
+    return (f"{context['compiler']} on {context['cpu']}, {context['date']}: medians of {context['runs']} and the most memory{in_turn}."
+            f"\n\n" + table(heads, rows, left=2))
 
 
 def before(case, beside):
