@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """scripts/test-cost over logs that were written by hand."""
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -52,6 +53,25 @@ class Cost(unittest.TestCase):
         self.assertEqual([(one["name"], one["seconds"]) for one in found["tests"]], [("docs.tables", 3600), ("plan", 62)])
         self.assertGreater(found["context"]["cores"], 0)
         self.assertEqual(found["context"]["rota"], ["ways", "fuzz"])
+
+    def test_what_an_object_instantiates(self):
+        compiler = shutil.which("c++") or self.skipTest("c++ is not on the PATH")
+        source = self.build / "one.cpp"
+        source.write_text("""namespace ours {
+template <class T> struct Cache { T* take(T* (*from)(int)) { return from(1) + 1; } };
+template <class T> Cache<T> cache(T) { return {}; }
+template struct Cache<Cache<int>>;
+template Cache<int> cache(int);
+}
+""")
+        made = self.build / "release/tests/CMakeFiles/test_plan.dir/other.cpp.o"
+        made.parent.mkdir(parents=True)
+        subprocess.run([compiler, "-O0", "-c", source, "-o", made], check=True)
+        objects = json.loads(self.ask("--json").stdout)["objects"]
+        self.assertEqual([{each["name"] for each in one["instantiates"]} for one in objects],
+                         [set(), {"ours::Cache", "ours::cache"}, set()])
+        self.assertGreater(objects[1]["instantiates"][0]["bytes"], 0)
+        self.assertIn("other.cpp.o (ours::Cache, ours::cache)", self.ask().stdout)
 
     def test_text(self):
         shown = self.ask("--top", "1").stdout

@@ -11,7 +11,7 @@ from pathlib import Path
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 # The parts of each day.
-ROTA = [["x86-64", "x86-64-v2"], ["kernels"], ["ways"], ["x86-64-v3", "fuzz"], ["aarch64", "ptxas"]]
+ROTA = [["x86-64", "x86-64-v2"], ["kernels"], ["ways"], ["x86-64-v3", "fuzz"], ["aarch64"], ["ptxas"]]
 PARTS = [part for parts in ROTA for part in parts]
 DAY = 86400
 
