@@ -27,11 +27,13 @@ def stages(*paths):
 
 
 def longest(*paths):
-    """Of the latest run."""
+    """Of the latest run: objects, with the templates that most of their code is instances of, and tests."""
     run = read(paths)[-1]
-    compiled = [["compiling", f"{one['preset']}: `{one['target']}`, {one['objects']} object{'s' if one['objects'] > 1 else ''}", f"{one['seconds']:.0f}"] for one in run["targets"][:SHOWN]]
-    ran = [["running", f"{one['preset']}: `{one['name']}`", f"{one['seconds']:.0f}"] for one in run["tests"] if one["seconds"] > LONG]
-    return table(["", f"in `{run['name']}`", "seconds"], compiled + ran, left=2)
+    compiled = [["compiling", f"{one['preset']}: `{one['target']}`, `{one['name'].rsplit('/', 1)[1].split('.')[0]}`",
+                 ", ".join(f"`{each['name'].removeprefix('kvpolicy::')}`" for each in one["instantiates"]), f"{one['seconds']:.0f}"]
+                for one in run["objects"][:SHOWN]]
+    ran = [["running", f"{one['preset']}: `{one['name']}`", "", f"{one['seconds']:.0f}"] for one in run["tests"] if one["seconds"] > LONG]
+    return table(["", f"in `{run['name']}`", "most of its code", "seconds"], compiled + ran, left=3)
 
 
 RUNS = ["test_cost_*.json"]
