@@ -24,11 +24,11 @@
 using namespace kvpolicy;
 
 struct kvp_plan {
-  std::variant<HeadPlan<float>, HeadPlan<half>, HeadPlan<bfloat16>> of;
+  std::variant<HeadPlan<float>, HeadPlan<float16>, HeadPlan<bfloat16>> of;
 };
 
 struct kvp_cache {
-  std::variant<compiled::KvCache<float>, compiled::KvCache<half>, compiled::KvCache<bfloat16>> of;
+  std::variant<compiled::KvCache<float>, compiled::KvCache<float16>, compiled::KvCache<bfloat16>> of;
 };
 
 namespace {
@@ -139,7 +139,7 @@ template <class Act>
 void with_element(kvp_dtype dtype, Act act) {
   switch (dtype) {
     case KVP_FLOAT32: return act(float{});
-    case KVP_FLOAT16: return act(half{});
+    case KVP_FLOAT16: return act(float16{});
     case KVP_BFLOAT16: return act(bfloat16{});
   }
   fail<ConfigError>("kvpolicy: dtype is ", static_cast<int>(dtype),

@@ -1,4 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cache-inl.hpp"
 
-KVPOLICY_COMPILE_CACHE(half)
+KVPOLICY_COMPILE_CACHE(float16)

@@ -2,4 +2,4 @@
 #include <kvpolicy/cpu/instances.hpp>
 
 KVPOLICY_DEFINE_CPU_CACHES(float)
-KVPOLICY_DEFINE_CPU_CACHES(half)
+KVPOLICY_DEFINE_CPU_CACHES(float16)

@@ -31,7 +31,7 @@ constexpr std::array<std::string_view, 40> names{
     "BF16",   "",      "",      "",       "TQ1_0", "TQ2_0", "",        "",       "",        "MXFP4"};
 
 float half_at(const std::uint8_t* bytes) {
-  half value;
+  float16 value;
   std::memcpy(&value.bits, bytes, sizeof(value.bits));
   return static_cast<float>(value);
 }
@@ -117,7 +117,7 @@ void decode_q6_k(const std::uint8_t* block, float* out) {
 auto decoder_of(GgufType type) -> void (*)(const std::uint8_t*, float*) {
   switch (type) {
     case GgufType::f32: return decode_f32;
-    case GgufType::f16: return decode_short<half>;
+    case GgufType::f16: return decode_short<float16>;
     case GgufType::bf16: return decode_short<bfloat16>;
     case GgufType::q8_0: return decode_q8_0;
     case GgufType::q4_0: return decode_q4_0;

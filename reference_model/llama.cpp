@@ -108,7 +108,7 @@ const ValueOutputs* Llama::value_outputs() const {
     };
     switch (own.format()) {
       case WeightFormat::float32: set(float{}); break;
-      case WeightFormat::float16: set(half{}); break;
+      case WeightFormat::float16: set(float16{}); break;
       case WeightFormat::bfloat16: set(bfloat16{}); break;
       case WeightFormat::int8: return nullptr;
     }

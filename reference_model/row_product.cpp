@@ -109,7 +109,7 @@ void multiply_rows(const float* x, std::size_t rows, const WeightMatrix& weight,
   };
   switch (weight.format()) {
     case WeightFormat::float32: return call(float{});
-    case WeightFormat::float16: return call(half{});
+    case WeightFormat::float16: return call(float16{});
     case WeightFormat::bfloat16: return call(bfloat16{});
     case WeightFormat::int8: return call(std::int8_t{});
   }

@@ -210,7 +210,7 @@ std::vector<float> to_floats(TensorType type, std::span<const std::byte> bytes) 
     case TensorType::f32:
       if (!values.empty()) std::memcpy(values.data(), bytes.data(), values.size() * size);
       break;
-    case TensorType::f16: short_values.template operator()<half>(); break;
+    case TensorType::f16: short_values.template operator()<float16>(); break;
     case TensorType::bf16: short_values.template operator()<bfloat16>(); break;
     default: refuse_type(type);
   }

@@ -98,7 +98,7 @@ WeightMatrix WeightMatrix::as(WeightFormat format) const {
   };
   switch (format) {
     case WeightFormat::float32: each(float{}); break;
-    case WeightFormat::float16: each(half{}); break;
+    case WeightFormat::float16: each(float16{}); break;
     case WeightFormat::bfloat16: each(bfloat16{}); break;
     case WeightFormat::int8: {
       std::vector<float> scales(rows_);
@@ -112,7 +112,7 @@ WeightMatrix WeightMatrix::as(WeightFormat format) const {
 void WeightMatrix::copy_rows(std::size_t first, std::size_t count, float* out) const noexcept {
   switch (format_) {
     case WeightFormat::float32: return to_float(row<float>(first), count * columns_, out);
-    case WeightFormat::float16: return to_float(row<half>(first), count * columns_, out);
+    case WeightFormat::float16: return to_float(row<float16>(first), count * columns_, out);
     case WeightFormat::bfloat16: return to_float(row<bfloat16>(first), count * columns_, out);
     case WeightFormat::int8: break;
   }

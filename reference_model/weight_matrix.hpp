@@ -53,7 +53,7 @@ class WeightMatrix {
     return size() * bytes_of(format_) + scales().size_bytes();
   }
 
-  /// The stored number of a row: float, half, bfloat16 or std::int8_t, as the format says.
+  /// The stored number of a row: float, float16, bfloat16 or std::int8_t, as the format says.
   template <class Number>
   [[nodiscard]] const Number* row(std::size_t row) const noexcept {
     return static_cast<const Number*>(numbers_) + row * columns_;

@@ -255,7 +255,7 @@ class Cases {
                                   .tokens = scaled(tokens)};
     };
     add_decode(mixed("bf16", uniform(heads, Full::Config{})));
-    full<half>("f16", heads, tokens, baseline);
+    full<float16>("f16", heads, tokens, baseline);
     if (tokens <= 64 * Ki) full<float>("f32", heads, tokens, baseline);
     for (const std::size_t bits : {8U, 4U, 2U}) {
       add_decode(mixed("int" + std::to_string(bits), uniform(heads, quantized<PerToken>(bits))));
@@ -345,7 +345,7 @@ class Cases {
     if (tokens > 16 * Ki) return;
     // With queries and outputs in float, the engine must compute more exact products.
     of_policy("bf16_float", uniform(heads, Full::Config{}), run_prefill<float, bfloat16>);
-    of_policy("f16", dense<half>(heads), run_prefill<half, half>);
+    of_policy("f16", dense<float16>(heads), run_prefill<float16, float16>);
     of_policy("f32", dense<float>(heads), run_prefill<float, float>);
     for (const std::size_t bits : {8U, 4U, 2U}) {
       of_policy("int" + std::to_string(bits), uniform(heads, quantized<PerToken>(bits)), attend);

@@ -301,7 +301,7 @@ class Cases {
                   .baseline = {},
                   .plan = plan,
                   .tokens = scaled(tokens),
-                  .launches = cuda::Launches::separate});
+                  .launches = gpu::Launches::separate});
       add_decode(
           {.name = name + "/joint", .baseline = name + "/separate", .plan = plan, .tokens = scaled(tokens)});
       if (run_.smoke) break;

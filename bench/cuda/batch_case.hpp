@@ -27,15 +27,14 @@ class BatchRig {
       : what_{what},
         run_{run},
         shape_{what.plan.shape()},
-        engine_{std::make_shared<Engine>(shape_, cuda::default_memory(), run.stream)},
+        engine_{std::make_shared<Engine>(shape_, gpu::default_memory(), run.stream)},
         queries_{what.sequences * shape_.q_heads * shape_.head_dim, run.stream},
         keys_{what.sequences * shape_.kv_heads * shape_.head_dim, run.stream},
         values_{keys_.count(), run.stream},
         out_{queries_.count(), run.stream},
-        heads_{cuda::allocate(cuda::default_memory(),
-                              what.sequences * shape_.kv_heads * sizeof(cuda::HeadView), run.stream)},
-        states_{
-            cuda::allocate(cuda::default_memory(), what.sequences * sizeof(cuda::LayerState), run.stream)} {
+        heads_{gpu::allocate(gpu::default_memory(), what.sequences * shape_.kv_heads * sizeof(gpu::HeadView),
+                             run.stream)},
+        states_{gpu::allocate(gpu::default_memory(), what.sequences * sizeof(gpu::LayerState), run.stream)} {
     queries_.randomize(1U << 20, run.stream);
     keys_.randomize((1U << 20) + 1, run.stream);
     values_.randomize((1U << 20) + 2, run.stream);
@@ -43,13 +42,13 @@ class BatchRig {
     Filler filler{shape_, portion, run.stream};
     for (std::size_t s = 0; s < what.sequences; ++s) {
       Cache& cache =
-          caches_.emplace_back(what.plan, cuda::CacheOptions{.max_append = portion}, run.stream, engine_);
+          caches_.emplace_back(what.plan, gpu::CacheOptions{.max_append = portion}, run.stream, engine_);
       cache.reserve(what.tokens, run.stream);
       filler.fill(cache, 0, what.tokens - 1);
       cache.commit(run.stream);
       const auto gather = [&](auto* to, const auto* from, std::size_t count) {
-        cuda::check(cudaMemcpyAsync(to, from, count * sizeof *from, cudaMemcpyDeviceToDevice, run.stream),
-                    "cudaMemcpyAsync");
+        gpu::check(cudaMemcpyAsync(to, from, count * sizeof *from, cudaMemcpyDeviceToDevice, run.stream),
+                   "cudaMemcpyAsync");
       };
       gather(heads() + s * shape_.kv_heads, cache.device_heads(0), shape_.kv_heads);
       gather(states() + s, cache.device_state(0), 1);
@@ -59,12 +58,12 @@ class BatchRig {
   void attend() const {
     const auto tensor = [](const Tensor16& rows, std::size_t sequences, std::size_t head_dim) {
       const auto of_sequence = static_cast<long long>(rows.count() / sequences);
-      return cuda::Tensor{.data = reinterpret_cast<std::byte*>(rows.data()),
-                          .sequence_stride = of_sequence,
-                          .token_stride = of_sequence,
-                          .head_stride = static_cast<long long>(head_dim)};
+      return gpu::Tensor{.data = reinterpret_cast<std::byte*>(rows.data()),
+                         .sequence_stride = of_sequence,
+                         .token_stride = of_sequence,
+                         .head_stride = static_cast<long long>(head_dim)};
     };
-    cuda::AttendParams params;
+    gpu::AttendParams params;
     params.heads = heads();
     params.states = states();
     params.sequences = static_cast<int>(what_.sequences);
@@ -76,7 +75,7 @@ class BatchRig {
     params.k = tensor(keys_, what_.sequences, shape_.head_dim);
     params.v = tensor(values_, what_.sequences, shape_.head_dim);
     params.out = tensor(out_, what_.sequences, shape_.head_dim);
-    params.scale_log2 = cuda::log2_e / std::sqrt(static_cast<float>(shape_.head_dim));
+    params.scale_log2 = gpu::log2_e / std::sqrt(static_cast<float>(shape_.head_dim));
     engine_->attend(params, /*packs=*/false, what_.tokens, run_.stream);
   }
 
@@ -96,7 +95,7 @@ class BatchRig {
     const auto out = download(out_.data(), out_.count(), run_.stream);
     for (const std::size_t s : {std::size_t{0}, what_.sequences / 2, what_.sequences - 1}) {
       const std::size_t head = s == 0 ? 0 : shape_.kv_heads - 1;
-      cuda::CachedRows rows = caches_[s].rows(0, head, Read::all, 0, run_.stream);
+      gpu::CachedRows rows = caches_[s].rows(0, head, Read::all, 0, run_.stream);
       add_rows(rows, std::span{k}.subspan(s * row, row), std::span{v}.subspan(s * row, row), shape_.kv_heads,
                head, dim, 1, what_.tokens - 1);
       const std::size_t q_head =
@@ -120,10 +119,8 @@ class BatchRig {
   }
 
  private:
-  [[nodiscard]] cuda::HeadView* heads() const { return reinterpret_cast<cuda::HeadView*>(heads_.get()); }
-  [[nodiscard]] cuda::LayerState* states() const {
-    return reinterpret_cast<cuda::LayerState*>(states_.get());
-  }
+  [[nodiscard]] gpu::HeadView* heads() const { return reinterpret_cast<gpu::HeadView*>(heads_.get()); }
+  [[nodiscard]] gpu::LayerState* states() const { return reinterpret_cast<gpu::LayerState*>(states_.get()); }
 
   const BatchCase& what_;
   Run& run_;
@@ -134,8 +131,8 @@ class BatchRig {
   Tensor16 keys_;     // for the queries' own tokens
   Tensor16 values_;
   Tensor16 out_;
-  cuda::DeviceBuffer heads_;   // [sequences, kv_heads]
-  cuda::DeviceBuffer states_;  // [sequences]
+  gpu::DeviceBuffer heads_;   // [sequences, kv_heads]
+  gpu::DeviceBuffer states_;  // [sequences]
   double error_ = 0.0;
   reference::Graph graph_;
 };

@@ -29,7 +29,7 @@ struct DecodeCase {
   std::size_t tokens = 0;  ///< with the query's own row
   Read read = Read::all;
   bool refresh = false;  ///< every launch chooses new chunks
-  cuda::Launches launches = cuda::Launches::joint;
+  gpu::Launches launches = gpu::Launches::joint;
 };
 
 /// The bytes that the layers of a small case read together.
@@ -40,7 +40,7 @@ inline constexpr std::size_t most_layers = 16;
   const ModelShape& shape = what.plan.shape();
   double bytes = 0.0;
   for (std::size_t head = 0; head < shape.kv_heads; ++head) {
-    const HeadRule settings = cuda::served_rule(what.plan, layer, head);
+    const HeadRule settings = gpu::served_rule(what.plan, layer, head);
     bytes += decode_reads(settings, what.tokens, what.read == Read::selected, what.refresh)
                  .bytes(settings, shape.head_dim);
   }
@@ -124,8 +124,8 @@ class DecodeRig {
         download(of_layer(queries_, layer_).data, shape_.q_heads * dim, run_.stream);
     const std::vector<bfloat16> out = download(of_layer(out_, layer_).data, q.size(), run_.stream);
     for (const std::size_t head : checked_heads(what_.plan, layer_)) {
-      const HeadRule settings = cuda::served_rule(what_.plan, layer_, head);
-      const cuda::CachedRows rows = cache_.rows(layer_, head, what_.read, /*appended=*/1, run_.stream);
+      const HeadRule settings = gpu::served_rule(what_.plan, layer_, head);
+      const gpu::CachedRows rows = cache_.rows(layer_, head, what_.read, /*appended=*/1, run_.stream);
       const HeadReads reads =
           decode_reads(settings, what_.tokens, what_.read == Read::selected, what_.refresh);
       const auto packed = static_cast<std::size_t>(std::ranges::count(rows.quantized, true));

@@ -44,23 +44,23 @@ inline constexpr std::array nominal_limits{
 /// Describes the current device. @throws DeviceError if there is no device that the kernels were
 /// compiled for
 [[nodiscard]] inline DeviceInfo device_info() {
-  const cuda::Device device = cuda::Device::current();
+  const gpu::Device device = gpu::Device::current();
   const auto attribute = [&](cudaDeviceAttr which) {
     int value = 0;
-    cuda::check(cudaDeviceGetAttribute(&value, which, device.id), "cudaDeviceGetAttribute");
+    gpu::check(cudaDeviceGetAttribute(&value, which, device.id), "cudaDeviceGetAttribute");
     return value;
   };
   DeviceInfo info;
   info.multiprocessors = device.multiprocessors;
   info.l2_bytes = static_cast<std::size_t>(attribute(cudaDevAttrL2CacheSize));
   std::size_t free_bytes = 0;
-  cuda::check(cudaMemGetInfo(&free_bytes, &info.memory_bytes), "cudaMemGetInfo");
+  gpu::check(cudaMemGetInfo(&free_bytes, &info.memory_bytes), "cudaMemGetInfo");
 #if defined(__CUDACC__)
   cudaDeviceProp properties;
-  cuda::check(cudaGetDeviceProperties(&properties, device.id), "cudaGetDeviceProperties");
+  gpu::check(cudaGetDeviceProperties(&properties, device.id), "cudaGetDeviceProperties");
   info.name = properties.name;
   int version = 0;
-  cuda::check(cudaDriverGetVersion(&version), "cudaDriverGetVersion");
+  gpu::check(cudaDriverGetVersion(&version), "cudaDriverGetVersion");
   info.driver = "CUDA " + std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
   info.target = "sm_" + std::to_string(properties.major) + std::to_string(properties.minor) +
                 ", compiled by nvcc " + std::to_string(__CUDACC_VER_MAJOR__) + "." +

@@ -123,7 +123,7 @@ class Cases {
         rig_.drop_cache();
         use(model, duo);
         rig_.cache().reserve(model.prompt, run_.stream);
-        cuda::check(cudaStreamSynchronize(run_.stream), "cudaStreamSynchronize");
+        gpu::check(cudaStreamSynchronize(run_.stream), "cudaStreamSynchronize");
 
         double seconds = 0.0;
         for (auto _ : state) {
@@ -157,7 +157,7 @@ class Cases {
     const ModelShape shape = config.shape();
     double pairs = 0.0;
     for (std::size_t head = 0; head < shape.kv_heads; ++head) {
-      pairs += visible_pairs(cuda::served_rule(plan, 0, head), 0, model.prompt);
+      pairs += visible_pairs(gpu::served_rule(plan, 0, head), 0, model.prompt);
     }
     const double attention =
         pairs * static_cast<double>(shape.queries_per_kv() * shape.layers) * flops_of_pair(shape.head_dim);

@@ -60,14 +60,14 @@ template <class Retrieval>
 }
 
 /// Bytes of the pages of a cache, computed before the cache is made.
-[[nodiscard]] inline std::size_t page_bytes(const Plan& plan, const cuda::CacheOptions& options,
+[[nodiscard]] inline std::size_t page_bytes(const Plan& plan, const gpu::CacheOptions& options,
                                             std::size_t tokens) {
   const ModelShape& shape = plan.shape();
   std::size_t bytes = 0;
   for (std::size_t layer = 0; layer < shape.layers; ++layer) {
     for (std::size_t head = 0; head < shape.kv_heads; ++head) {
-      const cuda::HeadGeometry geometry{
-          cuda::served_rule(plan, layer, head),
+      const gpu::HeadGeometry geometry{
+          gpu::served_rule(plan, layer, head),
           {.head_dim = shape.head_dim, .page_rows = options.page_rows, .tail_rows = options.tail_rows()},
           false};
       bytes += geometry.bytes(tokens);
@@ -79,10 +79,10 @@ template <class Retrieval>
 /// Device memory that the program can still allocate. Memory that was freed but is kept by the pool
 /// is returned first.
 [[nodiscard]] inline std::size_t free_bytes(cudaStream_t stream) {
-  cuda::check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+  gpu::check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
   std::size_t available = 0;
   std::size_t total = 0;
-  cuda::check(cudaMemGetInfo(&available, &total), "cudaMemGetInfo");
+  gpu::check(cudaMemGetInfo(&available, &total), "cudaMemGetInfo");
   return available;
 }
 /// Memory that is kept free for page tables, descriptions, and the driver's needs for launches and
@@ -114,7 +114,7 @@ class ModelRig {
     }
     if (policy == policy_ && cache_) return;
     drop_cache();
-    cache_.emplace(plan, cuda::CacheOptions{.max_append = max_append}, run_.stream);
+    cache_.emplace(plan, gpu::CacheOptions{.max_append = max_append}, run_.stream);
     filler_.emplace(plan.shape(), max_append, run_.stream);
     policy_ = policy;
   }
@@ -191,7 +191,7 @@ class ModelRig {
   }
 
  private:
-  void wait() const { cuda::check(cudaStreamSynchronize(run_.stream), "cudaStreamSynchronize"); }
+  void wait() const { gpu::check(cudaStreamSynchronize(run_.stream), "cudaStreamSynchronize"); }
 
   Run& run_;
   std::string model_name_;

@@ -31,7 +31,7 @@ class PrefillRig {
       : what_{what},
         run_{run},
         shape_{what.plan.shape()},
-        engine_{std::make_shared<Engine>(shape_, cuda::default_memory(), run.stream)},
+        engine_{std::make_shared<Engine>(shape_, gpu::default_memory(), run.stream)},
         queries_{what.chunk * shape_.q_heads * shape_.head_dim, run.stream},
         keys_{what.chunk * shape_.kv_heads * shape_.head_dim, run.stream},
         values_{keys_.count(), run.stream},
@@ -62,17 +62,17 @@ class PrefillRig {
   [[nodiscard]] double flops(bool tiles) const {
     bool warpgroups = engine_->uses_warpgroups();
     for (std::size_t head = 0; head < shape_.kv_heads; ++head) {
-      warpgroups = warpgroups && !cuda::served_rule(what_.plan, 0, head).is_quantized();
+      warpgroups = warpgroups && !gpu::served_rule(what_.plan, 0, head).is_quantized();
     }
-    using Tile = cuda::PrefillShape<128>;
-    using HopperTile = cuda::HopperShape<128>;
+    using Tile = gpu::PrefillShape<128>;
+    using HopperTile = gpu::HopperShape<128>;
     const std::size_t query_rows = warpgroups ? HopperTile::query_rows : Tile::query_rows;
     const std::size_t key_rows = warpgroups ? HopperTile::key_rows : Tile::key_rows;
     double pairs = 0.0;
     for (std::size_t done = 0; done < what_.tokens; done += what_.chunk) {
       const std::size_t count = std::min(what_.chunk, what_.tokens - done);
       for (std::size_t head = 0; head < shape_.kv_heads; ++head) {
-        const HeadRule settings = cuda::served_rule(what_.plan, 0, head);
+        const HeadRule settings = gpu::served_rule(what_.plan, 0, head);
         pairs += tiles ? live_tile_pairs(settings, done, count, shape_.queries_per_kv(), query_rows, key_rows)
                        : static_cast<double>(shape_.queries_per_kv()) * visible_pairs(settings, done, count);
       }
@@ -83,12 +83,12 @@ class PrefillRig {
  private:
   void attend(const Cache& cache, std::size_t count) const {
     const auto tensor = [&](const Tensor16& rows, std::size_t heads) {
-      return cuda::Tensor{.data = reinterpret_cast<std::byte*>(rows.data()),
-                          .sequence_stride = 0,
-                          .token_stride = static_cast<long long>(heads * shape_.head_dim),
-                          .head_stride = static_cast<long long>(shape_.head_dim)};
+      return gpu::Tensor{.data = reinterpret_cast<std::byte*>(rows.data()),
+                         .sequence_stride = 0,
+                         .token_stride = static_cast<long long>(heads * shape_.head_dim),
+                         .head_stride = static_cast<long long>(shape_.head_dim)};
     };
-    cuda::AttendParams params;
+    gpu::AttendParams params;
     params.heads = cache.device_heads(0);
     params.states = cache.device_state(0);
     params.kv_heads = static_cast<int>(shape_.kv_heads);
@@ -99,7 +99,7 @@ class PrefillRig {
     params.k = tensor(keys_, shape_.kv_heads);
     params.v = tensor(values_, shape_.kv_heads);
     params.out = tensor(out_, shape_.q_heads);
-    params.scale_log2 = cuda::log2_e / std::sqrt(static_cast<float>(shape_.head_dim));
+    params.scale_log2 = gpu::log2_e / std::sqrt(static_cast<float>(shape_.head_dim));
     engine_->attend(params, /*packs=*/false, cache.tokens() + count, run_.stream);
   }
 
@@ -123,8 +123,8 @@ class PrefillRig {
     const auto v = download(values_.data(), count * shape_.kv_heads * dim, run_.stream);
     const auto out = download(out_.data(), q.size(), run_.stream);
     for (const std::size_t head : checked_heads(what_.plan, 0)) {
-      const HeadRule settings = cuda::served_rule(what_.plan, 0, head);
-      cuda::CachedRows rows = cache.rows(0, head, Read::all, 0, run_.stream);
+      const HeadRule settings = gpu::served_rule(what_.plan, 0, head);
+      gpu::CachedRows rows = cache.rows(0, head, Read::all, 0, run_.stream);
       add_rows(rows, k, v, shape_.kv_heads, head, dim, count, cached);
       for (const std::size_t token : {std::size_t{0}, count / 2, count - 1}) {
         const Sight sight{.position = static_cast<std::int64_t>(cached + token),

@@ -59,7 +59,7 @@ int run_program(int argc, char** argv, std::string_view usage, bool flushes,
   auto count = static_cast<int>(rest.size());
   try {
     run.device = device_info();
-    cuda::check(cudaStreamCreate(&run.stream), "cudaStreamCreate");
+    gpu::check(cudaStreamCreate(&run.stream), "cudaStreamCreate");
     run.timer = std::make_unique<Timer>(run.smoke || !flushes ? 4096 : 4 * run.device.l2_bytes, run.stream);
     const std::size_t copied = run.smoke
                                    ? std::size_t{1} << 20

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Times whole steps of many sequences under several plans: together, by cuda::SeatedBatch in a graph
-// or by cuda::Batch, and one sequence after another by cuda::KvCache::step, which is what the batches
+// Times whole steps of many sequences under several plans: together, by gpu::SeatedBatch in a graph
+// or by gpu::Batch, and one sequence after another by gpu::KvCache::step, which is what the batches
 // are compared with. Every timed step appends, so bytes are counted for each and their mean is taken.
 #pragma once
 
@@ -44,7 +44,7 @@ class RaggedRig {
       : what_{what},
         run_{run},
         shape_{what.sequences.at(0).plan.shape()},
-        engine_{std::make_shared<Engine>(shape_, cuda::default_memory(), run.stream)},
+        engine_{std::make_shared<Engine>(shape_, gpu::default_memory(), run.stream)},
         indptr_{places_of(what.sequences)},
         queries_{tokens() * shape_.q_heads * shape_.head_dim, run.stream},
         keys_{tokens() * shape_.kv_heads * shape_.head_dim, run.stream},
@@ -55,12 +55,12 @@ class RaggedRig {
     values_.randomize((1U << 20) + 2, run.stream);
     fill();
     if (what.together == Together::seated) {
-      seated_.emplace(engine_, caches_.size(), 1, caches_[0].options().page_rows, cuda::default_memory(),
+      seated_.emplace(engine_, caches_.size(), 1, caches_[0].options().page_rows, gpu::default_memory(),
                       run.stream);
       for (std::size_t i = 0; i < caches_.size(); ++i) seated_->seat(i, caches_[i], Read::all, run.stream);
     }
     if (what.together == Together::batch) {
-      batch_.emplace(engine_, caches_.size(), cuda::default_memory(), run.stream);
+      batch_.emplace(engine_, caches_.size(), gpu::default_memory(), run.stream);
       for (Cache& cache : caches_) members_.push_back({&cache, {}});
     }
   }
@@ -120,7 +120,7 @@ class RaggedRig {
   struct Probe {
     std::size_t sequence;
     std::size_t head;
-    cuda::CachedRows rows;
+    gpu::CachedRows rows;
   };
   // The first step's tensors.
   struct Checked {
@@ -162,7 +162,7 @@ class RaggedRig {
     for (const RaggedSequence& one : what_.sequences) {
       Cache& cache = caches_.emplace_back(
           one.plan,
-          cuda::CacheOptions{.max_rollback = one.is_prompt() ? one.queries : 0, .max_append = portion},
+          gpu::CacheOptions{.max_rollback = one.is_prompt() ? one.queries : 0, .max_append = portion},
           run_.stream, engine_);
       cache.reserve(one.tokens + run_.samples + spare_steps, run_.stream);
       const std::size_t votes = voting_queries(one.plan);
@@ -269,7 +269,7 @@ class RaggedRig {
     const RaggedSequence& one = what_.sequences[probe.sequence];
     const std::size_t dim = shape_.head_dim;
     const std::size_t row = shape_.kv_heads * dim;
-    const HeadRule rule = cuda::served_rule(one.plan, 0, probe.head);
+    const HeadRule rule = gpu::served_rule(one.plan, 0, probe.head);
     const auto packed = static_cast<std::size_t>(std::ranges::count(probe.rows.quantized, true));
     const auto own = [&](const std::vector<bfloat16>& numbers) {
       return std::span{numbers}.subspan(first_token(probe.sequence) * row, one.queries * row);
@@ -312,9 +312,9 @@ class RaggedRig {
   Tensor16 values_;
   Tensor16 out_;
   std::deque<Cache> caches_;  // batches keep their addresses
-  std::optional<cuda::SeatedBatch<bfloat16>> seated_;
-  std::optional<cuda::Batch<bfloat16>> batch_;
-  std::vector<cuda::Batch<bfloat16>::Sequence> members_;
+  std::optional<gpu::SeatedBatch<bfloat16>> seated_;
+  std::optional<gpu::Batch<bfloat16>> batch_;
+  std::vector<gpu::Batch<bfloat16>::Sequence> members_;
   reference::Graph graph_;
   std::size_t steps_ = 0;
   double error_ = 0.0;

@@ -34,7 +34,7 @@ struct RaggedSequence {
 [[nodiscard]] inline std::vector<HeadRule> rules_of(const Plan& plan) {
   std::vector<HeadRule> rules;
   for (std::size_t head = 0; head < plan.shape().kv_heads; ++head) {
-    rules.push_back(cuda::served_rule(plan, 0, head));
+    rules.push_back(gpu::served_rule(plan, 0, head));
   }
   return rules;
 }

@@ -55,11 +55,11 @@ struct HeadReads {
     const std::size_t chosen = std::min(chunks * head.chunk, head.chosen_rows);
     const bool ranks = refreshes && chunks * head.chunk > head.chosen_rows;
     return {.exact_rows = chosen + tokens - chunks * head.chunk,
-            .summary_vectors = ranks ? chunks * (cuda::has_min_max_summary(head) ? 2U : 1U) : 0U};
+            .summary_vectors = ranks ? chunks * (gpu::has_min_max_summary(head) ? 2U : 1U) : 0U};
   }
   if (head.is_quantized()) {
     const std::size_t beyond = committed - std::min(committed, head.residual);
-    const std::size_t packed = beyond / cuda::quantized_together * cuda::quantized_together;
+    const std::size_t packed = beyond / gpu::quantized_together * gpu::quantized_together;
     return {.exact_rows = tokens - packed, .packed_rows = packed};
   }
   return {.exact_rows = tokens};

@@ -24,9 +24,9 @@ class Timer {
   Timer(std::size_t flushed_bytes, cudaStream_t stream)
       : stream_{stream},
         bytes_{flushed_bytes},
-        flushed_{cuda::allocate(cuda::default_memory(), flushed_bytes, stream)} {
-    cuda::check(cudaEventCreate(&begin_), "cudaEventCreate");
-    cuda::check(cudaEventCreate(&end_), "cudaEventCreate");
+        flushed_{gpu::allocate(gpu::default_memory(), flushed_bytes, stream)} {
+    gpu::check(cudaEventCreate(&begin_), "cudaEventCreate");
+    gpu::check(cudaEventCreate(&end_), "cudaEventCreate");
   }
   Timer(const Timer&) = delete;
   Timer& operator=(const Timer&) = delete;
@@ -38,20 +38,20 @@ class Timer {
   /// Seconds that the work that `work()` puts on the stream takes. Waits for it.
   template <class Work>
   double seconds(Work work) {
-    cuda::check(cudaMemsetAsync(flushed_.get(), ++round_, bytes_, stream_), "cudaMemsetAsync");
-    cuda::check(cudaEventRecord(begin_, stream_), "cudaEventRecord");
+    gpu::check(cudaMemsetAsync(flushed_.get(), ++round_, bytes_, stream_), "cudaMemsetAsync");
+    gpu::check(cudaEventRecord(begin_, stream_), "cudaEventRecord");
     work();
-    cuda::check(cudaEventRecord(end_, stream_), "cudaEventRecord");
-    cuda::check(cudaEventSynchronize(end_), "cudaEventSynchronize");
+    gpu::check(cudaEventRecord(end_, stream_), "cudaEventRecord");
+    gpu::check(cudaEventSynchronize(end_), "cudaEventSynchronize");
     float milliseconds = 0.0F;
-    cuda::check(cudaEventElapsedTime(&milliseconds, begin_, end_), "cudaEventElapsedTime");
+    gpu::check(cudaEventElapsedTime(&milliseconds, begin_, end_), "cudaEventElapsedTime");
     return static_cast<double>(milliseconds) * 1e-3;
   }
 
  private:
   cudaStream_t stream_;
   std::size_t bytes_;
-  cuda::DeviceBuffer flushed_;
+  gpu::DeviceBuffer flushed_;
   int round_ = 0;
   cudaEvent_t begin_ = nullptr;
   cudaEvent_t end_ = nullptr;
@@ -74,14 +74,14 @@ class Samples {
 
 /// Bytes per second, read plus written, of a plain copy within the device's memory.
 [[nodiscard]] inline double copy_bandwidth(Timer& timer, std::size_t bytes, cudaStream_t stream) {
-  const cuda::DeviceBuffer from = cuda::allocate(cuda::default_memory(), bytes, stream);
-  const cuda::DeviceBuffer to = cuda::allocate(cuda::default_memory(), bytes, stream);
-  cuda::check(cudaMemsetAsync(from.get(), 1, bytes, stream), "cudaMemsetAsync");
+  const gpu::DeviceBuffer from = gpu::allocate(gpu::default_memory(), bytes, stream);
+  const gpu::DeviceBuffer to = gpu::allocate(gpu::default_memory(), bytes, stream);
+  gpu::check(cudaMemsetAsync(from.get(), 1, bytes, stream), "cudaMemsetAsync");
   Samples samples;
   for (int i = 0; i < 12; ++i) {
     const double seconds = timer.seconds([&] {
-      cuda::check(cudaMemcpyAsync(to.get(), from.get(), bytes, cudaMemcpyDeviceToDevice, stream),
-                  "cudaMemcpyAsync");
+      gpu::check(cudaMemcpyAsync(to.get(), from.get(), bytes, cudaMemcpyDeviceToDevice, stream),
+                 "cudaMemcpyAsync");
     });
     if (i >= 2) samples.add(seconds);
   }

@@ -33,7 +33,7 @@ using namespace kvpolicy;
 using namespace kvpolicy::bench;
 
 using Reader = reference::CudaLlamaReader;
-using OnStream = cuda::OnStream<Cache>;
+using OnStream = gpu::OnStream<Cache>;
 using Clock = std::chrono::steady_clock;
 
 struct Setting {
@@ -76,7 +76,7 @@ class World {
       if (missing_ > 0) return;
     }
     cache_.emplace(filled(Cache{plan, options_, run.stream}, portion));
-    cuda::CacheOptions window = options_;
+    gpu::CacheOptions window = options_;
     window.slow_memory = nullptr;
     small_cache_.emplace(
         filled(Cache{Plan{small_.config().shape(), Streaming::Config{.sinks = 16, .recent = 240}}, window,
@@ -127,7 +127,7 @@ class World {
       filler.fill(cache, layer, setting_.context);
     }
     cache.commit(run_.stream);
-    cuda::check(cudaStreamSynchronize(run_.stream), "cudaStreamSynchronize");
+    gpu::check(cudaStreamSynchronize(run_.stream), "cudaStreamSynchronize");
     return cache;
   }
   [[nodiscard]] static SpeculationOptions fixed(std::size_t length) {
@@ -155,8 +155,8 @@ class World {
 
   Run& run_;
   Setting setting_;
-  cuda::PinnedMemory pinned_;
-  cuda::CacheOptions options_;
+  gpu::PinnedMemory pinned_;
+  gpu::CacheOptions options_;
   reference::LlamaConfig config_;
   reference::CudaLlama target_;
   reference::CudaLlama small_;

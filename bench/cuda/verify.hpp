@@ -32,14 +32,14 @@ inline constexpr double most_error_packed = 1e-2;
 [[nodiscard]] inline std::vector<bfloat16> download(const bfloat16* from, std::size_t count,
                                                     cudaStream_t stream) {
   std::vector<bfloat16> numbers(count);
-  cuda::check(cudaMemcpyAsync(numbers.data(), from, count * sizeof(bfloat16), cudaMemcpyDeviceToHost, stream),
-              "cudaMemcpyAsync");
-  cuda::check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+  gpu::check(cudaMemcpyAsync(numbers.data(), from, count * sizeof(bfloat16), cudaMemcpyDeviceToHost, stream),
+             "cudaMemcpyAsync");
+  gpu::check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
   return numbers;
 }
 
 /// Adds the rows of a call, [tokens, heads, head_dim], after those that a cache holds of one head.
-inline void add_rows(cuda::CachedRows& rows, std::span<const bfloat16> keys, std::span<const bfloat16> values,
+inline void add_rows(gpu::CachedRows& rows, std::span<const bfloat16> keys, std::span<const bfloat16> values,
                      std::size_t heads, std::size_t head, std::size_t head_dim, std::size_t tokens,
                      std::size_t first_position) {
   for (std::size_t token = 0; token < tokens; ++token) {
@@ -67,7 +67,7 @@ struct Sight {
 
 /// Attention of the query [head_dim] over the rows that it sees.
 [[nodiscard]] inline std::vector<double> attention(std::span<const bfloat16> query,
-                                                   const cuda::CachedRows& rows, const Sight& sight) {
+                                                   const gpu::CachedRows& rows, const Sight& sight) {
   const std::size_t dim = query.size();
   const double scale = 1.0 / std::sqrt(static_cast<double>(dim));
   std::vector<double> q(dim);

@@ -37,8 +37,8 @@ using Quantized = QuantizedResidualCache<bfloat16>;
 using MeanChunks = ChunkRetrievalCache<Dense, MeanKey>;
 using MinMaxChunks = ChunkRetrievalCache<Dense, MinMaxKey>;
 using Plan = HeadPlan<bfloat16>;
-using Cache = cuda::KvCache<bfloat16>;
-using Engine = cuda::Engine<bfloat16>;
+using Cache = gpu::KvCache<bfloat16>;
+using Engine = gpu::Engine<bfloat16>;
 
 /// The state of one run of the program.
 struct Run {
@@ -65,7 +65,7 @@ struct Run {
 class Tensor16 {
  public:
   Tensor16(std::size_t count, cudaStream_t stream)
-      : count_{count}, memory_{cuda::allocate(cuda::default_memory(), count * sizeof(bfloat16), stream)} {}
+      : count_{count}, memory_{gpu::allocate(gpu::default_memory(), count * sizeof(bfloat16), stream)} {}
 
   [[nodiscard]] bfloat16* data() const { return reinterpret_cast<bfloat16*>(memory_.get()); }
   [[nodiscard]] std::size_t count() const { return count_; }
@@ -73,15 +73,15 @@ class Tensor16 {
   /// Fills it with uniformly distributed numbers of mean 0 and variance 1, which spreads logits as
   /// in a trained model.
   void randomize(std::uint64_t seed, cudaStream_t stream) const {
-    reference::tabulate(bits(), count_, cuda::llama::RandomNumbers{seed << 32, 1.7320508F}, stream);
+    reference::tabulate(bits(), count_, gpu::llama::RandomNumbers{seed << 32, 1.7320508F}, stream);
   }
   /// Fills it with NaN, so that an element that is never written is found.
   void poison(cudaStream_t stream) const {
-    cuda::check(cudaMemsetAsync(memory_.get(), 0xff, count_ * sizeof(bfloat16), stream), "cudaMemsetAsync");
+    gpu::check(cudaMemsetAsync(memory_.get(), 0xff, count_ * sizeof(bfloat16), stream), "cudaMemsetAsync");
   }
   /// How many of its numbers are NaN. Waits for the stream.
   [[nodiscard]] std::size_t nans(cudaStream_t stream) const {
-    return reference::count_of(bits(), count_, cuda::llama::IsNan{}, stream);
+    return reference::count_of(bits(), count_, gpu::llama::IsNan{}, stream);
   }
 
   [[nodiscard]] TensorView<bfloat16> view(std::size_t heads, std::size_t head_dim) const {
@@ -92,7 +92,7 @@ class Tensor16 {
   [[nodiscard]] std::uint16_t* bits() const { return reinterpret_cast<std::uint16_t*>(memory_.get()); }
 
   std::size_t count_;
-  cuda::DeviceBuffer memory_;
+  gpu::DeviceBuffer memory_;
 };
 
 /// Rows in one `append`.

@@ -22,21 +22,21 @@ namespace kvpolicy::tools {
 namespace {
 
 using Plan = HeadPlan<bfloat16>;
-using Cache = cuda::KvCache<bfloat16>;
+using Cache = gpu::KvCache<bfloat16>;
 
 /// Shared by all sequences of a model. Members are destroyed in reverse order: device memory
 /// first, then the stream on which it is freed.
 struct Shared {
   explicit Shared(const reference::Llama& llama)
-      : device{cuda::Device::current()},
+      : device{gpu::Device::current()},
         model{llama, {}, stream},
-        engine{std::make_shared<cuda::Engine<bfloat16>>(llama.config().shape(), cuda::default_memory(),
-                                                        stream)} {}
+        engine{
+            std::make_shared<gpu::Engine<bfloat16>>(llama.config().shape(), gpu::default_memory(), stream)} {}
 
-  cuda::Device device;
+  gpu::Device device;
   reference::Stream stream;
   reference::CudaLlama model;
-  std::shared_ptr<cuda::Engine<bfloat16>> engine;
+  std::shared_ptr<gpu::Engine<bfloat16>> engine;
 };
 
 bool compresses_by_itself(const Plan& plan) {
@@ -81,7 +81,7 @@ class CudaSequence final : public Sequence {
   void compress() override {
     cache_.compress(shared_->stream);
     // Waits for the GPU, so that a caller who measures time measures the work too.
-    cuda::check(cudaStreamSynchronize(shared_->stream), "cudaStreamSynchronize");
+    gpu::check(cudaStreamSynchronize(shared_->stream), "cudaStreamSynchronize");
   }
 
   [[nodiscard]] std::size_t tokens() const override { return cache_.tokens(); }
@@ -91,7 +91,7 @@ class CudaSequence final : public Sequence {
     std::vector<std::size_t> bytes;
     for (std::size_t layer = 0; layer < cache_.plan().shape().layers; ++layer) {
       for (std::size_t head = 0; head < cache_.plan().shape().kv_heads; ++head) {
-        bytes.push_back(row_bytes(cuda::served_rule(cache_.plan(), layer, head), layer, head, Read::all));
+        bytes.push_back(row_bytes(gpu::served_rule(cache_.plan(), layer, head), layer, head, Read::all));
       }
     }
     return bytes;
@@ -102,10 +102,10 @@ class CudaSequence final : public Sequence {
     std::size_t total = 0;
     for (std::size_t layer = 0; layer < shape.layers; ++layer) {
       for (std::size_t head = 0; head < shape.kv_heads; ++head) {
-        const HeadRule settings = cuda::served_rule(cache_.plan(), layer, head);
+        const HeadRule settings = gpu::served_rule(cache_.plan(), layer, head);
         total += row_bytes(settings, layer, head, reading.read);
         if (reading.refresh_each_step && settings.chunk > 0) {
-          total += (cuda::has_min_max_summary(settings) ? 2 : 1) * (cache_.tokens() / settings.chunk) *
+          total += (gpu::has_min_max_summary(settings) ? 2 : 1) * (cache_.tokens() / settings.chunk) *
                    shape.head_dim * sizeof(bfloat16);
         }
       }
@@ -125,9 +125,9 @@ class CudaSequence final : public Sequence {
 
   // Codes, scales and zeros of one row's key and value: the bytes of a page over its rows.
   [[nodiscard]] std::size_t quantized_row_bytes(const HeadRule& settings) const {
-    const cuda::StoreContext context{.head_dim = cache_.plan().shape().head_dim,
-                                     .page_rows = cache_.options().page_rows};
-    return cuda::HeadGeometry{settings, context, false}.packed_page_bytes() / context.page_rows;
+    const gpu::StoreContext context{.head_dim = cache_.plan().shape().head_dim,
+                                    .page_rows = cache_.options().page_rows};
+    return gpu::HeadGeometry{settings, context, false}.packed_page_bytes() / context.page_rows;
   }
 
   std::shared_ptr<Shared> shared_;
@@ -141,7 +141,7 @@ class CudaSequence final : public Sequence {
 Device open_cuda_device(const reference::Llama& model) {
   auto shared = std::make_shared<Shared>(model);
   cudaDeviceProp properties{};
-  cuda::check(cudaGetDeviceProperties(&properties, shared->device.id), "cudaGetDeviceProperties");
+  gpu::check(cudaGetDeviceProperties(&properties, shared->device.id), "cudaGetDeviceProperties");
   return {.about = properties.name,
           .make_sequence = [shared, &model](Plan plan) -> std::unique_ptr<Sequence> {
             reference::limit_windows(plan, model.config());

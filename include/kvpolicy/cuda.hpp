@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The cache and the engine for NVIDIA GPUs: kvpolicy::cuda. Include this header in a .cu file; it needs
+// The cache and the engine for NVIDIA GPUs: kvpolicy::gpu. Include this header in a .cu file; it needs
 // only the CUDA Toolkit.
 //
-//   kvpolicy::cuda::KvCache cache{plan, {.max_rollback = 8}, stream};
+//   kvpolicy::gpu::KvCache cache{plan, {.max_rollback = 8}, stream};
 //   cache.reserve(longest_text, stream);
 //   cache.step(layer, q, k, v, out, {}, stream);
 //

@@ -5,8 +5,8 @@
 // (published gates) or by trying them one by one. Where about half of the heads are streaming heads, it
 // halves a cache with equal answers.
 //
-//     auto plan = kvpolicy::duo_plan<kvpolicy::half>(shape, gates, {.sparsity = 0.5});
-//     kvpolicy::DuoCache<kvpolicy::half> cache{plan};
+//     auto plan = kvpolicy::duo_plan<kvpolicy::float16>(shape, gates, {.sparsity = 0.5});
+//     kvpolicy::DuoCache<kvpolicy::float16> cache{plan};
 //
 // Method: Xiao et al., arXiv:2410.10819. Where we differ: ties between gates are spread evenly over the
 // layers instead of broken by noise (plan/duo_gates.hpp); the window of a streaming head counts from each

@@ -4,10 +4,10 @@
 // four policies that keeps enough of the attention that the prompt's last queries paid. It suits models
 // about which nothing is known beforehand, and prompts that are worth reading in full once.
 //
-//     KvCache<HeadPlan<FullCache<DenseStorage<half>>>> whole{full, {.kept_queries = 8}};
+//     KvCache<HeadPlan<FullCache<DenseStorage<float16>>>> whole{full, {.kept_queries = 8}};
 //     …prefill…
 //     auto profile = kvpolicy::profile_attention(whole, 8);
-//     auto plan = kvpolicy::fastgen_plan<half>(shape, profile, {.recovery = 0.95});
+//     auto plan = kvpolicy::fastgen_plan<float16>(shape, profile, {.recovery = 0.95});
 //     auto cache = whole.fork_as(plan);  cache.compress();  …decode…
 //
 // Method: Ge et al., arXiv:2310.01801. Where we differ:

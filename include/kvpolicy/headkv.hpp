@@ -4,7 +4,7 @@
 // reason. Within its budget a head keeps the rows that the prompt's last queries attend to most. It suits
 // long prompts with short answers: `compress()` shrinks the cache once, to a fixed size.
 //
-//     auto plan = kvpolicy::headkv_plan<kvpolicy::half>(shape, scores, {.capacity = 128});
+//     auto plan = kvpolicy::headkv_plan<kvpolicy::float16>(shape, scores, {.capacity = 128});
 //     kvpolicy::KvCache cache{plan};
 //     …prefill…  cache.compress();  …decode…
 //

@@ -4,7 +4,7 @@
 // definition KVPOLICY_SEPARATE_COMPILATION: the headers then declare what ships, and a source file defines it:
 //
 //     #include <kvpolicy/instances.hpp>
-//     KVPOLICY_DEFINE_INSTANCES(float)  // half and bfloat16: a line more here, or in a file of its own
+//     KVPOLICY_DEFINE_INSTANCES(float)  // float16 and bfloat16: a line more here, or in a file of its own
 //
 // A file means the same either way. Policies, storages and engines of your own are compiled where they are named; scorers
 // other than SnapKV's are declared where plan/shipped_policies.hpp is included. What is declared and not defined the

@@ -4,7 +4,7 @@
 // token. Keys are quantised per channel, in groups of rows, because their outliers are concentrated in few
 // channels. It suits any model and needs no training or calibration.
 //
-//     kvpolicy::KvCache cache{kvpolicy::kivi_plan<kvpolicy::half>(shape)};
+//     kvpolicy::KvCache cache{kvpolicy::kivi_plan<kvpolicy::float16>(shape)};
 //
 // Method: Liu et al., arXiv:2402.02750. Where we differ: scales are rounded so that no number is off by
 // more than half a step (storage/quantize.hpp). The flush is the published one: every `residual` rows, all

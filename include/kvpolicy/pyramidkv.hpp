@@ -5,7 +5,7 @@
 // nothing is known about single heads; if there are head scores, HeadKV (headkv.hpp) uses the same memory
 // better.
 //
-//     auto plan = kvpolicy::pyramidkv_plan<kvpolicy::half>(shape, {.capacity = 128});
+//     auto plan = kvpolicy::pyramidkv_plan<kvpolicy::float16>(shape, {.capacity = 128});
 //     kvpolicy::KvCache cache{plan};
 //     …prefill…  cache.compress();  …decode…
 //

@@ -4,7 +4,7 @@
 // it (induction) keep the whole text; the others keep its first and its latest rows. It suits models whose
 // heads have not been classified by training: the scores come from reading repeated random tokens.
 //
-//     auto plan = kvpolicy::razor_attention_plan<kvpolicy::half>(shape, echo, induction);
+//     auto plan = kvpolicy::razor_attention_plan<kvpolicy::float16>(shape, echo, induction);
 //     kvpolicy::KvCache cache{plan};
 //
 // Method: Tang et al., arXiv:2407.15891. Where we differ: there is no compensation token (the mean of the

@@ -4,7 +4,7 @@
 // lay between. It suits endless streams: memory is fixed, and the distances that the model meets never
 // exceed sinks + recent. Rows that leave the window are forgotten.
 //
-//     auto plan = kvpolicy::streaming_llm_plan<kvpolicy::half>(shape, {.rotary_in_cache = rotary});
+//     auto plan = kvpolicy::streaming_llm_plan<kvpolicy::float16>(shape, {.rotary_in_cache = rotary});
 //     kvpolicy::KvCache cache{plan};
 //
 // Method: Xiao et al., arXiv:2309.17453. Where we differ: the published code rotates all keys again, to

@@ -30,11 +30,11 @@ inline void check_cublas(cublasStatus_t status, const char* what) {
 
 class Product {
  public:
-  Product(cuda::MemoryResource* memory, cudaStream_t stream) {
+  Product(gpu::MemoryResource* memory, cudaStream_t stream) {
     cublasLtHandle_t handle = nullptr;
     check_cublas(cublasLtCreate(&handle), "cublasLtCreate");
     handle_.reset(handle);
-    workspace_ = cuda::allocate(memory, workspace_bytes(), stream);
+    workspace_ = gpu::allocate(memory, workspace_bytes(), stream);
   }
 
   /// NVIDIA's recommendation for Hopper; older devices need less.
@@ -150,7 +150,7 @@ class Product {
   }
 
   Handle handle_;
-  cuda::DeviceBuffer workspace_;
+  gpu::DeviceBuffer workspace_;
   Plans plans_;
   Plans int8_plans_;
 };

@@ -30,27 +30,27 @@ std::size_t checked_vocabulary(std::size_t vocabulary) {
 
 }  // namespace
 
-DeviceSampler::DeviceSampler(const SamplerConfig& config, std::size_t vocabulary,
-                             cuda::MemoryResource* memory, cudaStream_t stream)
+DeviceSampler::DeviceSampler(const SamplerConfig& config, std::size_t vocabulary, gpu::MemoryResource* memory,
+                             cudaStream_t stream)
     : config_{checked(config)},
       vocabulary_{checked_vocabulary(vocabulary)},
       scratch_bytes_{sort_bytes(static_cast<int>(vocabulary))},
       bytes_{lay_out(nullptr).bytes},
-      memory_{cuda::allocate(memory, bytes_, stream)},
+      memory_{gpu::allocate(memory, bytes_, stream)},
       room_{lay_out(memory_.get())},
       order_{stream} {
   std::vector<int> tokens(vocabulary_);
   std::iota(tokens.begin(), tokens.end(), 0);
-  cuda::check(cudaMemcpyAsync(room_.tokens, tokens.data(), tokens.size() * sizeof(int),
-                              cudaMemcpyHostToDevice, stream),
-              "cudaMemcpyAsync");
-  cuda::check(cudaMemsetAsync(room_.draws, 0, sizeof *room_.draws, stream), "cudaMemsetAsync");
+  gpu::check(cudaMemcpyAsync(room_.tokens, tokens.data(), tokens.size() * sizeof(int), cudaMemcpyHostToDevice,
+                             stream),
+             "cudaMemcpyAsync");
+  gpu::check(cudaMemsetAsync(room_.draws, 0, sizeof *room_.draws, stream), "cudaMemsetAsync");
   order_.mark();
 }
 DeviceSampler::~DeviceSampler() { memory_.give_back_on(order_.end()); }
 
 DeviceSampler::Room DeviceSampler::lay_out(std::byte* start) const {
-  cuda::ArrayCarver carver{start};
+  gpu::ArrayCarver carver{start};
   Room room;
   room.logits = carver.take<float>(vocabulary_);
   room.sorted = carver.take<int>(vocabulary_);
@@ -61,26 +61,25 @@ DeviceSampler::Room DeviceSampler::lay_out(std::byte* start) const {
   return room;
 }
 
-void DeviceSampler::choose(const float* logits, const cuda::llama::Choices& choices, cudaStream_t stream) {
+void DeviceSampler::choose(const float* logits, const gpu::llama::Choices& choices, cudaStream_t stream) {
   const int count = static_cast<int>(vocabulary_);
   sort_pairs(room_.scratch, scratch_bytes_, logits, room_.logits, room_.tokens, room_.sorted, count, stream);
   const std::size_t most = config_.top_k == 0 ? vocabulary_ : std::min(config_.top_k, vocabulary_);
   constexpr float log2_of_e = 1.44269504F;
   constexpr float largest = std::numeric_limits<float>::max();
   order_.enter(stream);
-  cuda::launch(cuda::llama::draw_kernel<>,
-               {.threads = cuda::llama::draw_threads, .shared_bytes = cuda::llama::draw_shared_bytes()},
-               stream,
-               cuda::llama::DrawParams{.logits = room_.logits,
-                                       .tokens = room_.sorted,
-                                       .vocabulary = count,
-                                       .most = static_cast<int>(most),
-                                       .scale_log2 = std::min(log2_of_e / config_.temperature, largest),
-                                       .top_p = config_.top_p,
-                                       .seed = config_.seed,
-                                       .draws = room_.draws,
-                                       .choices = choices},
-               "draw_kernel");
+  gpu::launch(gpu::llama::draw_kernel<>,
+              {.threads = gpu::llama::draw_threads, .shared_bytes = gpu::llama::draw_shared_bytes()}, stream,
+              gpu::llama::DrawParams{.logits = room_.logits,
+                                     .tokens = room_.sorted,
+                                     .vocabulary = count,
+                                     .most = static_cast<int>(most),
+                                     .scale_log2 = std::min(log2_of_e / config_.temperature, largest),
+                                     .top_p = config_.top_p,
+                                     .seed = config_.seed,
+                                     .draws = room_.draws,
+                                     .choices = choices},
+              "draw_kernel");
 }
 
 }  // namespace kvpolicy::reference

@@ -22,7 +22,7 @@ class DeviceSampler {
   /// @throws ConfigError as Sampler, or for a temperature of 0: CudaLlama::choose_likeliest does that; ShapeError for
   /// no tokens or 2^31 and more, std::bad_alloc, DeviceError
   DeviceSampler(const SamplerConfig& config, std::size_t vocabulary,
-                cuda::MemoryResource* memory = cuda::default_memory(), cudaStream_t stream = nullptr);
+                gpu::MemoryResource* memory = gpu::default_memory(), cudaStream_t stream = nullptr);
   DeviceSampler(const DeviceSampler&) = delete;
   DeviceSampler& operator=(const DeviceSampler&) = delete;
   ~DeviceSampler();
@@ -33,7 +33,7 @@ class DeviceSampler {
 
   /// Puts the choice of a token by logits [vocabulary] on the stream: no_token if a logit is NaN or +infinity, or all
   /// are -infinity. Can be captured; each launch draws again. @throws DeviceError
-  void choose(const float* logits, const cuda::llama::Choices& choices, cudaStream_t stream);
+  void choose(const float* logits, const gpu::llama::Choices& choices, cudaStream_t stream);
 
  private:
   struct Room {
@@ -50,9 +50,9 @@ class DeviceSampler {
   std::size_t vocabulary_;
   std::size_t scratch_bytes_;
   std::size_t bytes_ = 0;
-  cuda::DeviceBuffer memory_;
+  gpu::DeviceBuffer memory_;
   Room room_;
-  cuda::StreamOrder order_;
+  gpu::StreamOrder order_;
 };
 
 }  // namespace kvpolicy::reference

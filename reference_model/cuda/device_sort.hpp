@@ -22,18 +22,18 @@ namespace kvpolicy::reference {
   std::size_t bytes = 0;
   const float* keys = nullptr;
   const int* values = nullptr;
-  cuda::check(cub::DeviceRadixSort::SortPairsDescending(nullptr, bytes, keys, static_cast<float*>(nullptr),
-                                                        values, static_cast<int*>(nullptr), count),
-              "cub::DeviceRadixSort");
+  gpu::check(cub::DeviceRadixSort::SortPairsDescending(nullptr, bytes, keys, static_cast<float*>(nullptr),
+                                                       values, static_cast<int*>(nullptr), count),
+             "cub::DeviceRadixSort");
   return bytes;
 }
 /// Largest keys first, equal ones in the order in which they came; both zeros are equal. NaN comes before infinity if
 /// its sign is clear, and after -infinity if it is set. Can be captured. @throws DeviceError
 inline void sort_pairs(void* scratch, std::size_t scratch_bytes, const float* keys, float* sorted_keys,
                        const int* values, int* sorted_values, int count, cudaStream_t stream) {
-  cuda::check(cub::DeviceRadixSort::SortPairsDescending(scratch, scratch_bytes, keys, sorted_keys, values,
-                                                        sorted_values, count, 0, 8 * sizeof(float), stream),
-              "cub::DeviceRadixSort");
+  gpu::check(cub::DeviceRadixSort::SortPairsDescending(scratch, scratch_bytes, keys, sorted_keys, values,
+                                                       sorted_values, count, 0, 8 * sizeof(float), stream),
+             "cub::DeviceRadixSort");
 }
 
 }  // namespace kvpolicy::reference

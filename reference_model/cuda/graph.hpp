@@ -17,7 +17,7 @@ namespace kvpolicy::reference {
 
 class Stream {
  public:
-  Stream() { cuda::check(cudaStreamCreate(&stream_), "cudaStreamCreate"); }
+  Stream() { gpu::check(cudaStreamCreate(&stream_), "cudaStreamCreate"); }
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
   ~Stream() { static_cast<void>(cudaStreamDestroy(stream_)); }
@@ -38,7 +38,7 @@ class Graph {
   Graph(cudaStream_t stream, Work work) {
     require(stream != nullptr && stream != cudaStreamLegacy && stream != cudaStreamPerThread,
             "Graph: the default stream cannot be captured; make one with cudaStreamCreate");
-    cuda::check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+    gpu::check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
     cudaGraph_t recorded = nullptr;
     try {
       work();
@@ -48,11 +48,11 @@ class Graph {
       destroy(recorded);
       throw;
     }
-    cuda::check(cudaStreamEndCapture(stream, &recorded), "cudaStreamEndCapture");
+    gpu::check(cudaStreamEndCapture(stream, &recorded), "cudaStreamEndCapture");
     cudaGraphExec_t executable = nullptr;
     const cudaError_t made = cudaGraphInstantiate(&executable, recorded, 0);
     destroy(recorded);
-    cuda::check(made, "cudaGraphInstantiate");
+    gpu::check(made, "cudaGraphInstantiate");
     executable_.reset(executable);
   }
 
@@ -60,7 +60,7 @@ class Graph {
 
   /// @throws DeviceError
   void launch(cudaStream_t stream) const {
-    cuda::check(cudaGraphLaunch(executable_.get(), stream), "cudaGraphLaunch");
+    gpu::check(cudaGraphLaunch(executable_.get(), stream), "cudaGraphLaunch");
   }
 
  private:

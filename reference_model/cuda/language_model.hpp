@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The CUDA Llama as kvpolicy::LanguageModel, for speculative decoding over cuda::KvCache:
+// The CUDA Llama as kvpolicy::LanguageModel, for speculative decoding over gpu::KvCache:
 //
 //   reference::CudaLlamaReader target{model};
-//   cuda::OnStream on_stream{cache, stream};
+//   gpu::OnStream on_stream{cache, stream};
 //   SpeculativeDecoder decoder{target, on_stream, draft, options};
 //
 // Draft tokens are verified on the host: each call waits for its stream and copies its logits to
@@ -32,7 +32,7 @@ class CudaLlamaReader {
   /// are stored.
   /// @throws as reference::step on a device
   template <class Cache>
-  [[nodiscard]] std::vector<float> read(cuda::OnStream<Cache>& on_stream, const ModelCall& call) const {
+  [[nodiscard]] std::vector<float> read(gpu::OnStream<Cache>& on_stream, const ModelCall& call) const {
     Cache& cache = on_stream.cache();
     const cudaStream_t stream = on_stream.stream();
     const std::size_t rows = call.tokens.size();

@@ -18,18 +18,18 @@
 namespace kvpolicy::reference {
 namespace {
 
-namespace kernels = cuda::llama;
-using cuda::allocate;
-using cuda::check;
-using cuda::launch;
+namespace kernels = gpu::llama;
+using gpu::allocate;
+using gpu::check;
+using gpu::launch;
 
 // The MLP works on blocks of rows. A block has enough rows for full-sized products, and its
 // activations, which are seven times as wide as the residual stream, stay small beside those of a
 // long chunk.
 constexpr std::size_t most_mlp_rows = 4096;
 
-cuda::DeviceBuffer upload(std::span<const float> numbers, cuda::MemoryResource* memory, cudaStream_t stream) {
-  cuda::DeviceBuffer block = allocate(memory, numbers.size_bytes(), stream);
+gpu::DeviceBuffer upload(std::span<const float> numbers, gpu::MemoryResource* memory, cudaStream_t stream) {
+  gpu::DeviceBuffer block = allocate(memory, numbers.size_bytes(), stream);
   check(cudaMemcpyAsync(block.get(), numbers.data(), numbers.size_bytes(), cudaMemcpyHostToDevice, stream),
         "cudaMemcpyAsync");
   return block;
@@ -58,7 +58,7 @@ void check_config(const LlamaConfig& config) {
 
 CudaLlama::CudaLlama(const LlamaConfig& config, const CudaLlamaOptions& options, cudaStream_t stream)
     : config_{(check_config(config), config)},
-      options_{(static_cast<void>(cuda::Device::current()), options)},
+      options_{(static_cast<void>(gpu::Device::current()), options)},
       matmul_{options.memory, stream} {
   inverse_frequencies_ = upload(inverse_frequencies(config.rotary, config.head_dim), options.memory, stream);
   const std::size_t bytes = sizeof(Progress) + most_choices * sizeof(int);
@@ -162,7 +162,7 @@ void CudaLlama::reserve(std::size_t rows, std::size_t logit_rows, cudaStream_t s
   }
   ++room_version_;
   room_ = {};  // is freed first, so that old and new buffers never exist at once
-  cuda::DeviceBuffer memory = allocate(options_.memory, lay_out(rows, logit_rows, nullptr).bytes, stream);
+  gpu::DeviceBuffer memory = allocate(options_.memory, lay_out(rows, logit_rows, nullptr).bytes, stream);
   room_ = lay_out(rows, logit_rows, memory.get());
   room_.memory = std::move(memory);
   branched_ = false;
@@ -237,8 +237,7 @@ void CudaLlama::embed(std::size_t rows, cudaStream_t stream) {
          "embed_kernel");
 }
 
-void CudaLlama::norm(const cuda::DeviceBuffer& weight, const float* x, std::size_t rows,
-                     cudaStream_t stream) {
+void CudaLlama::norm(const gpu::DeviceBuffer& weight, const float* x, std::size_t rows, cudaStream_t stream) {
   launch(kernels::norm_kernel<>,
          {.grid_x = static_cast<int>(rows),
           .threads = kernels::norm_threads,

@@ -2,7 +2,7 @@
 //
 // The forward pass of the Llama family on a GPU: bfloat16 weights and activations; sums, norms and
 // the residual stream in float. Like reference::Llama it holds no cache: attention is a callback
-// that gets tensors in device memory. run.hpp connects it to a cuda::KvCache.
+// that gets tensors in device memory. run.hpp connects it to a gpu::KvCache.
 //
 // All work is put on a stream, and only functions that return numbers to the host wait for it.
 // Tokens and position are read from device memory, so a pass can be captured in a CUDA graph and
@@ -36,7 +36,7 @@ using DeviceAttendFn =
 struct CudaLlamaOptions {
   /// The format of the layers' weights. Embedding and output layer are always bfloat16.
   WeightFormat weights = WeightFormat::bfloat16;
-  cuda::MemoryResource* memory = cuda::default_memory();  ///< must outlive the model
+  gpu::MemoryResource* memory = gpu::default_memory();  ///< must outlive the model
 };
 
 /// Not thread-safe; meant for one stream at a time. Belongs to the device that was current at
@@ -103,9 +103,9 @@ class CudaLlama {
 
  private:
   struct Layer {
-    cuda::DeviceBuffer attention_norm;  // [hidden], float
+    gpu::DeviceBuffer attention_norm;  // [hidden], float
     DeviceLinear qkv, o;
-    cuda::DeviceBuffer mlp_norm;
+    gpu::DeviceBuffer mlp_norm;
     DeviceLinear gate_up, down;
   };
   // Buffers for the activations of a call. Those of the MLP, which are the widest, only hold a
@@ -115,7 +115,7 @@ class CudaLlama {
     std::size_t mlp_rows = 0;
     std::size_t logit_rows = 0;
     std::size_t bytes = 0;
-    cuda::DeviceBuffer memory = {};
+    gpu::DeviceBuffer memory = {};
     int* tokens = nullptr;     // [rows]
     int* offsets = nullptr;    // [rows], distances of positions from the first one
     float* cosines = nullptr;  // [rows, head_dim / 2]
@@ -146,7 +146,7 @@ class CudaLlama {
   [[nodiscard]] const DeviceLinear& head() const { return config_.tied_embeddings ? embedding_ : head_; }
   [[nodiscard]] Progress* progress() const { return reinterpret_cast<Progress*>(progress_.get()); }
   [[nodiscard]] int* chosen() const { return reinterpret_cast<int*>(progress() + 1); }
-  [[nodiscard]] cuda::llama::Choices choices() const {
+  [[nodiscard]] gpu::llama::Choices choices() const {
     return {.token = room_.tokens,
             .chosen = chosen(),
             .count = &progress()->choices,
@@ -156,18 +156,18 @@ class CudaLlama {
   void put_tokens(std::span<const int> tokens, std::size_t position, cudaStream_t stream);
   void count_offsets(cudaStream_t stream);
   void embed(std::size_t rows, cudaStream_t stream);
-  void norm(const cuda::DeviceBuffer& weight, const float* x, std::size_t rows, cudaStream_t stream);
+  void norm(const gpu::DeviceBuffer& weight, const float* x, std::size_t rows, cudaStream_t stream);
   void before_attention(const Layer& layer, std::size_t rows, cudaStream_t stream);
   void after_attention(const Layer& layer, std::size_t rows, cudaStream_t stream);
 
   LlamaConfig config_;
   CudaLlamaOptions options_;
   Matmul matmul_;
-  cuda::DeviceBuffer inverse_frequencies_;  // [head_dim / 2], float
-  cuda::DeviceBuffer progress_;             // Progress, then the choices
-  DeviceLinear embedding_;                  // its weight is gathered from, not multiplied
+  gpu::DeviceBuffer inverse_frequencies_;  // [head_dim / 2], float
+  gpu::DeviceBuffer progress_;             // Progress, then the choices
+  DeviceLinear embedding_;                 // its weight is gathered from, not multiplied
   std::vector<Layer> layers_;
-  cuda::DeviceBuffer norm_;
+  gpu::DeviceBuffer norm_;
   DeviceLinear head_;  // unless embeddings are tied
   std::size_t weight_bytes_ = 0;
   Room room_;

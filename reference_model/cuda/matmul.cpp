@@ -20,10 +20,10 @@
 namespace kvpolicy::reference {
 namespace {
 
-namespace kernels = cuda::llama;
-using cuda::allocate;
-using cuda::check;
-using cuda::launch;
+namespace kernels = gpu::llama;
+using gpu::allocate;
+using gpu::check;
+using gpu::launch;
 
 // An 8-bit product has a multiple of this many rows. Fewer rows are padded, because libraries have
 // computed a handful of rows badly or not at all, and a product of so few rows waits for its
@@ -46,17 +46,17 @@ int blocks_of(std::size_t count, int of_block) {
 // ---- Matmul ----------------------------------------------------------------------------------
 
 struct Matmul::State {
-  State(cuda::MemoryResource* memory_, cudaStream_t stream) : memory{memory_}, product{memory_, stream} {}
+  State(gpu::MemoryResource* memory_, cudaStream_t stream) : memory{memory_}, product{memory_, stream} {}
 
-  cuda::MemoryResource* memory;
+  gpu::MemoryResource* memory;
   Product product;
   // Buffers of 8-bit products: codes and scales of activations, sums.
   std::size_t codes_bytes = 0;
   std::size_t sums_bytes = 0;
-  cuda::DeviceBuffer codes, scales, sums;
+  gpu::DeviceBuffer codes, scales, sums;
 };
 
-Matmul::Matmul(cuda::MemoryResource* memory, cudaStream_t stream)
+Matmul::Matmul(gpu::MemoryResource* memory, cudaStream_t stream)
     : state_{std::make_unique<State>(memory, stream)} {}
 Matmul::Matmul(Matmul&&) noexcept = default;
 Matmul& Matmul::operator=(Matmul&&) noexcept = default;
@@ -81,7 +81,7 @@ void Matmul::multiply(const Shape& shape, const bfloat16* weight, const void* bi
 void Matmul::reserve_int8(const Shape& shape, std::size_t rows, cudaStream_t stream) {
   State& s = *state_;
   const std::size_t most = padded(rows);
-  const auto grow = [&](cuda::DeviceBuffer& block, std::size_t& held, std::size_t bytes) {
+  const auto grow = [&](gpu::DeviceBuffer& block, std::size_t& held, std::size_t bytes) {
     if (bytes <= held) return;
     block = {};
     held = 0;
@@ -138,8 +138,8 @@ void Matmul::multiply_int8(const Shape& shape, const std::int8_t* weight, const 
 namespace {
 
 template <class T>
-cuda::DeviceBuffer upload(const std::vector<T>& numbers, cuda::MemoryResource* memory, cudaStream_t stream) {
-  cuda::DeviceBuffer block = allocate(memory, numbers.size() * sizeof(T), stream);
+gpu::DeviceBuffer upload(const std::vector<T>& numbers, gpu::MemoryResource* memory, cudaStream_t stream) {
+  gpu::DeviceBuffer block = allocate(memory, numbers.size() * sizeof(T), stream);
   check(cudaMemcpyAsync(block.get(), numbers.data(), numbers.size() * sizeof(T), cudaMemcpyHostToDevice,
                         stream),
         "cudaMemcpyAsync");
@@ -155,7 +155,7 @@ std::vector<bfloat16> rounded(const std::vector<float>& numbers) {
 }  // namespace
 
 DeviceLinear::DeviceLinear(std::initializer_list<const Linear*> parts, Output output, WeightFormat format,
-                           cuda::MemoryResource* memory, cudaStream_t stream)
+                           gpu::MemoryResource* memory, cudaStream_t stream)
     : format_{format} {
   shape_.inputs = (*parts.begin())->inputs();
   shape_.output = output;
@@ -170,7 +170,7 @@ DeviceLinear::DeviceLinear(std::initializer_list<const Linear*> parts, Output ou
   // Copies part by part, so that the host never holds a second copy of the whole weight.
   std::size_t first = 0;
   for (const Linear* part : parts) {
-    const auto copy = [&](const cuda::DeviceBuffer& to, const auto& numbers, std::size_t at) {
+    const auto copy = [&](const gpu::DeviceBuffer& to, const auto& numbers, std::size_t at) {
       const std::size_t size = sizeof numbers[0];
       check(cudaMemcpyAsync(to.get() + at * size, numbers.data(), numbers.size() * size,
                             cudaMemcpyHostToDevice, stream),
@@ -195,7 +195,7 @@ DeviceLinear::DeviceLinear(std::initializer_list<const Linear*> parts, Output ou
 }
 
 DeviceLinear DeviceLinear::random(std::size_t inputs, std::size_t outputs, Output output, WeightFormat format,
-                                  std::uint64_t seed, cuda::MemoryResource* memory, cudaStream_t stream) {
+                                  std::uint64_t seed, gpu::MemoryResource* memory, cudaStream_t stream) {
   DeviceLinear made;
   made.shape_ = {.inputs = inputs, .outputs = outputs, .output = output};
   made.format_ = format;
@@ -215,7 +215,7 @@ DeviceLinear DeviceLinear::random(std::size_t inputs, std::size_t outputs, Outpu
   return made;
 }
 
-void DeviceLinear::allocate_weights(cuda::MemoryResource* memory, cudaStream_t stream) {
+void DeviceLinear::allocate_weights(gpu::MemoryResource* memory, cudaStream_t stream) {
   const std::size_t numbers = shape_.inputs * shape_.outputs;
   if (format_ == WeightFormat::bfloat16) {
     bytes_ = numbers * sizeof(bfloat16);

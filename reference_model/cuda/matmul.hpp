@@ -31,7 +31,7 @@ enum class Output : std::uint8_t {
 class Matmul {
  public:
   /// @throws DeviceError if the library cannot be initialised, std::bad_alloc
-  Matmul(cuda::MemoryResource* memory, cudaStream_t stream);
+  Matmul(gpu::MemoryResource* memory, cudaStream_t stream);
   Matmul(Matmul&&) noexcept;
   Matmul& operator=(Matmul&&) noexcept;
   ~Matmul();
@@ -74,12 +74,12 @@ class DeviceLinear {
   /// bfloat16, or int8 for inputs that are a multiple of 16; weights are rounded to nearest.
   /// @throws ConfigError, std::bad_alloc, DeviceError
   DeviceLinear(std::initializer_list<const Linear*> parts, Output output, WeightFormat format,
-               cuda::MemoryResource* memory, cudaStream_t stream);
+               gpu::MemoryResource* memory, cudaStream_t stream);
 
   /// Random weights with a variance that keeps the size of activations, and no bias.
   [[nodiscard]] static DeviceLinear random(std::size_t inputs, std::size_t outputs, Output output,
                                            WeightFormat format, std::uint64_t seed,
-                                           cuda::MemoryResource* memory, cudaStream_t stream);
+                                           gpu::MemoryResource* memory, cudaStream_t stream);
 
   [[nodiscard]] std::size_t inputs() const { return shape_.inputs; }
   [[nodiscard]] std::size_t outputs() const { return shape_.outputs; }
@@ -97,14 +97,14 @@ class DeviceLinear {
   void apply(Matmul& matmul, const bfloat16* x, std::size_t rows, void* y, cudaStream_t stream) const;
 
  private:
-  void allocate_weights(cuda::MemoryResource* memory, cudaStream_t stream);
+  void allocate_weights(gpu::MemoryResource* memory, cudaStream_t stream);
 
   Matmul::Shape shape_;
   WeightFormat format_ = WeightFormat::bfloat16;
   std::size_t bytes_ = 0;
-  cuda::DeviceBuffer weight_;
-  cuda::DeviceBuffer scales_;  // [outputs], for 8-bit weights
-  cuda::DeviceBuffer bias_;    // [outputs]
+  gpu::DeviceBuffer weight_;
+  gpu::DeviceBuffer scales_;  // [outputs], for 8-bit weights
+  gpu::DeviceBuffer bias_;    // [outputs]
 };
 
 }  // namespace kvpolicy::reference

@@ -25,7 +25,7 @@ struct PlainProductParams {
 
 /// One thread for each row.
 inline void plain_product_kernel(const PlainProductParams p) {
-  const auto row = static_cast<std::size_t>(cuda::block_x());
+  const auto row = static_cast<std::size_t>(gpu::block_x());
   const bfloat16* x = p.x + row * p.shape.inputs;
   for (std::size_t o = 0; o < p.shape.outputs; ++o) {
     const bfloat16* w = p.weight + o * p.shape.inputs;
@@ -54,7 +54,7 @@ struct PlainInt8Params {
 };
 
 inline void plain_int8_kernel(const PlainInt8Params p) {
-  const auto row = static_cast<std::size_t>(cuda::block_x());
+  const auto row = static_cast<std::size_t>(gpu::block_x());
   for (std::size_t o = 0; o < p.outputs; ++o) {
     int sum = 0;
     for (std::size_t i = 0; i < p.inputs; ++i) {
@@ -66,19 +66,19 @@ inline void plain_int8_kernel(const PlainInt8Params p) {
 
 class Product {
  public:
-  Product(cuda::MemoryResource*, cudaStream_t) {}
+  Product(gpu::MemoryResource*, cudaStream_t) {}
 
   [[nodiscard]] std::size_t workspace_bytes() const { return 0; }
 
   void multiply(const ProductShape& shape, const bfloat16* weight, const void* bias, const bfloat16* x,
                 void* y, cudaStream_t stream) {
-    cuda::launch(plain_product_kernel, {.grid_x = static_cast<int>(shape.rows), .threads = 1}, stream,
-                 PlainProductParams{weight, bias, x, y, shape}, "plain_product_kernel");
+    gpu::launch(plain_product_kernel, {.grid_x = static_cast<int>(shape.rows), .threads = 1}, stream,
+                PlainProductParams{weight, bias, x, y, shape}, "plain_product_kernel");
   }
   void multiply_int8(std::size_t inputs, std::size_t outputs, std::size_t rows, const std::int8_t* weight,
                      const std::int8_t* x, int* y, cudaStream_t stream) {
-    cuda::launch(plain_int8_kernel, {.grid_x = static_cast<int>(rows), .threads = 1}, stream,
-                 PlainInt8Params{inputs, outputs, weight, x, y}, "plain_int8_kernel");
+    gpu::launch(plain_int8_kernel, {.grid_x = static_cast<int>(rows), .threads = 1}, stream,
+                PlainInt8Params{inputs, outputs, weight, x, y}, "plain_int8_kernel");
   }
 };
 

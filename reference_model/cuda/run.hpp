@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Runs a Llama on a GPU over a cuda::KvCache:
+// Runs a Llama on a GPU over a gpu::KvCache:
 //
 //   auto plan = ...;                                 // a HeadPlan<bfloat16> of the model's shape
 //   reference::limit_windows(plan, model.config());  // sliding-window layers, if there are any
-//   cuda::KvCache cache{plan, {}, stream};
+//   gpu::KvCache cache{plan, {}, stream};
 //   auto logits = reference::prefill(model, cache, prompt, 2048, {}, {}, stream);
 //   reference::Decoder decoder{model, cache, {}, stream};
 //   auto tokens = decoder.continue_text(200);
@@ -67,7 +67,7 @@ std::vector<float> prefill(CudaLlama& model, Cache& cache, std::span<const int> 
     model.forward(count, attend, last ? LogitsOf::last : LogitsOf::none, stream);
     done += count;
     if (!progress) continue;
-    cuda::check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+    gpu::check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
     progress(done, tokens.size());
   }
   return model.download_logits(stream);

@@ -28,7 +28,7 @@ void tabulate(T* numbers, std::size_t count, Function function, cudaStream_t str
   const thrust::device_ptr<T> first{numbers};
   thrust::tabulate(thrust::cuda::par_nosync.on(stream), first, first + static_cast<std::ptrdiff_t>(count),
                    function);
-  cuda::check(cudaGetLastError(), "thrust::tabulate");
+  gpu::check(cudaGetLastError(), "thrust::tabulate");
 #else
   struct Job {
     T* numbers;
@@ -39,8 +39,8 @@ void tabulate(T* numbers, std::size_t count, Function function, cudaStream_t str
     const std::unique_ptr<Job> job{static_cast<Job*>(given)};
     for (std::size_t i = 0; i < job->count; ++i) job->numbers[i] = job->function(static_cast<long long>(i));
   };
-  cuda::check(cudaLaunchHostFunc(stream, run, std::make_unique<Job>(Job{numbers, count, function}).release()),
-              "cudaLaunchHostFunc");
+  gpu::check(cudaLaunchHostFunc(stream, run, std::make_unique<Job>(Job{numbers, count, function}).release()),
+             "cudaLaunchHostFunc");
 #endif
 }
 
@@ -52,7 +52,7 @@ template <class T, class Test>
   const auto found =
       thrust::count_if(thrust::cuda::par.on(stream), first, first + static_cast<std::ptrdiff_t>(count), test);
 #else
-  cuda::check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+  gpu::check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
   const auto found = std::count_if(numbers, numbers + count, test);
 #endif
   return static_cast<std::size_t>(found);

@@ -85,7 +85,7 @@ TEST_CASE("a cleared cache equals a new one, and reads a new text like a new one
 TEST_CASE("clear drops a pending tree, and keeps the rows of forks") {
   CacheOptions options = test::small_options();
   options.max_rollback = 4;
-  HeadPlan<FullCache<DenseStorage<half>>> plan{test::small_shape};
+  HeadPlan<FullCache<DenseStorage<float16>>> plan{test::small_shape};
   KvCache cache{plan, options};
   test::small_step(cache, 40);
   const auto fork = cache.fork();

@@ -271,7 +271,7 @@ TEST_CASE_FIXTURE(Fixture,
 }
 
 TEST_CASE("finite numbers beyond the cache's element type are refused, not rounded to infinity") {
-  KvCache<half> cache{HeadPlan<half>{ModelShape{1, 1, 1, 64}}};
+  KvCache<float16> cache{HeadPlan<float16>{ModelShape{1, 1, 1, 64}}};
   test::Random random{5};
   test::Chunk<> chunk{random, ModelShape{1, 1, 1, 64}, 2};
   chunk.v.at(1, 0, 3) = -70000.0F;

@@ -22,7 +22,7 @@ using namespace kvpolicy;
 
 namespace {
 
-using E = half;
+using E = float16;
 using Full = FullCache<DenseStorage<E>>;
 using Window = SinkRecentCache<DenseStorage<E>>;
 using Codes = QuantizedResidualCache<E, Granularity::per_token>;

@@ -22,7 +22,7 @@ using namespace kvpolicy;
 
 namespace {
 
-using E = half;
+using E = float16;
 using PerToken = ResidualStorage<E, Granularity::per_token>;
 using Full = FullCache<DenseStorage<E>>;
 using Kivi = QuantizedResidualCache<E, Granularity::per_channel>;

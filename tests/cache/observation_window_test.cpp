@@ -21,7 +21,7 @@ struct Window {
 
   // Each number encodes its position, head and `mark`.
   void push(std::size_t position, std::size_t tokens, float mark = 0) {
-    test::Tensor<half> q{tokens, 2, 8, test::Layout::padded};
+    test::Tensor<float16> q{tokens, 2, 8, test::Layout::padded};
     q.fill([&](std::size_t t, std::size_t h, std::size_t) {
       return static_cast<float>(position + t) + 0.5F * static_cast<float>(h) + mark;
     });

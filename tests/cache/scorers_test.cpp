@@ -31,7 +31,7 @@ using namespace kvpolicy;
 
 namespace {
 
-using E = half;
+using E = float16;
 using Full = FullCache<DenseStorage<E>>;
 using Snap = HeadBudgetCache<DenseStorage<E>>;
 using Tova = HeadBudgetCache<DenseStorage<E>, TovaScorer>;

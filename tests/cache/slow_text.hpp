@@ -25,7 +25,7 @@ namespace test::slow {
 using kvpolicy::AttendOptions;
 using kvpolicy::ModelShape;
 using kvpolicy::Segment;
-using E = kvpolicy::half;
+using E = kvpolicy::float16;
 using Cache = kvpolicy::KvCache<E>;
 
 // What the queries of one call pay each row of a KV head: for each row [queries x query heads].

@@ -26,7 +26,7 @@ using test::Random;
 
 namespace {
 
-using E = half;
+using E = float16;
 using PerToken = ResidualStorage<E, Granularity::per_token>;
 using Full = FullCache<DenseStorage<E>>;
 using Kivi = QuantizedResidualCache<E, Granularity::per_channel>;

@@ -30,7 +30,7 @@
 
 namespace {
 using kvpolicy::bfloat16;
-using kvpolicy::half;
+using kvpolicy::float16;
 using kvpolicy::compiled::Engine;
 using test::below;
 using test::Random;
@@ -96,7 +96,7 @@ TEST_CASE("attend equals ScalarEngine on every instruction set") {
       CAPTURE(round);
       compare_attend<float, float>(random, engine);
       compare_attend<bfloat16, float>(random, engine);
-      compare_attend<half, bfloat16>(random, engine);
+      compare_attend<float16, bfloat16>(random, engine);
     }
   });
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Compares half and bfloat16 with the compiler's own half and with bit arithmetic in double.
+// Compares float16 and bfloat16 with the compiler's own half and with bit arithmetic in double.
 #include <doctest/doctest.h>
 
 #include <bit>
@@ -11,7 +11,7 @@
 #include <kvpolicy/core/dtype.hpp>
 
 using kvpolicy::bfloat16;
-using kvpolicy::half;
+using kvpolicy::float16;
 
 namespace {
 
@@ -68,20 +68,20 @@ int wrong_conversions(int mantissa_bits, int bias) {
 
 }  // namespace
 
-TEST_CASE("half: every pattern and every tie") { CHECK(wrong_conversions<half>(10, 15) == 0); }
+TEST_CASE("half: every pattern and every tie") { CHECK(wrong_conversions<float16>(10, 15) == 0); }
 TEST_CASE("bfloat16: every pattern and every tie") { CHECK(wrong_conversions<bfloat16>(7, 127) == 0); }
 
 TEST_CASE("half: the ends of its range") {
-  CHECK(half{65504.0F}.bits == 0x7bffU);
-  CHECK(half{std::nextafter(65520.0F, 0.0F)}.bits == 0x7bffU);
-  CHECK(half{65520.0F}.bits == 0x7c00U);
-  CHECK(half{-1e30F}.bits == 0xfc00U);
-  CHECK(half{INFINITY}.bits == 0x7c00U);
-  CHECK(half{0x1p-24F}.bits == 1U);
-  CHECK(half{0x1p-25F}.bits == 0U);  // a tie, to even
-  CHECK(half{std::nextafter(0x1p-25F, 1.0F)}.bits == 1U);
-  CHECK(half{-0.0F}.bits == 0x8000U);
-  CHECK(half{as_float(1U)}.bits == 0U);
+  CHECK(float16{65504.0F}.bits == 0x7bffU);
+  CHECK(float16{std::nextafter(65520.0F, 0.0F)}.bits == 0x7bffU);
+  CHECK(float16{65520.0F}.bits == 0x7c00U);
+  CHECK(float16{-1e30F}.bits == 0xfc00U);
+  CHECK(float16{INFINITY}.bits == 0x7c00U);
+  CHECK(float16{0x1p-24F}.bits == 1U);
+  CHECK(float16{0x1p-25F}.bits == 0U);  // a tie, to even
+  CHECK(float16{std::nextafter(0x1p-25F, 1.0F)}.bits == 1U);
+  CHECK(float16{-0.0F}.bits == 0x8000U);
+  CHECK(float16{as_float(1U)}.bits == 0U);
 }
 
 TEST_CASE("bfloat16: the ends of its range") {
@@ -92,7 +92,7 @@ TEST_CASE("bfloat16: the ends of its range") {
   // NaNs with a payload in the lower half only must not round to infinity, nor wrap around.
   for (const std::uint32_t nan : {0x7f800001U, 0xff800001U, 0x7fffffffU, 0xffffffffU}) {
     CHECK(std::isnan(static_cast<float>(bfloat16{as_float(nan)})));
-    CHECK(std::isnan(static_cast<float>(half{as_float(nan)})));
+    CHECK(std::isnan(static_cast<float>(float16{as_float(nan)})));
     CHECK((bfloat16{as_float(nan)}.bits & 0x8000U) == (nan >> 16 & 0x8000U));
   }
 }
@@ -110,7 +110,7 @@ TEST_CASE("half: the compiler's own half agrees on every 257th float") {
     const float value = as_float(static_cast<std::uint32_t>(bits));
     if (std::isnan(value)) continue;
     const auto expected = std::bit_cast<std::uint16_t>(static_cast<compilers_half>(value));
-    wrong += half{value}.bits == expected ? 0 : 1;
+    wrong += float16{value}.bits == expected ? 0 : 1;
   }
   CHECK(wrong == 0);
 }
@@ -119,10 +119,10 @@ TEST_CASE("half: the compiler's own half agrees on every 257th float") {
 TEST_CASE("encodings have the right number of bits") {
   using kvpolicy::Encoding;
   static_assert(kvpolicy::bits_of(Encoding::float32) == 32 && kvpolicy::bits_of(Encoding::uint2) == 2);
-  static_assert(kvpolicy::encoding_of<half> == Encoding::float16);
+  static_assert(kvpolicy::encoding_of<float16> == Encoding::float16);
   static_assert(kvpolicy::encoding_of<bfloat16> == Encoding::bfloat16);
   static_assert(!kvpolicy::is_quantized(Encoding::bfloat16) && kvpolicy::is_quantized(Encoding::uint8));
-  static_assert(sizeof(half) == 2 && sizeof(bfloat16) == 2);
-  static_assert(half{1.5F}.bits == 0x3e00U && bfloat16{1.5F}.bits == 0x3fc0U);  // at compile time, too
+  static_assert(sizeof(float16) == 2 && sizeof(bfloat16) == 2);
+  static_assert(float16{1.5F}.bits == 0x3e00U && bfloat16{1.5F}.bits == 0x3fc0U);  // at compile time, too
   CHECK(kvpolicy::name_of(Encoding::uint4) == "uint4");
 }

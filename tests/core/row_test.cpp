@@ -20,18 +20,18 @@ struct Pages {
   std::size_t page_rows = 64;
   std::size_t count = 2;
   PageLayout layout{format, head_dim, page_rows};
-  std::vector<std::vector<half>> memory;  // aligned for the grids
+  std::vector<std::vector<float16>> memory;  // aligned for the grids
   std::vector<const std::byte*> table;
 
   Pages(RowFormat of, std::size_t dim, test::Random& random) : format{of}, head_dim{dim} {
     for (std::size_t page = 0; page < count; ++page) {
-      memory.emplace_back(layout.page_bytes / sizeof(half));
+      memory.emplace_back(layout.page_bytes / sizeof(float16));
       auto* bytes = reinterpret_cast<unsigned char*>(memory.back().data());
       for (std::size_t i = 0; i < layout.scales_offset; ++i) {
         bytes[i] = static_cast<unsigned char>(test::below(random, 256));
       }
-      for (std::size_t i = layout.scales_offset / sizeof(half); i < memory.back().size(); ++i) {
-        memory.back()[i] = half{test::normal(random)};
+      for (std::size_t i = layout.scales_offset / sizeof(float16); i < memory.back().size(); ++i) {
+        memory.back()[i] = float16{test::normal(random)};
       }
       table.push_back(reinterpret_cast<const std::byte*>(bytes));
     }
@@ -44,8 +44,8 @@ struct Pages {
     const std::size_t grid = format.granularity == Granularity::per_token
                                  ? in_page * (head_dim / format.group) + channel / format.group
                                  : in_page / format.group * head_dim + channel;
-    const auto* scales = reinterpret_cast<const half*>(page + layout.scales_offset);
-    const auto* zeros = reinterpret_cast<const half*>(page + layout.zeros_offset);
+    const auto* scales = reinterpret_cast<const float16*>(page + layout.scales_offset);
+    const auto* zeros = reinterpret_cast<const float16*>(page + layout.zeros_offset);
     const std::byte* codes = page + in_page * layout.row_bytes;
     const unsigned code = load_code(format.encoding, codes, codes + layout.lower_offset, channel, head_dim);
     // The product of a scale of 11 bits and a code of 8 bits is exact, so the sum is rounded once,

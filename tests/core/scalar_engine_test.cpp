@@ -44,7 +44,7 @@ struct Work {
 
   // Attends with one query head at `t`; checks the output, the log-sum-exp and the result of `observe`.
   void check(Random& random, std::int64_t t, const std::vector<oracle::Row>& rows) {
-    Tensor<half> q{1, 1, head_dim, test::Layout::padded};
+    Tensor<float16> q{1, 1, head_dim, test::Layout::padded};
     q.randomize(random);
     Tensor<float> out{1, 1, head_dim, test::Layout::padded};
     std::vector<float> lse(1, NAN);
@@ -112,7 +112,7 @@ TEST_CASE("a row at p is visible at t if p <= t and p > t - window") {
 TEST_CASE("several segments: element types, runs, positions, scale, softcap, sink bias") {
   Random random{2};
   Tensor<bfloat16> keys{12, 1, head_dim, test::Layout::padded}, values{12, 1, head_dim, test::Layout::padded};
-  Tensor<half> more_keys{4, 1, head_dim}, more_values{4, 1, head_dim};
+  Tensor<float16> more_keys{4, 1, head_dim}, more_values{4, 1, head_dim};
   keys.randomize(random);
   values.randomize(random);
   more_keys.randomize(random);

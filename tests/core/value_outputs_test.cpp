@@ -81,7 +81,7 @@ void check_norms(test::Random& random) {
 TEST_CASE("value outputs: L1 norms of values through each query head's weights") {
   test::Random random{91};
   check_norms<float>(random);
-  check_norms<half>(random);
+  check_norms<float16>(random);
   check_norms<bfloat16>(random);
 }
 

@@ -219,7 +219,7 @@ TEST_CASE("random steps under every policy give what ScalarEngine gives") {
     CAPTURE(seed);
     run<float, float>(seed, 1e-5);
     run<bfloat16, float>(seed + 100, 1e-5);
-    run<half, half>(seed + 200, 1e-5);
+    run<float16, float16>(seed + 200, 1e-5);
   }
 }
 

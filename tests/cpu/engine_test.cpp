@@ -16,7 +16,7 @@
 
 namespace {
 using kvpolicy::bfloat16;
-using kvpolicy::half;
+using kvpolicy::float16;
 using test::below;
 using test::Random;
 using test::Tensor;
@@ -33,9 +33,9 @@ constexpr double tolerance_to_double = 1.5e-5;
 constexpr double tolerance_of_log_sum_exp = 6e-6;
 
 template <class T>
-constexpr double rounding = std::is_same_v<T, float>  ? 0.0
-                            : std::is_same_v<T, half> ? 0x1p-10
-                                                      : 0x1p-7;
+constexpr double rounding = std::is_same_v<T, float>     ? 0.0
+                            : std::is_same_v<T, float16> ? 0x1p-10
+                                                         : 0x1p-7;
 
 template <class T>
 std::vector<float> numbers(const Tensor<T>& tensor) {
@@ -113,9 +113,9 @@ TEST_CASE("attend over random segments equals ScalarEngine and attention in doub
     const std::size_t kv_heads = 1 + below(random, 3);
     switch (below(random, 5)) {
       case 0: compare_attend<float, float>(random, group, head_dim, tokens, kv_heads); break;
-      case 1: compare_attend<half, float>(random, group, head_dim, tokens, kv_heads); break;
+      case 1: compare_attend<float16, float>(random, group, head_dim, tokens, kv_heads); break;
       case 2: compare_attend<bfloat16, float>(random, group, head_dim, tokens, kv_heads); break;
-      case 3: compare_attend<float, half>(random, group, head_dim, tokens, kv_heads); break;
+      case 3: compare_attend<float, float16>(random, group, head_dim, tokens, kv_heads); break;
       default: compare_attend<bfloat16, bfloat16>(random, group, head_dim, tokens, kv_heads);
     }
   }

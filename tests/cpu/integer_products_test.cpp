@@ -247,7 +247,7 @@ TEST_CASE("scales that are zero, negative, subnormal or very different") {
       std::vector<Block> blocks;
       blocks.emplace_back(random, format, 21UL, 128UL);
       for (std::size_t row = 0; row < 21; row += scale == 0.0F ? 1 : 3) {
-        blocks[0].scale(row) = kvpolicy::half{scale};
+        blocks[0].scale(row) = kvpolicy::float16{scale};
         kvpolicy::load_row(blocks[0].plane.plane(), row, blocks[0].decoded[row]);
       }
       check_values(blocks, 4, 128, random);
@@ -255,7 +255,7 @@ TEST_CASE("scales that are zero, negative, subnormal or very different") {
       blocks.clear();
       blocks.emplace_back(random, RowFormat{encoding, Granularity::per_token, 32}, 21UL, 128UL);
       for (std::size_t row = 0; row < 21; row += scale == 0.0F ? 1 : 3) {
-        blocks[0].scale(row, row % 4) = kvpolicy::half{scale};
+        blocks[0].scale(row, row % 4) = kvpolicy::float16{scale};
         kvpolicy::load_row(blocks[0].plane.plane(), row, blocks[0].decoded[row]);
       }
       check_values(blocks, 4, 128, random);
@@ -296,20 +296,20 @@ TEST_CASE("numbers that are not finite, and formats that do not fit, are refused
       auto bad = queries;
       bad[2 * 64 + 9] = number;
       REQUIRE_FALSE(keys_take(block, bad));
-      block.scale(29) = kvpolicy::half{number};
+      block.scale(29) = kvpolicy::float16{number};
       REQUIRE_FALSE(keys_take(block, queries));
       REQUIRE_FALSE(values_take(block, 0.5F));
       Block other{random, token, 30, 64};
-      other.zero(0) = kvpolicy::half{number};
+      other.zero(0) = kvpolicy::float16{number};
       REQUIRE_FALSE(keys_take(other, queries));
       REQUIRE_FALSE(values_take(other, 0.5F));
       Block shared{random, channel, 30, 64};
       REQUIRE(keys_take(shared, queries));
       REQUIRE_FALSE(keys_take(shared, bad));
-      shared.scale(20) = kvpolicy::half{number};
+      shared.scale(20) = kvpolicy::float16{number};
       REQUIRE_FALSE(keys_take(shared, queries));
       Block shifted{random, channel, 30, 64};
-      shifted.zero(20) = kvpolicy::half{number};
+      shifted.zero(20) = kvpolicy::float16{number};
       REQUIRE_FALSE(keys_take(shifted, queries));
     }
     for (const float number : {inf, -inf, nan}) {
@@ -317,11 +317,11 @@ TEST_CASE("numbers that are not finite, and formats that do not fit, are refused
       REQUIRE(keys_take(groups, queries));
       REQUIRE(values_take(groups, 0.5F));
       REQUIRE_FALSE(values_take(groups, number));
-      groups.scale(29, 1) = kvpolicy::half{number};
+      groups.scale(29, 1) = kvpolicy::float16{number};
       REQUIRE_FALSE(keys_take(groups, queries));
       REQUIRE_FALSE(values_take(groups, 0.5F));
       Block shifted{random, {encoding, Granularity::per_token, 32}, 30, 64};
-      shifted.zero(17, 1) = kvpolicy::half{number};
+      shifted.zero(17, 1) = kvpolicy::float16{number};
       REQUIRE_FALSE(keys_take(shifted, queries));
       REQUIRE_FALSE(values_take(shifted, 0.5F));
     }

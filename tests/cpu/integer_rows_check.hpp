@@ -70,17 +70,17 @@ struct Block {
       const bool per_token = format.granularity == Granularity::per_token;
       const std::size_t at = (per_token ? place.row : place.row / format.group) * layout.params_per_row;
       side.codes[i] = place.page + place.row * layout.row_bytes;
-      side.scales[i] = reinterpret_cast<const kvpolicy::half*>(place.page + layout.scales_offset) + at;
-      side.zeros[i] = reinterpret_cast<const kvpolicy::half*>(place.page + layout.zeros_offset) + at;
+      side.scales[i] = reinterpret_cast<const kvpolicy::float16*>(place.page + layout.scales_offset) + at;
+      side.zeros[i] = reinterpret_cast<const kvpolicy::float16*>(place.page + layout.zeros_offset) + at;
       kvpolicy::load_row(source, i * stride, decoded.emplace_back(head_dim));
     }
   }
   // The scale of group g of row i, or of channel g.
-  kvpolicy::half& scale(std::size_t i, std::size_t g = 0) {
-    return const_cast<kvpolicy::half&>(side.scales[i][g]);
+  kvpolicy::float16& scale(std::size_t i, std::size_t g = 0) {
+    return const_cast<kvpolicy::float16&>(side.scales[i][g]);
   }
-  kvpolicy::half& zero(std::size_t i, std::size_t g = 0) {
-    return const_cast<kvpolicy::half&>(side.zeros[i][g]);
+  kvpolicy::float16& zero(std::size_t i, std::size_t g = 0) {
+    return const_cast<kvpolicy::float16&>(side.zeros[i][g]);
   }
   // The scale and zero of one number.
   [[nodiscard]] double scale_of(std::size_t row, std::size_t channel) const {

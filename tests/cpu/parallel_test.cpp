@@ -172,7 +172,7 @@ TEST_CASE("a decode step of few rows wakes no thread, one of many rows wakes all
 
 TEST_CASE("observe gives the same bits with any number of threads") {
   Random random{41};
-  test::RandomCall<half> call{random, 5, 4, 64, 24};
+  test::RandomCall<float16> call{random, 5, 4, 64, 24};
   const auto observe = [&](std::size_t threads) {
     std::vector<std::vector<float>> sums;
     for (const auto& head : call.heads) sums.emplace_back(head.rows_shown() * 4);

@@ -338,14 +338,14 @@ TEST_CASE("a call is computed in bfloat16 only if its numbers allow it") {
         keys + 2 * values);
   CHECK(products_of.operator()<TilesExactly, float, bfloat16>(bfloat16_rows, bfloat16_rows) ==
         2 * keys + values);
-  CHECK(products_of.operator()<TilesExactly, half, half>(bfloat16_rows, bfloat16_rows) ==
+  CHECK(products_of.operator()<TilesExactly, float16, float16>(bfloat16_rows, bfloat16_rows) ==
         2 * (keys + values));
   CHECK(products_of.operator()<TilesAlways, float, float>(bfloat16_rows, bfloat16_rows) == keys + values);
   CHECK(products_of.operator()<TilesExactly, bfloat16, bfloat16>(in_float, bfloat16_rows) == values);
   CHECK(products_of.operator()<TilesAlways, bfloat16, bfloat16>(in_float, in_float) == 0);
   // Rows in half are two terms, and keys leave no product out.
   CHECK(products_of.operator()<TilesExactly, bfloat16, bfloat16>(in_half, in_half) == 2 * keys + 2 * values);
-  CHECK(products_of.operator()<TilesExactly, half, half>(in_half, in_half) == 4 * keys + 3 * values);
+  CHECK(products_of.operator()<TilesExactly, float16, float16>(in_half, in_half) == 4 * keys + 3 * values);
   CHECK(products_of.operator()<TilesAlways, bfloat16, bfloat16>(in_half, in_float) == 2 * keys);
   const RowFormat codes{Encoding::uint4, Granularity::per_token, 64};
   const RowFormat grouped{Encoding::uint4, Granularity::per_token, 32};

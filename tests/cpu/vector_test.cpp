@@ -66,12 +66,12 @@ TEST_CASE("tanh to 3e-7 relative") {
   CHECK(std::isnan(apply(tanh, std::numeric_limits<float>::quiet_NaN())));
 }
 
-TEST_CASE("every half and bfloat16 loads as the scalar conversions say") {
+TEST_CASE("every float16 and bfloat16 loads as the scalar conversions say") {
   for (std::uint32_t bits = 0; bits < 0x10000; ++bits) {
-    kvpolicy::half h;
+    kvpolicy::float16 h;
     kvpolicy::bfloat16 b;
     h.bits = b.bits = static_cast<std::uint16_t>(bits);
-    const std::vector<kvpolicy::half> halves(vec::lanes, h);
+    const std::vector<kvpolicy::float16> halves(vec::lanes, h);
     const std::vector<kvpolicy::bfloat16> shorts(vec::lanes, b);
     const auto same = [](float x, float y) { return x == y || (std::isnan(x) && std::isnan(y)); };
     const float from_half = hn::GetLane(vec::load_half(halves.data()));

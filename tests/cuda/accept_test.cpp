@@ -16,8 +16,8 @@
 
 namespace {
 
-using namespace kvpolicy::cuda;
-using kvpolicy::half;  // CUDA has one as well
+using namespace kvpolicy::gpu;
+using kvpolicy::float16;
 using test::Random;
 using test::Side;
 
@@ -66,10 +66,10 @@ void check_rows(Random& random, int head_dim, int page_rows, int text, int nodes
                                .value_group = head_dim,
                                .residual = 9}};
   if (head_dim % 64 != 0) views.pop_back();  // quantised rows have no kernels there
-  std::vector<std::unique_ptr<test::DeviceHead<half>>> heads;
+  std::vector<std::unique_ptr<test::DeviceHead<float16>>> heads;
   std::vector<HeadView> described;
   for (std::size_t h = 0; h < views.size(); ++h) {
-    heads.push_back(std::make_unique<test::DeviceHead<half>>(views[h], head_dim, page_rows, text + nodes));
+    heads.push_back(std::make_unique<test::DeviceHead<float16>>(views[h], head_dim, page_rows, text + nodes));
     described.push_back(heads[h]->view());
     for (int row = 0; row < text + nodes - views[h].evicted; ++row) {
       for (const Side side : {Side::keys, Side::values}) {

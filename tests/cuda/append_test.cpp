@@ -19,9 +19,9 @@
 #include "support/tensors.hpp"
 
 using kvpolicy::Encoding;
-using kvpolicy::cuda::AppendParams;
-using kvpolicy::cuda::HeadView;
-using kvpolicy::cuda::LayerState;
+using kvpolicy::gpu::AppendParams;
+using kvpolicy::gpu::HeadView;
+using kvpolicy::gpu::LayerState;
 using test::all_codes;
 using test::below;
 using test::DeviceHead;
@@ -168,8 +168,8 @@ class Layer {
       }
     }
     const auto tensor = [&](int side) {
-      return kvpolicy::cuda::Tensor{reinterpret_cast<std::byte*>(numbers[side].data()), sequence_stride,
-                                    token_stride, head_stride};
+      return kvpolicy::gpu::Tensor{reinterpret_cast<std::byte*>(numbers[side].data()), sequence_stride,
+                                   token_stride, head_stride};
     };
     const AppendParams params{.heads = views_.data() + first * kv_heads_,
                               .states = states_.data() + first,
@@ -184,15 +184,15 @@ class Layer {
                               .tickets = tickets_.data() + first,
                               .out_of_range = out_of_range_.get()};
     const std::vector<LayerState> before = states_;
-    constexpr std::size_t shared = kvpolicy::cuda::append_shared_bytes<HeadDim>();
+    constexpr std::size_t shared = kvpolicy::gpu::append_shared_bytes<HeadDim>();
     if (rows <= 64 && below(random_, 3) > 0) {
-      launch(kvpolicy::cuda::append_kernel<E, HeadDim>, kv_heads_, count, kvpolicy::cuda::write_threads,
-             shared, params);
+      launch(kvpolicy::gpu::append_kernel<E, HeadDim>, kv_heads_, count, kvpolicy::gpu::write_threads, shared,
+             params);
     } else {
-      launch(kvpolicy::cuda::commit_kernel<E, HeadDim>, 1 + static_cast<int>(below(random_, 3)),
-             count * kv_heads_, kvpolicy::cuda::write_threads, shared, params);
-      launch(kvpolicy::cuda::write_kernel<E, HeadDim>, 1 + static_cast<int>(below(random_, 6)),
-             count * kv_heads_, kvpolicy::cuda::write_threads, 0, params);
+      launch(kvpolicy::gpu::commit_kernel<E, HeadDim>, 1 + static_cast<int>(below(random_, 3)),
+             count * kv_heads_, kvpolicy::gpu::write_threads, shared, params);
+      launch(kvpolicy::gpu::write_kernel<E, HeadDim>, 1 + static_cast<int>(below(random_, 6)),
+             count * kv_heads_, kvpolicy::gpu::write_threads, 0, params);
     }
     for (int s = 0; s < sequences_; ++s) {
       LayerState expected = before[static_cast<std::size_t>(s)];
@@ -214,14 +214,14 @@ class Layer {
     }
     if (from > to) return;
     const int tokens = from + static_cast<int>(below(random_, static_cast<std::size_t>(to - from) + 1));
-    const kvpolicy::cuda::SetStateParams params{.heads = views_.data() + first * kv_heads_,
-                                                .states = states_.data() + first,
-                                                .count = count,
-                                                .kv_heads = kv_heads_,
-                                                .state = {.tokens = tokens, .committed = -1},
-                                                .choices_until = tokens};
+    const kvpolicy::gpu::SetStateParams params{.heads = views_.data() + first * kv_heads_,
+                                               .states = states_.data() + first,
+                                               .count = count,
+                                               .kv_heads = kv_heads_,
+                                               .state = {.tokens = tokens, .committed = -1},
+                                               .choices_until = tokens};
     const std::vector<LayerState> before = states_;
-    launch(kvpolicy::cuda::set_state_kernel<>, 1, 1, kvpolicy::cuda::set_state_threads, 0, params);
+    launch(kvpolicy::gpu::set_state_kernel<>, 1, 1, kvpolicy::gpu::set_state_threads, 0, params);
     for (int s = first; s < first + count; ++s) {
       CHECK(state(s).tokens == tokens);
       CHECK(state(s).committed == before[static_cast<std::size_t>(s)].committed);
@@ -258,12 +258,12 @@ void run_random_calls(unsigned first_seed, unsigned seeds) {
 
 TEST_CASE("rows, codes and summaries are those of plain loops, whatever the calls") {
   run_random_calls<kvpolicy::bfloat16, 128>(100, 14);
-  run_random_calls<kvpolicy::half, 128>(200, 10);
+  run_random_calls<kvpolicy::float16, 128>(200, 10);
   run_random_calls<kvpolicy::bfloat16, 64>(300, 14);
-  run_random_calls<kvpolicy::half, 64>(400, 14);
+  run_random_calls<kvpolicy::float16, 64>(400, 14);
   run_random_calls<kvpolicy::bfloat16, 80>(500, 6);
-  run_random_calls<kvpolicy::half, 96>(600, 6);
-  run_random_calls<kvpolicy::half, 256>(700, 4);
+  run_random_calls<kvpolicy::float16, 96>(600, 6);
+  run_random_calls<kvpolicy::float16, 256>(700, 4);
   run_random_calls<kvpolicy::bfloat16, 256>(800, 4);
 }
 
@@ -271,7 +271,7 @@ TEST_CASE("a rollback takes choices with it") {
   Random random{11};
   for (int round = 0; round < 40; ++round) {
     constexpr int count = 3, kv_heads = 47;  // more than one block of threads
-    std::vector<std::unique_ptr<DeviceHead<kvpolicy::half>>> heads;
+    std::vector<std::unique_ptr<DeviceHead<kvpolicy::float16>>> heads;
     std::vector<HeadView> views;
     std::vector<int> expected_valid, expected_latest;
     const int tokens = static_cast<int>(below(random, 40));
@@ -280,7 +280,7 @@ TEST_CASE("a rollback takes choices with it") {
       view.chunk_rows = i % 4 == 0 ? 0 : 16;
       view.budget_chunks = 1;
       const int slots = 1 + static_cast<int>(below(random, 4));
-      heads.push_back(std::make_unique<DeviceHead<kvpolicy::half>>(view, 64, 64, 64, slots));
+      heads.push_back(std::make_unique<DeviceHead<kvpolicy::float16>>(view, 64, 64, 64, slots));
       views.push_back(heads.back()->view());
       if (view.chunk_rows == 0) continue;
       auto& choices = heads.back()->selections();
@@ -300,15 +300,15 @@ TEST_CASE("a rollback takes choices with it") {
       expected_latest.push_back(latest);
     }
     std::vector<LayerState> states(count, LayerState{.tokens = 60, .committed = 3});
-    const kvpolicy::cuda::SetStateParams params{.heads = views.data(),
-                                                .states = states.data(),
-                                                .count = count,
-                                                .kv_heads = kv_heads,
-                                                .state = {.tokens = tokens + 5, .committed = 2},
-                                                .choices_until = tokens};
-    launch(kvpolicy::cuda::set_state_kernel<>,
-           kvpolicy::cuda::quotient_up(count * kv_heads, kvpolicy::cuda::set_state_threads), 1,
-           kvpolicy::cuda::set_state_threads, 0, params);
+    const kvpolicy::gpu::SetStateParams params{.heads = views.data(),
+                                               .states = states.data(),
+                                               .count = count,
+                                               .kv_heads = kv_heads,
+                                               .state = {.tokens = tokens + 5, .committed = 2},
+                                               .choices_until = tokens};
+    launch(kvpolicy::gpu::set_state_kernel<>,
+           kvpolicy::gpu::quotient_up(count * kv_heads, kvpolicy::gpu::set_state_threads), 1,
+           kvpolicy::gpu::set_state_threads, 0, params);
     for (const LayerState& state : states) {
       CHECK(state.tokens == tokens + 5);
       CHECK(state.committed == 2);

@@ -25,8 +25,8 @@ using test::DeviceChunk;
 /// Another sequence of the same batch, and its twin, which is called alone.
 template <kvpolicy::Element E>
 struct Companion {
-  kvpolicy::cuda::KvCache<E> batched;
-  kvpolicy::cuda::KvCache<E> alone;
+  kvpolicy::gpu::KvCache<E> batched;
+  kvpolicy::gpu::KvCache<E> alone;
 
   static kvpolicy::HeadPlan<E> plan(const kvpolicy::ModelShape& shape, std::size_t first) {
     const std::vector<test::HeadSpec> all = test::mixed_heads();
@@ -40,9 +40,9 @@ template <kvpolicy::Element E>
 class BatchedCache : public test::WaitingCache<E> {
  public:
   using Base = test::WaitingCache<E>;
-  using Batch = kvpolicy::cuda::Batch<E>;
+  using Batch = kvpolicy::gpu::Batch<E>;
 
-  BatchedCache(const kvpolicy::HeadPlan<E>& plan, const kvpolicy::cuda::CacheOptions& options)
+  BatchedCache(const kvpolicy::HeadPlan<E>& plan, const kvpolicy::gpu::CacheOptions& options)
       : Base{plan, options} {
     invite();
   }
@@ -68,7 +68,7 @@ class BatchedCache : public test::WaitingCache<E> {
     theirs.softcap = options.softcap;
     theirs.attention_sink_bias = options.attention_sink_bias;
     const std::size_t first[] = {0, more[0] + own};
-    std::vector<kvpolicy::BatchSequence<kvpolicy::cuda::KvCache<E>>> sequences(4);
+    std::vector<kvpolicy::BatchSequence<kvpolicy::gpu::KvCache<E>>> sequences(4);
     sequences[1] = {this, options};
     sequences[2] = {idle_.get(), theirs};
     for (const std::size_t c : {0U, 1U}) {
@@ -98,8 +98,8 @@ class BatchedCache : public test::WaitingCache<E> {
 
   void invite() {
     const auto& shape = Base::plan().shape();
-    const kvpolicy::cuda::CacheOptions options{.max_rollback = 3, .page_rows = Base::options().page_rows};
-    using Cache = kvpolicy::cuda::KvCache<E>;
+    const kvpolicy::gpu::CacheOptions options{.max_rollback = 3, .page_rows = Base::options().page_rows};
+    using Cache = kvpolicy::gpu::KvCache<E>;
     const auto made = [&](std::size_t first) {
       return Cache{Companion<E>::plan(shape, first), options, nullptr, Base::engine()};
     };
@@ -149,7 +149,7 @@ class BatchedCache : public test::WaitingCache<E> {
   }
 
   std::vector<std::unique_ptr<Companion<E>>> companions_;
-  std::unique_ptr<kvpolicy::cuda::KvCache<E>> idle_;  // without tokens in any call
+  std::unique_ptr<kvpolicy::gpu::KvCache<E>> idle_;  // without tokens in any call
   std::unique_ptr<Batch> batch_;
   test::Random random_{4711};
 };
@@ -168,7 +168,8 @@ struct BatchedBackend : test::DeviceBackend<E> {
 
 TEST_CASE("random operations on a sequence of a batch on the device: every policy does what its model says") {
   const test::SmallDevice small;
-  test::random_device_sequences<kvpolicy::half, BatchedBackend<kvpolicy::half>>(test::more_seeds(3), 14);
+  test::random_device_sequences<kvpolicy::float16, BatchedBackend<kvpolicy::float16>>(test::more_seeds(3),
+                                                                                      14);
   test::random_device_sequences<test::OtherElement, BatchedBackend<test::OtherElement>>(test::more_seeds(4),
                                                                                         8);
 }

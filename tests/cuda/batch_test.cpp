@@ -21,20 +21,20 @@ using test::thrown;
 
 namespace {
 
-using E = kvpolicy::half;  // CUDA has a half as well
+using E = float16;
 using Sequence = BatchSequence<DeviceCache>;
 constexpr ModelShape shape{2, 16, 8, 64};
 
 // Caches of one engine, and the tensors of a batch of them.
 struct Crowd {
   test::SmallDevice device;
-  std::shared_ptr<cuda::Engine<E>> engine = std::make_shared<cuda::Engine<E>>(shape);
-  cuda::Batch<E> batch{engine, 6};
+  std::shared_ptr<gpu::Engine<E>> engine = std::make_shared<gpu::Engine<E>>(shape);
+  gpu::Batch<E> batch{engine, 6};
   std::vector<std::unique_ptr<DeviceCache>> caches = {};
   std::vector<Sequence> sequences = {};
   test::Random random{5};
 
-  DeviceCache& add(const test::DevicePlan& plan, const cuda::CacheOptions& options = {}) {
+  DeviceCache& add(const test::DevicePlan& plan, const gpu::CacheOptions& options = {}) {
     caches.push_back(std::make_unique<DeviceCache>(plan, options, nullptr, engine));
     sequences.push_back({caches.back().get(), {}});
     return *caches.back();
@@ -70,9 +70,9 @@ TEST_CASE(
     "a step of a batch is two launches, three with parts of prompts, however many sequences there are") {
   Crowd crowd;
   const auto launches = [&](const std::vector<std::size_t>& tokens) {
-    const std::uint64_t before = cuda::simt::grid().launches;
+    const std::uint64_t before = gpu::simt::grid().launches;
     CHECK(crowd.step(0, tokens).empty());
-    return cuda::simt::grid().launches - before;
+    return gpu::simt::grid().launches - before;
   };
   // Of these heads those that choose chunks would need more.
   test::DevicePlan plan{shape};
@@ -163,9 +163,9 @@ TEST_CASE("what does not fit a batch is refused, and no sequence has changed") {
   for (int i = 0; i < 4; ++i) crowd.add(test::mixed_device_plan(shape));
   CHECK(contains(thrown<ShapeError>([&] { crowd.step(0, {0, 0, 0, 0, 0, 0, 0}); }),
                  "7 sequences, the batch takes 6"));
-  CHECK(contains(thrown<ConfigError>([&] { cuda::Batch<E>{crowd.engine, 0}; }),
+  CHECK(contains(thrown<ConfigError>([&] { gpu::Batch<E>{crowd.engine, 0}; }),
                  "0 sequences in a call, must be 1 to 512"));
-  CHECK(contains(thrown<ConfigError>([&] { cuda::Batch<E>{crowd.engine, 513}; }), "513 sequences in a call"));
+  CHECK(contains(thrown<ConfigError>([&] { gpu::Batch<E>{crowd.engine, 513}; }), "513 sequences in a call"));
   const test::Stream stream;
   test::succeed(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
   const DeviceChunk<E> none{shape, 0};

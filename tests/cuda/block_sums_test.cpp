@@ -12,7 +12,7 @@
 
 namespace {
 
-using namespace kvpolicy::cuda;
+using namespace kvpolicy::gpu;
 
 template <class T>
 struct Numbers {

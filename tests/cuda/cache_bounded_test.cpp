@@ -24,11 +24,11 @@
 
 using kvpolicy::AttendOptions;
 using kvpolicy::Certainty;
-using kvpolicy::half;
+using kvpolicy::float16;
 using kvpolicy::ModelShape;
 using kvpolicy::Read;
-using kvpolicy::cuda::CachedRows;
-using kvpolicy::cuda::CacheOptions;
+using kvpolicy::gpu::CachedRows;
+using kvpolicy::gpu::CacheOptions;
 using test::DeviceArray;
 using test::DeviceCache;
 using test::DeviceChunk;
@@ -67,7 +67,7 @@ std::vector<HeadSpec> other_heads() {
 
 /// What a call with a bound came to.
 struct Outcome {
-  std::vector<half> out;  ///< [tokens, q_heads, head_dim]
+  std::vector<float16> out;  ///< [tokens, q_heads, head_dim]
   std::vector<float> log_sum_exp, unread;
   std::vector<std::size_t> rows_read;
 };
@@ -83,8 +83,8 @@ Outcome attend(DeviceCache& cache, const DeviceChunk<>& chunk, AttendOptions opt
   options.bound.unread = {unread.data(), queries};
   options.bound.rows_read = {rows_read.data(), shape.kv_heads};
   if (with_lse) options.log_sum_exp = {chunk.log_sum_exp.data(), chunk.log_sum_exp.size()};
-  cache.attend(0, chunk.rows<const half>(chunk.q.data(), shape.q_heads, 0, chunk.tokens),
-               chunk.rows<half>(chunk.out.data(), shape.q_heads, 0, chunk.tokens), options);
+  cache.attend(0, chunk.rows<const float16>(chunk.q.data(), shape.q_heads, 0, chunk.tokens),
+               chunk.rows<float16>(chunk.out.data(), shape.q_heads, 0, chunk.tokens), options);
   return {chunk.out.download(), chunk.log_sum_exp.download(), unread.download(), rows_read.download()};
 }
 
@@ -101,7 +101,7 @@ std::vector<oracle::Row> all_rows(const DeviceCache& cache, std::size_t head, st
   return all;
 }
 
-std::vector<double> query_of(const std::vector<half>& q, std::size_t q_heads, std::size_t token,
+std::vector<double> query_of(const std::vector<float16>& q, std::size_t q_heads, std::size_t token,
                              std::size_t q_head) {
   std::vector<double> query;
   for (std::size_t c = 0; c < head_dim; ++c) {
@@ -116,7 +116,7 @@ double check_outcome(const DeviceCache& cache, const std::vector<HeadSpec>& head
                      const Outcome& got, const AttendOptions& options,
                      std::span<const float> sink_logits = {}) {
   const ModelShape& shape = cache.plan().shape();
-  const std::vector<half> q = chunk.q.download();
+  const std::vector<float16> q = chunk.q.download();
   double largest = 0;
   for (std::size_t head = 0; head < shape.kv_heads; ++head) {
     CAPTURE(head);
@@ -168,13 +168,13 @@ double check_outcome(const DeviceCache& cache, const std::vector<HeadSpec>& head
 }
 
 DeviceCache cache_of(const ModelShape& shape, const std::vector<HeadSpec>& heads) {
-  return DeviceCache{test::plan_of<half>(shape, heads), {.max_rollback = 4, .max_append = 600}};
+  return DeviceCache{test::plan_of<float16>(shape, heads), {.max_rollback = 4, .max_append = 600}};
 }
 
 /// Queries that pay their attention to few rows, or to many.
 void make_queries(const DeviceChunk<>& chunk, float loudness) {
   auto q = chunk.q.download();
-  for (half& number : q) number = half{loudness * static_cast<float>(number)};
+  for (float16& number : q) number = float16{loudness * static_cast<float>(number)};
   chunk.q.upload(q);
 }
 
@@ -216,7 +216,7 @@ TEST_CASE("a device reads few rows where few matter, and as many as it may") {
   const test::SmallDevice device;
   const std::vector<HeadSpec> heads = bounded_heads();
   const ModelShape shape{1, 2 * heads.size(), heads.size(), head_dim};
-  test::HostPair pair{test::plan_of<half>(shape, heads), {.max_rollback = 4, .max_append = 600}};
+  test::HostPair pair{test::plan_of<float16>(shape, heads), {.max_rollback = 4, .max_append = 600}};
   for (const std::size_t tokens : {400U, 200U}) pair.step(tokens);
   DeviceCache& cache = pair.there;
   test::Random random{6};
@@ -278,14 +278,14 @@ TEST_CASE("keys that are as far from their upper halves as can be are bounded on
       const std::size_t upper = row % 8 == 0 ? 0 : row % 8 == 1 ? 15 : test::below(random, 16);
       const bool up = (sign[i % head_dim] > 0) == (round % 2 == 0);
       const std::size_t code = row % 8 == 0 ? 0 : row % 8 == 1 ? 255 : upper * 16 + (up ? 15 : 0);
-      k[i] = half{static_cast<float>(code) / 256.0F};
+      k[i] = float16{static_cast<float>(code) / 256.0F};
     }
     text.k.upload(k);
     text.step(cache, 0);
     const DeviceChunk<> chunk{random, shape, 1};
     auto q = chunk.q.download();
     for (std::size_t i = 0; i < q.size(); ++i) {
-      q[i] = half{sign[i % head_dim] * std::abs(static_cast<float>(q[i])) * (round < 2 ? 1.0F : 6.0F)};
+      q[i] = float16{sign[i % head_dim] * std::abs(static_cast<float>(q[i])) * (round < 2 ? 1.0F : 6.0F)};
     }
     chunk.q.upload(q);
     test::feed_device(cache, random(), {1});
@@ -317,8 +317,8 @@ TEST_CASE("numbers that are not finite, sink logits, and keys that are all alike
 
   // A query that is not finite knows no bound: all rows are read.
   auto q = chunk.q.download();
-  q[3] = half{std::numeric_limits<float>::infinity()};
-  q[head_dim + 2] = half{std::numeric_limits<float>::quiet_NaN()};
+  q[3] = float16{std::numeric_limits<float>::infinity()};
+  q[head_dim + 2] = float16{std::numeric_limits<float>::quiet_NaN()};
   chunk.q.upload(q);
   const Outcome got = attend(cache, chunk, {.bound = {.epsilon = 0.1F}});
   for (const std::size_t head : {0U, 1U}) {
@@ -331,10 +331,10 @@ TEST_CASE("numbers that are not finite, sink logits, and keys that are all alike
 
   DeviceCache alike = cache_of(shape, heads);
   const DeviceChunk<> text{random, shape, 320};
-  text.k.upload(std::vector<half>(text.k.size(), half{0.25F}));
+  text.k.upload(std::vector<float16>(text.k.size(), float16{0.25F}));
   text.step(alike, 0);
   const DeviceChunk<> next{random, shape, 1};
-  next.k.upload(std::vector<half>(next.k.size(), half{0.25F}));
+  next.k.upload(std::vector<float16>(next.k.size(), float16{0.25F}));
   next.append(alike, 0);
   const AttendOptions half_of_it{.bound = {.epsilon = 0.5F}};
   CHECK(check_outcome(alike, heads, next, attend(alike, next, half_of_it), half_of_it) <= 0.5 * (1 + 1e-5));
@@ -402,7 +402,7 @@ struct Stepper {
     for (std::size_t l = 0; l < chunks.size(); ++l) {
       chunks[l].randomize(random, stream);
       auto q = chunks[l].q.download(stream);
-      for (half& number : q) number = half{8.0F * static_cast<float>(number)};
+      for (float16& number : q) number = float16{8.0F * static_cast<float>(number)};
       chunks[l].q.upload(q, stream);
       rows_read[l].upload(std::vector<std::size_t>(rows_read[l].size(), 0), stream);
     }

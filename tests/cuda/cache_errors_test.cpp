@@ -28,7 +28,7 @@ using test::thrown;
 
 namespace {
 
-using E = kvpolicy::half;  // CUDA has a half as well
+using E = float16;
 constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
 constexpr float inf = std::numeric_limits<float>::infinity();
 
@@ -42,7 +42,7 @@ using Budget = HeadBudgetCache<DenseStorage<E>>;
 using Retrieval = ChunkRetrievalCache<PerToken>;
 using QuantizedBudget = HeadBudgetCache<PerToken>;
 using Plan = HeadPlan<E>;
-using Cache = cuda::KvCache<E>;
+using Cache = gpu::KvCache<E>;
 
 constexpr ModelShape shape{2, 6, 3, 64};
 
@@ -70,7 +70,7 @@ struct Fixture {
     plan.set(1, 2, Window::Config{.sinks = 2, .recent = 9});
     return plan;
   }
-  cuda::CacheOptions options() {
+  gpu::CacheOptions options() {
     return {.max_rollback = 4, .max_append = 5, .max_tokens = 60, .memory = &memory};
   }
   Fixture() : cache{make_plan(), options()}, control{make_plan(), options()} {
@@ -112,12 +112,11 @@ struct Step {
 };
 
 template <class Config>
-std::string plan_error(const ModelShape& model, const Config& config,
-                       const cuda::CacheOptions& options = {}) {
+std::string plan_error(const ModelShape& model, const Config& config, const gpu::CacheOptions& options = {}) {
   Plan plan{model};
   plan.set(0, 0, config);
   const std::string said = thrown<ConfigError>([&] { const Cache cache{plan, options}; });
-  CHECK(thrown<ConfigError>([&] { static_cast<void>(cuda::memory_of(plan, 9, options)); }).empty() ==
+  CHECK(thrown<ConfigError>([&] { static_cast<void>(gpu::memory_of(plan, 9, options)); }).empty() ==
         (said.empty() || contains(said, "max_rollback is")));
   return said;
 }
@@ -221,7 +220,7 @@ TEST_CASE_FIXTURE(Fixture, "a device step refuses strides whose product is no ad
   refused([](Step& s) { s.k.head_stride = huge / 4; }, {"k has", "beyond all memory"});
   refused([](Step& s) { s.out.token_stride = huge / 2; }, {"out has", "beyond all memory"});
   CHECK(contains(
-      thrown<CapacityError>([&] { static_cast<void>(cuda::memory_of(make_plan(), std::size_t{1} << 30)); }),
+      thrown<CapacityError>([&] { static_cast<void>(gpu::memory_of(make_plan(), std::size_t{1} << 30)); }),
       "1073741824 tokens, must be fewer than 2^30"));
 }
 
@@ -346,7 +345,7 @@ TEST_CASE("compressing on a device needs the latest queries") {
 
 TEST_CASE("settings that no device cache can serve") {
   const test::SmallDevice device;
-  const auto option_error = [](const cuda::CacheOptions& options) {
+  const auto option_error = [](const gpu::CacheOptions& options) {
     return thrown<ConfigError>([&] { const Cache cache{Plan{shape}, options}; });
   };
   CHECK(option_error({}).empty());
@@ -369,7 +368,7 @@ TEST_CASE("settings that no device cache can serve") {
   // Quantised rows.
   const ModelShape one{1, 2, 1, 64};
   const Plan other_dim{{1, 2, 1, 80}, Quantized::Config{}};
-  CHECK(contains(thrown<ConfigError>([&] { static_cast<void>(cuda::memory_of(other_dim, 9)); }),
+  CHECK(contains(thrown<ConfigError>([&] { static_cast<void>(gpu::memory_of(other_dim, 9)); }),
                  "head_dim 64 and 128, not 80"));
   CHECK(!thrown<ConfigError>([&] { const Cache cache{other_dim}; }).empty());
   CHECK(plan_error(one, Quantized::Config{}).empty());
@@ -415,7 +414,7 @@ TEST_CASE("settings that no device cache can serve") {
   CHECK(contains(plan_error(one, Window::Config{.recent = (std::size_t{1} << 30) + 1}), "1073741825 rows"));
 
   // An engine of another shape.
-  const auto engine = std::make_shared<cuda::Engine<E>>(ModelShape{1, 4, 2, 64});
+  const auto engine = std::make_shared<gpu::Engine<E>>(ModelShape{1, 4, 2, 64});
   CHECK(contains(thrown<ConfigError>([&] { const Cache cache{Plan{shape}, {}, nullptr, engine}; }),
                  "another model shape"));
   Cache cache{Plan{shape}};
@@ -447,15 +446,15 @@ TEST_CASE("a device has kernels for keys and values of all widths, whose codes a
   // Whatever lays out pages refuses as well, where a check of the plan has been forgotten.
   HeadRule rule;
   Quantized::Config{.storage = {.key_codebook = Codebook::normal}}.storage.describe(rule, 64);
-  const cuda::StoreContext context{.head_dim = 64};
+  const gpu::StoreContext context{.head_dim = 64};
   const auto refused = [](auto make) {
     CHECK(contains(thrown<ConfigError>(make), "codes stand for 'normal' numbers"));
   };
-  refused([&] { static_cast<void>(cuda::HeadGeometry{rule, context, false}.bytes(500)); });
-  refused([&] { const cuda::PackedPages pages{rule, 64, 64}; });
+  refused([&] { static_cast<void>(gpu::HeadGeometry{rule, context, false}.bytes(500)); });
+  refused([&] { const gpu::PackedPages pages{rule, 64, 64}; });
   refused([&] {
-    cuda::DeviceWrites writes{nullptr};
-    const cuda::HeadStore store{rule, context, nullptr, writes};
+    gpu::DeviceWrites writes{nullptr};
+    const gpu::HeadStore store{rule, context, nullptr, writes};
   });
 }
 
@@ -477,7 +476,7 @@ TEST_CASE("survivors that are rotated leave the residual row by row on a device"
 #if !defined(__CUDACC__)
 TEST_CASE("devices that are missing or too old") {
   const test::SmallDevice device;
-  cuda::simt::Device& emulated = cuda::simt::device();
+  gpu::simt::Device& emulated = gpu::simt::device();
   const auto said = [] { return thrown<DeviceError>([&] { const Cache cache{Plan{shape}}; }); };
   emulated.devices = 0;
   CHECK(contains(said(), "no CUDA device"));
@@ -500,14 +499,14 @@ TEST_CASE("errors of the runtime have their names; the next call does not find t
   // The calls of a step within the reserve: whether the stream captures, attention, the rows.
   for (const std::uint64_t n : std::initializer_list<std::uint64_t>{1, 2, 3}) {
     CAPTURE(n);
-    cuda::simt::fail_after(n, cudaErrorLaunchFailure);
+    gpu::simt::fail_after(n, cudaErrorLaunchFailure);
     const std::string text = thrown<DeviceError>(step);
     CHECK(contains(text, "cudaErrorLaunchFailure"));
     CHECK(contains(text, n == 1 ? "cudaStreamIsCapturing" : n == 2 ? "decode_kernel" : "append_kernel"));
     CHECK(cudaPeekAtLastError() == cudaSuccess);
     CHECK(f.cache.tokens(0) == 24);
   }
-  cuda::simt::fail_after(0);
+  gpu::simt::fail_after(0);
   f.goes_on();  // the failed launches did nothing: rows that were not kept are written again
 }
 #endif

@@ -22,14 +22,14 @@ using test::DeviceChunk;
 
 namespace {
 
-using E = kvpolicy::half;  // CUDA has a half as well
+using E = float16;
 using PerToken = ResidualStorage<E, Granularity::per_token>;
 using PerChannel = ResidualStorage<E, Granularity::per_channel>;
 using Window = SinkRecentCache<PerToken>;
 using Budget = HeadBudgetCache<PerToken>;
 using Retrieval = ChunkRetrievalCache<PerChannel, MinMaxKey>;
 using Plan = HeadPlan<E>;
-using Cache = cuda::KvCache<E>;
+using Cache = gpu::KvCache<E>;
 
 Plan mixed_plan(std::size_t compress_every) {
   Plan plan{ModelShape{2, 8, 4, 64}};
@@ -54,7 +54,7 @@ Plan mixed_plan(std::size_t compress_every) {
 // A cache of 120 tokens, with room for 128.
 struct State {
   test::CountingDeviceMemory memory;
-  cuda::CacheOptions options;
+  gpu::CacheOptions options;
   std::unique_ptr<Cache> cache;
 
   explicit State(std::size_t max_rollback, std::size_t compress_every = 0) {
@@ -132,7 +132,7 @@ void leaks_nothing(const std::string& what, std::size_t max_rollback, Call call)
   const test::SmallDevice device;
   const State state{max_rollback};
   const DeviceChunk<> chunk = chunk_of(*state.cache, 30);
-  const std::size_t live = cuda::simt::live_bytes();
+  const std::size_t live = gpu::simt::live_bytes();
   for (const cudaError_t error : {cudaErrorMemoryAllocation, cudaErrorLaunchFailure}) {
     CAPTURE(static_cast<int>(error));
     bool done = false;
@@ -143,8 +143,8 @@ void leaks_nothing(const std::string& what, std::size_t max_rollback, Call call)
       {
         Cache cache = state.cache->fork();
         std::optional<Cache> made;
-        const std::uint64_t calls = cuda::simt::device().calls();
-        cuda::simt::fail_after(n, error);
+        const std::uint64_t calls = gpu::simt::device().calls();
+        gpu::simt::fail_after(n, error);
         bool failed = false;
         try {
           if constexpr (std::is_invocable_v<Call, Cache&, const DeviceChunk<>&, std::optional<Cache>&>) {
@@ -159,12 +159,12 @@ void leaks_nothing(const std::string& what, std::size_t max_rollback, Call call)
           failed = true;
           CHECK(test::contains(e.what(), cudaGetErrorName(error)));
         }
-        done = cuda::simt::device().calls() - calls < n;
+        done = gpu::simt::device().calls() - calls < n;
         CHECK(failed != done);  // no failure goes unnoticed
-        cuda::simt::fail_after(0);
+        gpu::simt::fail_after(0);
         CHECK(cudaGetLastError() == cudaSuccess);
       }
-      CHECK(cuda::simt::live_bytes() == live);
+      CHECK(gpu::simt::live_bytes() == live);
       CHECK(state.memory.faults() == 0);
     }
   }
@@ -254,7 +254,7 @@ TEST_CASE("device memory runs out: construction") {
     REQUIRE(failures < 100);
     memory.fail_after(failures);
     try {
-      cache.emplace(plan, cuda::CacheOptions{.memory = &memory});
+      cache.emplace(plan, gpu::CacheOptions{.memory = &memory});
       CHECK(memory.live_bytes() ==
             cache->bytes() + cache->overhead_bytes() + cache->engine()->workspace_bytes());
     } catch (const std::bad_alloc&) {
@@ -313,13 +313,13 @@ TEST_CASE("a runtime that fails leaks nothing") {
 
 TEST_CASE("what only runs out of the driver's memory is bad_alloc as well") {
   const test::SmallDevice device;
-  cuda::simt::Device& emulated = cuda::simt::device();
+  gpu::simt::Device& emulated = gpu::simt::device();
   const std::size_t total = emulated.total_bytes;
   {
     Cache cache{mixed_plan(0)};
     test::feed_device(cache, 1, {100});
     const auto before = test::dump_device(cache);
-    emulated.total_bytes = cuda::simt::live_bytes() + 100000;
+    emulated.total_bytes = gpu::simt::live_bytes() + 100000;
     CHECK_THROWS_AS(cache.reserve(100000), std::bad_alloc);
     CHECK(test::dump_device(cache) == before);
     emulated.total_bytes = total;

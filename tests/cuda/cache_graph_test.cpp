@@ -22,7 +22,7 @@ using test::thrown;
 
 namespace {
 
-using E = kvpolicy::half;  // CUDA has a half as well
+using E = float16;
 constexpr ModelShape shape{2, 16, 8, 64};
 constexpr AttendOptions selecting{.read = Read::selected};
 constexpr AttendOptions choosing{.read = Read::selected, .refresh_selection = true};
@@ -34,7 +34,7 @@ struct Twins {
   test::SmallDevice device;
   test::CountingDeviceMemory memory;
   test::Stream stream;
-  cuda::CacheOptions options;
+  gpu::CacheOptions options;
   DeviceCache cache;
   DeviceCache twin;
   std::vector<DeviceChunk<>> inputs;  // of each layer: what the graphs read
@@ -59,8 +59,8 @@ struct Twins {
   Twins(const Twins&) = delete;
   Twins& operator=(const Twins&) = delete;
 
-  cuda::CacheOptions make_options(std::size_t max_rollback, std::size_t tokens) {
-    cuda::CacheOptions made;
+  gpu::CacheOptions make_options(std::size_t max_rollback, std::size_t tokens) {
+    gpu::CacheOptions made;
     made.max_rollback = max_rollback;
     made.max_append = tokens;
     made.memory = &memory;
@@ -113,7 +113,7 @@ std::uint64_t waits() {
 #if defined(__CUDACC__)
   return 0;
 #else
-  return cuda::simt::device().waits();
+  return gpu::simt::device().waits();
 #endif
 }
 

@@ -23,10 +23,12 @@ using test::Kind;
 
 namespace {
 
-constexpr double rounding = test::DeviceBackend<kvpolicy::half>::out_error;
+constexpr double rounding = test::DeviceBackend<kvpolicy::float16>::out_error;
 constexpr ModelShape shape{1, 12, 6, 64};
 
-DevicePlan plan_of(const std::vector<HeadSpec>& heads) { return test::plan_of<kvpolicy::half>(shape, heads); }
+DevicePlan plan_of(const std::vector<HeadSpec>& heads) {
+  return test::plan_of<kvpolicy::float16>(shape, heads);
+}
 DevicePlan exact_plan() {
   return plan_of({{},
                   {.kind = Kind::window, .sinks = 4, .recent = 37},
@@ -41,9 +43,9 @@ std::vector<float> outputs(const DevicePlan& plan, bool hopper) {
   const test::SmallDevice small;
   std::unique_ptr<test::HopperDevice> device;
   if (hopper) device = std::make_unique<test::HopperDevice>();
-  const auto engine = std::make_shared<cuda::Engine<kvpolicy::half>>(shape);
+  const auto engine = std::make_shared<gpu::Engine<kvpolicy::float16>>(shape);
   CHECK(engine->uses_warpgroups() == hopper);
-  cuda::Batch<kvpolicy::half> batch{engine, 2};
+  gpu::Batch<kvpolicy::float16> batch{engine, 2};
   DeviceCache first{plan, {}, nullptr, engine};
   DeviceCache second{plan, {.page_rows = 64}, nullptr, engine};
   test::Random random{3};
@@ -60,7 +62,7 @@ std::vector<float> outputs(const DevicePlan& plan, bool hopper) {
     const auto tokens = static_cast<std::size_t>(one + other);
     const DeviceChunk<> chunk{random, shape, tokens};
     const std::vector<std::int32_t> indptr{0, one, one + other};
-    using E = kvpolicy::half;
+    using E = kvpolicy::float16;
     CHECK(batch
               .step(0, sequences, indptr, chunk.rows<const E>(chunk.q.data(), shape.q_heads, 0, tokens),
                     chunk.rows<const E>(chunk.k.data(), shape.kv_heads, 0, tokens),
@@ -92,9 +94,9 @@ TEST_CASE(
     "written for") {
   const test::SmallDevice small;
   const auto uses = [](std::size_t head_dim) {
-    return cuda::Engine<kvpolicy::half>{ModelShape{1, 2, 1, head_dim}}.uses_warpgroups();
+    return gpu::Engine<kvpolicy::float16>{ModelShape{1, 2, 1, head_dim}}.uses_warpgroups();
   };
-  auto& device = cuda::simt::device();
+  auto& device = gpu::simt::device();
   CHECK_FALSE(uses(64));
   const test::HopperDevice hopper;
   CHECK(uses(64));

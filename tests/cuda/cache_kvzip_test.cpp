@@ -28,9 +28,9 @@ using Pair = test::HostPair;
 
 namespace {
 
-using E = kvpolicy::half;  // CUDA has a half as well
+using E = float16;
 using Plan = HeadPlan<E>;
-using Cache = cuda::KvCache<E>;
+using Cache = gpu::KvCache<E>;
 using Zip = HeadBudgetCache<DenseStorage<E>, KvZipScorer>;
 using H2o = HeadBudgetCache<DenseStorage<E>, H2oScorer>;
 using Snap = HeadBudgetCache<DenseStorage<E>, SnapKvScorer>;
@@ -46,7 +46,7 @@ void score(Pair& pair, const std::vector<std::size_t>& calls, const AttendOption
 
 // Scores of the host's copy, and of the device's brought there: equal to the rounding of two engines.
 void check_scores(const Pair& pair) {
-  const KvCache<E> down = cuda::to_host(pair.there);
+  const KvCache<E> down = gpu::to_host(pair.there);
   for (std::size_t l = 0; l < pair.shape.layers; ++l) {
     for (std::size_t h = 0; h < pair.shape.kv_heads; ++h) {
       if (!pair.here.head(l, h).roles().accumulates) continue;
@@ -155,7 +155,7 @@ TEST_CASE("kvzip on a device: rows that no pass has seen cannot be ranked, and n
   test::feed_device(cache, 1, {20});
   const auto before = test::dump_device(cache);
   CHECK(contains(thrown<ShapeError>([&] { cache.compress(); }),
-                 "cuda::KvCache::compress: 18 of 20 rows of KV head 1 of layer 1 were in no scoring pass"));
+                 "gpu::KvCache::compress: 18 of 20 rows of KV head 1 of layer 1 were in no scoring pass"));
   CHECK(contains(thrown<ShapeError>([&] { cache.compress(std::size_t{1}); }), "18 of 20 rows"));
   CHECK(test::dump_device(cache) == before);
   Cache tail = cache.fork();
@@ -195,7 +195,7 @@ TEST_CASE("take_scores on a device: only of a fork that has read more since, and
   const auto refusal = [&](const Cache& scored) { return thrown<Error>([&] { cache.take_scores(scored); }); };
   Cache other{Plan{shape, Zip::Config{.budget = 5}}};
   test::feed_device(other, 1, {12}, scoring);
-  CHECK(contains(refusal(other), "cuda::KvCache::take_scores: the scores are of a cache under another plan"));
+  CHECK(contains(refusal(other), "gpu::KvCache::take_scores: the scores are of a cache under another plan"));
   Cache shorter{plan};
   test::feed_device(shorter, 1, {9}, scoring);
   CHECK(contains(refusal(shorter),
@@ -235,7 +235,7 @@ TEST_CASE("take_scores on a device: a pass on another stream with an engine of i
   test::feed_device(cache, 1, {50}, {}, one);
   test::feed_device(twin, 1, {50}, {}, one);
   {
-    Cache pass = cache.fork(one, std::make_shared<cuda::Engine<E>>(shape, cuda::default_memory(), one));
+    Cache pass = cache.fork(one, std::make_shared<gpu::Engine<E>>(shape, gpu::default_memory(), one));
     test::feed_device(pass, 2, {30}, scoring, two);
     cache.take_scores(pass, three);
   }
@@ -274,11 +274,11 @@ TEST_CASE("kvzip on a device: scores go along to another budget, to a file and t
 
   const testing::TemporaryFolder folder;
   const std::filesystem::path file = folder.path() / "scored.kvc";
-  cuda::save(scored, file);
+  gpu::save(scored, file);
   Cache loaded{target};
-  cuda::load(loaded, file);
-  KvCache<E> down = cuda::to_host(scored);
-  Cache up = cuda::to_device(down);
+  gpu::load(loaded, file);
+  KvCache<E> down = gpu::to_host(scored);
+  Cache up = gpu::to_device(down);
   down.compress();
   for (Cache* each : {&scored, &loaded, &up}) {
     each->compress();
@@ -290,7 +290,7 @@ TEST_CASE("kvzip on a device: scores go along to another budget, to a file and t
     }
   }
   // Rows that came after the pass are unscored wherever the cache goes; one is always kept.
-  Cache there = cuda::to_device(cuda::to_host(partly));
+  Cache there = gpu::to_device(gpu::to_host(partly));
   CHECK(contains(thrown<ShapeError>([&] { there.compress(); }), "2 of 43 rows"));
   // Sums that mean something else do not go along.
   CHECK(contains(

@@ -25,11 +25,11 @@ using test::Kind;
 
 namespace {
 
-using E = kvpolicy::half;  // CUDA has a half as well
-constexpr double rounding = test::DeviceBackend<kvpolicy::half>::out_error;
+using E = float16;
+constexpr double rounding = test::DeviceBackend<kvpolicy::float16>::out_error;
 
 DevicePlan plan_of(const ModelShape& shape, const std::vector<HeadSpec>& heads) {
-  return test::plan_of<half>(shape, heads);
+  return test::plan_of<float16>(shape, heads);
 }
 
 // The heads in the middle have settings of their own, the last two the same.
@@ -101,8 +101,8 @@ TEST_CASE("one launch for all heads says what separate launches say") {
   const test::SmallDevice device;
   const ModelShape shape{1, 16, 8, 64};
   const DevicePlan plan = test::mixed_device_plan(shape);
-  DeviceCache joint{plan, {.max_append = 9, .launches = cuda::Launches::joint}};
-  DeviceCache separate{plan, {.max_append = 9, .launches = cuda::Launches::separate}};
+  DeviceCache joint{plan, {.max_append = 9, .launches = gpu::Launches::joint}};
+  DeviceCache separate{plan, {.max_append = 9, .launches = gpu::Launches::separate}};
   std::uint64_t seed = 1;
   for (const std::size_t tokens : std::initializer_list<std::size_t>{90, 1, 9, 1, 30, 2, 1}) {
     const AttendOptions how{.softcap = seed % 2 == 0 ? 0.0F : 20.0F,
@@ -179,8 +179,8 @@ TEST_CASE("forks go their own ways, the original does not notice") {
   for (const std::size_t tokens : std::initializer_list<std::size_t>{0, 5, 64, 150}) {
     for (const std::size_t max_rollback : std::initializer_list<std::size_t>{0, 7}) {
       CAPTURE(tokens);
-      const cuda::CacheOptions options{.max_rollback = max_rollback, .memory = &memory};
-      auto engine = std::make_shared<cuda::Engine<E>>(shape, &memory);
+      const gpu::CacheOptions options{.max_rollback = max_rollback, .memory = &memory};
+      auto engine = std::make_shared<gpu::Engine<E>>(shape, &memory);
       DeviceCache run{test::mixed_device_plan(shape), options, nullptr, engine};
       DeviceCache control{test::mixed_device_plan(shape), options, nullptr, engine};
       if (tokens > 0) {
@@ -219,7 +219,7 @@ TEST_CASE("two caches on one engine do not meet") {
   const test::SmallDevice device;
   const ModelShape shape{1, 16, 8, 64};
   const DevicePlan mixed = test::mixed_device_plan(shape);
-  const auto engine = std::make_shared<cuda::Engine<E>>(shape);
+  const auto engine = std::make_shared<gpu::Engine<E>>(shape);
   DeviceCache a{mixed, {}, nullptr, engine};
   DeviceCache b{DevicePlan{shape}, {}, nullptr, engine};
   DeviceCache a_alone{mixed};
@@ -242,14 +242,14 @@ TEST_CASE("late devices and several streams: the same, if streams wait for each 
   const ModelShape shape{1, 8, 8, 64};
   const DevicePlan plan = test::mixed_device_plan(shape);
   test::CountingDeviceMemory memory;
-  const cuda::CacheOptions options{.max_rollback = 4, .max_append = 4, .memory = &memory};
+  const gpu::CacheOptions options{.max_rollback = 4, .max_append = 4, .memory = &memory};
   test::Random random{1};
   constexpr std::size_t steps = 12;
   std::vector<DeviceChunk<>> chunks;
   for (std::size_t i = 0; i < steps; ++i) chunks.emplace_back(random, shape, i == 0 ? 60 : 1 + i % 4 * 5);
   // All of it without looking at a result in between: the streams have everything before them.
   const auto run = [&](bool late) {
-    cuda::simt::device().late = late;
+    gpu::simt::device().late = late;
     const test::Stream streams[3];
     std::vector<std::vector<float>> all;
     {
@@ -278,7 +278,7 @@ TEST_CASE("late devices and several streams: the same, if streams wait for each 
     // The last stream frees it all. Whoever waits for the others only must not have freed anything
     // under it before.
     for (const test::Stream& stream : streams) stream.wait();
-    cuda::simt::device().late = false;
+    gpu::simt::device().late = false;
     return all;
   };
   const auto at_once = run(false);
@@ -289,7 +289,7 @@ TEST_CASE("late devices and several streams: the same, if streams wait for each 
 
   // Another stream takes over a cache that grows: what the first one asked for is still in use.
   {
-    cuda::simt::device().late = true;
+    gpu::simt::device().late = true;
     const test::Stream first, second;
     DeviceCache cache{plan, options, first};
     chunks[0].step(cache, 0, {}, first);
@@ -301,7 +301,7 @@ TEST_CASE("late devices and several streams: the same, if streams wait for each 
     first.wait();                 // frees what was given back on it, with `second` still to come
     chunks[3].step(cache, 0, {}, second);
     second.wait();
-    cuda::simt::device().late = false;
+    gpu::simt::device().late = false;
     DeviceCache control{plan, options};
     for (int i : {0, 1, 2}) chunks[static_cast<std::size_t>(i)].step(control, 0);
     control.reserve(3000);
@@ -319,7 +319,7 @@ TEST_CASE("numbers that no scale can hold are counted") {
   DevicePlan plan{shape};
   plan.set(0, 1,
            QuantizedResidualCache<E, Granularity::per_token>::Config{.storage = {.bits = 4, .residual = 3}});
-  cuda::KvCache cache{plan};
+  gpu::KvCache cache{plan};
   test::Random random{1};
   const DeviceChunk<> chunk{random, shape, 70};
   auto keys = chunk.k.download();
@@ -354,7 +354,7 @@ TEST_CASE("a plan's bytes are known before the cache is made") {
     const ModelShape shape{1 + test::below(random, 3), 6, 3, 64};
     std::vector<HeadSpec> heads;
     while (heads.size() < shape.kv_head_count()) heads.push_back(test::one_of(random, all));
-    cuda::CacheOptions options;
+    gpu::CacheOptions options;
     options.page_rows = test::one_of(random, std::vector<std::size_t>{64, 128, 512});
     const bool rolls_back =
         std::none_of(heads.begin(), heads.end(), [](const HeadSpec& h) { return h.cannot_return(); });
@@ -363,31 +363,31 @@ TEST_CASE("a plan's bytes are known before the cache is made") {
     options.memory = &memory;
     const DevicePlan plan = plan_of(shape, heads);
     DeviceCache cache{plan, options};
-    CHECK(cache.bytes() == cuda::memory_of(plan, 0, options).total());
+    CHECK(cache.bytes() == gpu::memory_of(plan, 0, options).total());
     for (std::size_t tokens = 1; tokens < 3000; tokens += 1 + test::below(random, 700)) {
       cache.reserve(tokens);
       CHECK(cache.reserved() == tokens);
-      CHECK(cache.bytes() == cuda::memory_of(plan, tokens, options).total());
+      CHECK(cache.bytes() == gpu::memory_of(plan, tokens, options).total());
       CHECK(memory.live_bytes() ==
             cache.bytes() + cache.overhead_bytes() + cache.engine()->workspace_bytes());
     }
-    const MemoryEstimate estimate = cuda::memory_of(plan, 1000, options);
+    const MemoryEstimate estimate = gpu::memory_of(plan, 1000, options);
     CHECK(estimate.tail == 0);
     CHECK((estimate.queries > 0) ==
           std::any_of(heads.begin(), heads.end(), [](const HeadSpec& h) { return h.asked() > 0; }));
   }
   // Steps make room by whole pages, and no further than max_tokens.
   const ModelShape shape{1, 8, 8, 64};
-  cuda::CacheOptions options{.max_tokens = 150, .memory = &memory};
+  gpu::CacheOptions options{.max_tokens = 150, .memory = &memory};
   const DevicePlan plan = test::mixed_device_plan(shape);
   DeviceCache cache{plan, options};
   for (const std::size_t tokens : std::initializer_list<std::size_t>{5, 70, 75}) {
     test::feed_device(cache, 1, {tokens});
     CHECK(cache.reserved() == std::min<std::size_t>((cache.tokens() + 63) / 64 * 64, 150));
-    CHECK(cache.bytes() == cuda::memory_of(plan, cache.reserved(), options).total());
+    CHECK(cache.bytes() == gpu::memory_of(plan, cache.reserved(), options).total());
   }
   CHECK(!test::thrown<ConfigError>([&] {
-           static_cast<void>(cuda::memory_of(plan, 1, {.page_rows = 16}));
+           static_cast<void>(gpu::memory_of(plan, 1, {.page_rows = 16}));
          }).empty());
 }
 

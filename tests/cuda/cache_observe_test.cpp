@@ -28,7 +28,7 @@ using test::thrown;
 
 namespace {
 
-using E = kvpolicy::half;  // CUDA has a half as well
+using E = float16;
 using Sums = std::vector<std::vector<float>>;
 
 // A device cache of one layer that remembers its queries.
@@ -43,7 +43,7 @@ struct Observed {
   test::Random random{5};
   double worst = 0;
 
-  Observed(std::vector<HeadSpec> specs, std::size_t group, const cuda::CacheOptions& options)
+  Observed(std::vector<HeadSpec> specs, std::size_t group, const gpu::CacheOptions& options)
       : shape{1, group * specs.size(), specs.size(), 64},
         heads{std::move(specs)},
         cache{test::plan_of<E>(shape, heads), options} {}
@@ -81,7 +81,7 @@ struct Observed {
   [[nodiscard]] std::vector<double> expected(std::size_t kv_head, std::size_t member,
                                              std::size_t count) const {
     const HeadSpec& spec = heads[kv_head];
-    const cuda::CachedRows shown = cache.rows(0, kv_head);
+    const gpu::CachedRows shown = cache.rows(0, kv_head);
     std::vector<oracle::Row> rows;
     for (std::size_t i = 0; i < shown.positions.size(); ++i) {
       const auto first = shown.keys.begin() + static_cast<std::ptrdiff_t>(i * 64);
@@ -227,7 +227,7 @@ TEST_CASE("the device refuses to observe what the host refuses, in the same word
   // What both say once two rows came without their queries.
   const auto refusals = [&](const HeadSpec& head, std::size_t asked) {
     const auto plan = test::plan_of<E>(shape, {{}, head});
-    cuda::KvCache<E> there{plan, {.max_rollback = 8, .max_append = 8, .kept_queries = 4}};
+    gpu::KvCache<E> there{plan, {.max_rollback = 8, .max_append = 8, .kept_queries = 4}};
     KvCache<E> here{plan, {.max_rollback = 8, .max_append = 8, .kept_queries = 4}};
     test::Random random{1};
     test::feed_device(there, 1, {20});
@@ -244,13 +244,13 @@ TEST_CASE("the device refuses to observe what the host refuses, in the same word
   CHECK((no_query.first.empty() && no_query.second.empty()));
   const auto kept = refusals({}, 2);
   CHECK(contains(kept.first, "of the latest 2 tokens not all queries are known, 4 up to token 20 of 22"));
-  CHECK(kept.first == "cuda::" + kept.second);
+  CHECK(kept.first == "gpu::" + kept.second);
   const auto needed = refusals(budget, 0);
   CHECK(contains(needed.first, "observe: of the latest 3 tokens not all queries are known"));
-  CHECK(needed.first == "cuda::" + needed.second);
+  CHECK(needed.first == "gpu::" + needed.second);
 
   const auto plan = test::plan_of<E>(shape, {{}, budget});
-  cuda::KvCache<E> cache{plan, {.max_rollback = 8, .kept_queries = 4}};
+  gpu::KvCache<E> cache{plan, {.max_rollback = 8, .kept_queries = 4}};
   test::feed_device(cache, 1, {20});
   CHECK(contains(thrown<ShapeError>([&] { static_cast<void>(cache.observe(1, 1, sums)); }),
                  "there is no layer 1"));
@@ -269,11 +269,11 @@ TEST_CASE("the device refuses to observe what the host refuses, in the same word
   test::succeed(cudaStreamEndCapture(stream, &graph));
   test::succeed(cudaGraphDestroy(graph));
   CHECK(cache.observe(0, 1, sums) == 1);
-  cuda::KvCache<E> other = std::move(cache);
+  gpu::KvCache<E> other = std::move(cache);
   // NOLINTNEXTLINE(bugprone-use-after-move)
   CHECK(contains(thrown<ConfigError>([&] { static_cast<void>(cache.observe(0, 1, sums)); }), "moved from"));
   CHECK(contains(
-      thrown<ConfigError>([&] { (cuda::CacheOptions{.kept_queries = std::size_t{1} << 21}).validate(); }),
+      thrown<ConfigError>([&] { (gpu::CacheOptions{.kept_queries = std::size_t{1} << 21}).validate(); }),
       "kept_queries is 2097152"));
 }
 
@@ -282,10 +282,10 @@ TEST_CASE("queries that are kept for observing are counted") {
   test::CountingDeviceMemory memory;
   const ModelShape shape{2, 4, 2, 64};
   const auto plan = test::plan_of<E>(shape, std::vector<HeadSpec>(4));
-  const cuda::CacheOptions options{.kept_queries = 7, .memory = &memory};
-  cuda::KvCache<E> cache{plan, options};
+  const gpu::CacheOptions options{.kept_queries = 7, .memory = &memory};
+  gpu::KvCache<E> cache{plan, options};
   test::feed_device(cache, 1, {30});
-  CHECK(cache.bytes() == cuda::memory_of(plan, cache.reserved(), options).total());
+  CHECK(cache.bytes() == gpu::memory_of(plan, cache.reserved(), options).total());
   Sums sums;
   CHECK(cache.observe(1, 9, sums) == 7);
   CHECK(memory.live_bytes() == cache.bytes() + cache.overhead_bytes() + cache.engine()->workspace_bytes());

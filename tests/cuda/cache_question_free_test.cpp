@@ -24,9 +24,9 @@ using Pair = test::HostPair;
 
 namespace {
 
-using E = kvpolicy::half;  // CUDA has a half as well
+using E = float16;
 using Plan = HeadPlan<E>;
-using Cache = cuda::KvCache<E>;
+using Cache = gpu::KvCache<E>;
 using Diff = HeadBudgetCache<DenseStorage<E>, KeyDiffScorer>;
 using Expected = HeadBudgetCache<DenseStorage<E>, ExpectedAttentionScorer>;
 using Snap = HeadBudgetCache<DenseStorage<E>, SnapKvScorer>;
@@ -101,9 +101,9 @@ TEST_CASE("scorers without a question keep on a device what they keep on the hos
         other.compress();
         pair.step(2);
         pair.compress();
-        KvCache<E> down = cuda::to_host(pair.there);
+        KvCache<E> down = gpu::to_host(pair.there);
         Cache up =
-            cuda::to_device(pair.here, {.max_append = 9, .memory = &memory}, nullptr, pair.there.engine());
+            gpu::to_device(pair.here, {.max_append = 9, .memory = &memory}, nullptr, pair.there.engine());
         CHECK(down.tokens() == up.tokens());
         pair.compress();
         down.compress();

@@ -4,5 +4,5 @@
 #include "cuda/support/random_device.hpp"
 
 TEST_CASE("random operations on the device in half: every policy does what its model says") {
-  test::random_device_sequences<kvpolicy::half>(test::more_seeds(1), 40);
+  test::random_device_sequences<kvpolicy::float16>(test::more_seeds(1), 40);
 }

@@ -23,7 +23,7 @@ using test::Rank;
 
 namespace {
 
-using E = kvpolicy::half;  // CUDA has a half as well
+using E = float16;
 
 // Plans whose scorers stand over quantised rows, too, which no shipped policy does.
 struct Backend : test::DeviceBackend<E> {
@@ -57,7 +57,7 @@ HeadSpec budget(Rank rank, std::size_t rows, std::size_t kept, std::size_t every
 HeadSpec quantized(HeadSpec spec, std::size_t bits, std::size_t residual) {
   spec.bits = bits;
   spec.residual = residual;
-  spec.flush_rows = cuda::quantized_together;
+  spec.flush_rows = gpu::quantized_together;
   return spec;
 }
 HeadSpec rotated(HeadSpec spec) {
@@ -169,15 +169,15 @@ TEST_CASE("sums are added up in a graph as without one") {
       shape, {budget(Rank::h2o, 20, 4), {}, budget(Rank::tova, 9, 0), largest(budget(Rank::h2o, 0, 3))});
   for (const bool apart : {false, true}) {
     test::CountingDeviceMemory memory;
-    const cuda::CacheOptions options{.max_append = 3, .memory = &memory};
-    cuda::KvCache<E> cache{plan, options, stream}, twin{plan, options, stream};
+    const gpu::CacheOptions options{.max_append = 3, .memory = &memory};
+    gpu::KvCache<E> cache{plan, options, stream}, twin{plan, options, stream};
     for (auto* each : {&cache, &twin}) {
       test::feed_device(*each, 1, {70, 1}, {}, stream);
       each->reserve(300, stream);
     }
     std::vector<DeviceChunk<>> inputs;
     for (std::size_t l = 0; l < 2; ++l) inputs.emplace_back(shape, 3);
-    const auto put = [&](cuda::KvCache<E>& to) {
+    const auto put = [&](gpu::KvCache<E>& to) {
       for (std::size_t l = 0; l < 2; ++l) {
         if (!apart) {
           inputs[l].step(to, l, {}, stream);
@@ -212,7 +212,7 @@ TEST_CASE("key norms rank rows on the device exactly as on the host, equal keys 
   std::vector<HeadSpec> heads;
   for (const std::size_t rows : {1, 63, 64, 150}) heads.push_back(budget(Rank::key_norm, rows, rows % 5));
   const auto plan = test::plan_of<E>(shape, heads);
-  cuda::KvCache<E> there{plan};
+  gpu::KvCache<E> there{plan};
   KvCache<E> here{plan};
   constexpr std::size_t tokens = 391;
   const DeviceChunk<> chunk{shape, tokens};
@@ -254,7 +254,7 @@ TEST_CASE("fork_as on a device: sums are taken over by heads that add up the sam
   const H2o::Config mean{.budget = 9, .scorer = {.recent = 2}};
   H2o::Config worst_case = mean;
   worst_case.scorer.votes = Votes::largest;
-  cuda::KvCache<E> cache{HeadPlan<E>{shape, worst_case}};
+  gpu::KvCache<E> cache{HeadPlan<E>{shape, worst_case}};
   test::feed_device(cache, 3, {40});
   CHECK(test::contains(
       test::thrown<ConfigError>([&] { static_cast<void>(cache.fork_as(HeadPlan<E>{shape, mean})); }),

@@ -21,8 +21,8 @@ using test::thrown;
 
 namespace {
 
-using Plan = HeadPlan<half>;
-using Cache = cuda::KvCache<half>;
+using Plan = HeadPlan<float16>;
+using Cache = gpu::KvCache<float16>;
 
 ModelShape changed(LayerShape layer) {
   ModelShape shape{.layers = 2, .q_heads = 4, .kv_heads = 2, .head_dim = 64};
@@ -32,7 +32,7 @@ ModelShape changed(LayerShape layer) {
 
 std::string refused(const ModelShape& shape) {
   const std::string error = thrown<ConfigError>([&] { const Cache cache{Plan{shape}}; });
-  CHECK(thrown<ConfigError>([&] { static_cast<void>(cuda::memory_of(Plan{shape}, 9)); }).empty() ==
+  CHECK(thrown<ConfigError>([&] { static_cast<void>(gpu::memory_of(Plan{shape}, 9)); }).empty() ==
         error.empty());
   return error;
 }
@@ -48,7 +48,7 @@ class BlockMemory {
   void set(int bytes) { device_.max_shared_bytes = bytes; }
 
  private:
-  cuda::simt::Device& device_ = cuda::simt::device();
+  gpu::simt::Device& device_ = gpu::simt::device();
   int before_;
 };
 #endif
@@ -79,34 +79,35 @@ TEST_CASE("a call brings as many KV heads as a block of the device has shared me
   const auto model_with = [](std::size_t kv_heads) {
     return ModelShape{.layers = 1, .q_heads = kv_heads, .kv_heads = kv_heads, .head_dim = 64};
   };
-  const std::size_t most = cuda::Engine<half>{model_with(1)}.most_heads();
+  const std::size_t most = gpu::Engine<float16>{model_with(1)}.most_heads();
   const auto bytes = [](std::size_t count) {
     const int n = static_cast<int>(count);
-    return std::max(cuda::decode_shared_bytes<half, 64, 1, true>(n),
-                    cuda::decode_shared_bytes<half, 64, 2, true>(n));
+    return std::max(gpu::decode_shared_bytes<float16, 64, 1, true>(n),
+                    gpu::decode_shared_bytes<float16, 64, 2, true>(n));
   };
   CHECK(bytes(most) <= block);
   CHECK(bytes(most + 1) > block);
-  REQUIRE(most < cuda::Engine<half>::max_heads);
+  REQUIRE(most < gpu::Engine<float16>::max_heads);
   const std::string too_many = " must be at most " + std::to_string(most);
-  CHECK(contains(thrown<ConfigError>([&] { const cuda::Engine<half> engine{model_with(most + 1)}; }),
+  CHECK(contains(thrown<ConfigError>([&] { const gpu::Engine<float16> engine{model_with(most + 1)}; }),
                  too_many));
-  const auto pairs = std::make_shared<cuda::Engine<half>>(model_with(2));
+  const auto pairs = std::make_shared<gpu::Engine<float16>>(model_with(2));
   const std::string sequences = "must be 1 to " + std::to_string(most / 2);
-  CHECK(thrown<ConfigError>([&] { const cuda::Batch<half> batch{pairs, most / 2}; }).empty());
-  CHECK(
-      contains(thrown<ConfigError>([&] { const cuda::Batch<half> batch{pairs, most / 2 + 1}; }), sequences));
+  CHECK(thrown<ConfigError>([&] { const gpu::Batch<float16> batch{pairs, most / 2}; }).empty());
+  CHECK(contains(thrown<ConfigError>([&] { const gpu::Batch<float16> batch{pairs, most / 2 + 1}; }),
+                 sequences));
 
-  kvpolicy::cuda::CacheOptions options;
+  kvpolicy::gpu::CacheOptions options;
   options.max_append = 9;
   // One head with codes, and the whole call is served by the kernel that needs most memory.
   std::vector<test::HeadSpec> heads(most, test::device_heads()[0]);
   heads[0] = test::device_heads()[1];
-  test::random_operations<half, half, test::DeviceBackend<half>>(6, model_with(most), heads, options, {}, 8);
+  test::random_operations<float16, float16, test::DeviceBackend<float16>>(6, model_with(most), heads, options,
+                                                                          {}, 8);
 
   memory.set(16 << 10);
   CHECK(contains(
-      thrown<DeviceError>([&] { const cuda::Engine<half> engine{model_with(1)}; }),
+      thrown<DeviceError>([&] { const gpu::Engine<float16> engine{model_with(1)}; }),
       "may have 16384 bytes of shared memory, head_dim 64 needs " + std::to_string(bytes(1)) + " or more"));
 }
 #endif
@@ -122,8 +123,8 @@ TEST_CASE("random operations where layers differ in their windows") {
   heads[2].recent = 24;
   heads[3].sinks = 4;
   heads[3].recent = 20;
-  kvpolicy::cuda::CacheOptions options;
+  kvpolicy::gpu::CacheOptions options;
   options.max_rollback = 5;
   options.max_append = 9;
-  test::random_operations<half, half, test::DeviceBackend<half>>(5, shape, heads, options, {}, 40);
+  test::random_operations<float16, float16, test::DeviceBackend<float16>>(5, shape, heads, options, {}, 40);
 }

@@ -23,7 +23,7 @@ using test::SlowTwins;
 
 namespace {
 
-using E = kvpolicy::half;  // CUDA has a half as well
+using E = float16;
 constexpr ModelShape shape{3, 3, 3, 64};
 constexpr AttendOptions selecting{.read = Read::selected};
 constexpr AttendOptions choosing_after{.refresh_selection = true};
@@ -109,8 +109,8 @@ TEST_CASE("a call of the runtime fails: a step of all rows did nothing, and work
       CAPTURE(l);
       CAPTURE(n);
       REQUIRE(n < 1000);
-      const std::uint64_t calls = cuda::simt::device().calls();
-      cuda::simt::fail_after(n, cudaErrorLaunchFailure);
+      const std::uint64_t calls = gpu::simt::device().calls();
+      gpu::simt::fail_after(n, cudaErrorLaunchFailure);
       bool failed = false;
       try {
         chunk.step(state.twins.slow(), l, {}, state.stream);
@@ -118,8 +118,8 @@ TEST_CASE("a call of the runtime fails: a step of all rows did nothing, and work
         failed = true;
         CHECK(contains(error.what(), "cudaErrorLaunchFailure"));
       }
-      const bool done = cuda::simt::device().calls() - calls < n;
-      cuda::simt::fail_after(0);
+      const bool done = gpu::simt::device().calls() - calls < n;
+      gpu::simt::fail_after(0);
       CHECK(failed != done);  // no failure goes unnoticed
       if (done) break;
       ++failures;
@@ -141,14 +141,14 @@ TEST_CASE("a step that fails half-way through the layers is taken back") {
     REQUIRE(n < 1000);
     const DeviceChunk<> chunk{state.random, shape, 1, state.stream};
     chunk.step(state.twins.slow(), 0, {}, state.stream);
-    cuda::simt::fail_after(n, cudaErrorLaunchFailure);
+    gpu::simt::fail_after(n, cudaErrorLaunchFailure);
     failed = false;
     try {
       chunk.step(state.twins.slow(), 1, {}, state.stream);
     } catch (const DeviceError&) {
       failed = true;
     }
-    cuda::simt::fail_after(0);
+    gpu::simt::fail_after(0);
     state.twins.slow().truncate(tokens, state.stream);
     // Layer 0 may find its rows where layer 2's were to come.
     const bool equal = state.twins.step(state.random, 1, {});
@@ -160,33 +160,33 @@ TEST_CASE("a step that fails half-way through the layers is taken back") {
 
 TEST_CASE("a runtime that fails leaks nothing, wherever it does") {
   Failing state;
-  const std::size_t live = cuda::simt::live_bytes();
+  const std::size_t live = gpu::simt::live_bytes();
   const std::size_t live_blocks = state.twins.memory().live_blocks();
-  const std::size_t streams = cuda::simt::device().streams();
+  const std::size_t streams = gpu::simt::device().streams();
   const DeviceChunk<> chunk{state.random, shape, 2, state.stream};
-  const std::size_t with_chunk = cuda::simt::live_bytes();
+  const std::size_t with_chunk = gpu::simt::live_bytes();
   for (const cudaError_t error : {cudaErrorMemoryAllocation, cudaErrorLaunchFailure}) {
     bool done = false;
     for (std::uint64_t n = 1; !done; n += 1 + n / 5) {
       CAPTURE(n);
-      const std::uint64_t calls = cuda::simt::device().calls();
-      cuda::simt::fail_after(n, error);
+      const std::uint64_t calls = gpu::simt::device().calls();
+      gpu::simt::fail_after(n, error);
       try {
         DeviceCache fork = state.twins.slow().fork(
             state.stream,
-            std::make_shared<cuda::Engine<E>>(shape, state.twins.slow().options().memory, state.stream));
+            std::make_shared<gpu::Engine<E>>(shape, state.twins.slow().options().memory, state.stream));
         chunk.step(fork, 0, {}, state.stream);
         chunk.step(fork, 0, {.read = Read::selected, .refresh_selection = true}, state.stream);
       } catch (const std::bad_alloc&) {
       } catch (const DeviceError&) {
       }
-      done = cuda::simt::device().calls() - calls < n;
-      cuda::simt::fail_after(0);
+      done = gpu::simt::device().calls() - calls < n;
+      gpu::simt::fail_after(0);
       cudaGetLastError();
       state.stream.wait();
-      CHECK(cuda::simt::live_bytes() == with_chunk);
+      CHECK(gpu::simt::live_bytes() == with_chunk);
       CHECK(state.twins.memory().live_blocks() == live_blocks);
-      CHECK(cuda::simt::device().streams() == streams);
+      CHECK(gpu::simt::device().streams() == streams);
     }
   }
   CHECK(live < with_chunk);
@@ -196,13 +196,13 @@ TEST_CASE("a runtime that fails leaks nothing, wherever it does") {
 TEST_CASE("a cache that goes while its rows are on their way") {
   const test::SmallDevice device;
   const test::Stream stream;
-  cuda::simt::device().late = true;
-  const auto engine = std::make_shared<cuda::Engine<E>>(shape, cuda::default_memory(), stream);
+  gpu::simt::device().late = true;
+  const auto engine = std::make_shared<gpu::Engine<E>>(shape, gpu::default_memory(), stream);
   test::Random random{1};
   const DeviceChunk<> chunk{random, shape, 250, stream};
   const DeviceChunk<> next{random, shape, 1, stream};
   {
-    cuda::PinnedMemory pinned;  // gone before the copies are done, were they not waited for
+    gpu::PinnedMemory pinned;  // gone before the copies are done, were they not waited for
     DeviceCache cache{test::plan_with(shape, test::slow_heads()),
                       {.slow_memory = &pinned, .latest_rows = 0},
                       stream,
@@ -219,10 +219,10 @@ TEST_CASE("a cache that goes while its rows are on their way") {
 TEST_CASE("pinned memory that is given back is used until its stream says so") {
   const test::SmallDevice device;
   const test::Stream stream;
-  cuda::simt::device().late = true;
-  const std::size_t allocations = cuda::simt::device().allocations();
+  gpu::simt::device().late = true;
+  const std::size_t allocations = gpu::simt::device().allocations();
   {
-    cuda::PinnedMemory pinned;
+    gpu::PinnedMemory pinned;
     void* memory = pinned.allocate(64, stream);
     std::memset(memory, 7, 64);
     void* copy = nullptr;
@@ -230,7 +230,7 @@ TEST_CASE("pinned memory that is given back is used until its stream says so") {
     test::succeed(cudaMemcpyAsync(copy, memory, 64, cudaMemcpyHostToDevice, stream));
     pinned.deallocate(memory, 64, stream);
     void* other = pinned.allocate(64, stream);
-    CHECK(cuda::simt::device().allocations() == allocations + 3);  // the first one is still there
+    CHECK(gpu::simt::device().allocations() == allocations + 3);  // the first one is still there
     pinned.deallocate(other, 64, stream);
     std::vector<unsigned char> numbers(64);
     test::succeed(cudaMemcpyAsync(numbers.data(), copy, 64, cudaMemcpyDeviceToHost, stream));
@@ -238,21 +238,21 @@ TEST_CASE("pinned memory that is given back is used until its stream says so") {
     CHECK(numbers[63] == 7);
     test::succeed(cudaFree(copy));
     void* again = pinned.allocate(64, stream);
-    CHECK(cuda::simt::device().allocations() == allocations + 1);
+    CHECK(gpu::simt::device().allocations() == allocations + 1);
     test::succeed(cudaMemsetAsync(again, 0, 64, stream));
     pinned.deallocate(again, 64, stream);
-    cuda::simt::fail_after(2, cudaErrorMemoryAllocation);  // after the question whether `again` is free
-    CHECK_NOTHROW(again = pinned.allocate(64, stream));    // which is waited for
-    cuda::simt::fail_after(0);
-    CHECK(cuda::simt::device().allocations() == allocations + 1);
+    gpu::simt::fail_after(2, cudaErrorMemoryAllocation);  // after the question whether `again` is free
+    CHECK_NOTHROW(again = pinned.allocate(64, stream));   // which is waited for
+    gpu::simt::fail_after(0);
+    CHECK(gpu::simt::device().allocations() == allocations + 1);
     pinned.deallocate(again, 64, stream);
     stream.wait();
   }
-  CHECK(cuda::simt::device().allocations() == allocations);
-  cuda::PinnedMemory pinned;
-  cuda::simt::fail_after(1, cudaErrorMemoryAllocation);
+  CHECK(gpu::simt::device().allocations() == allocations);
+  gpu::PinnedMemory pinned;
+  gpu::simt::fail_after(1, cudaErrorMemoryAllocation);
   CHECK_THROWS_AS(static_cast<void>(pinned.allocate(64, stream)), std::bad_alloc);
-  cuda::simt::fail_after(1, cudaErrorUnknown);
+  gpu::simt::fail_after(1, cudaErrorUnknown);
   CHECK_THROWS_AS(static_cast<void>(pinned.allocate(64, stream)), DeviceError);
   CHECK(cudaGetLastError() == cudaSuccess);
 }

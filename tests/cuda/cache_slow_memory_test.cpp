@@ -27,7 +27,7 @@ constexpr AttendOptions choosing_after{.refresh_selection = true};
 // Keeps every row exactly, as FullCache does, and calls the first ones sinks.
 class WithSinks {
  public:
-  using E = kvpolicy::half;  // CUDA has a half as well
+  using E = float16;
   using element_type = E;
   struct Config {
     using policy_type = WithSinks;
@@ -55,15 +55,15 @@ TEST_CASE("bytes lie where they should, and are known before") {
   const test::SmallDevice device;
   const ModelShape shape{2, 11, 11, 64};
   test::TwoDeviceMemories memory;
-  cuda::CacheOptions options;
+  gpu::CacheOptions options;
   options.max_rollback = 20;
   options.latest_rows = 100;
   options.memory = &memory;
   options.slow_memory = &memory.slow;
   const DevicePlan plan = test::plan_with(shape, test::slow_heads());
   const auto check = [&](const DeviceCache& cache, std::size_t tokens) {
-    CHECK(cache.bytes() == cuda::memory_of(plan, tokens, options).total());
-    CHECK(cache.slow_bytes() == cuda::memory_of(plan, tokens, options).slow);
+    CHECK(cache.bytes() == gpu::memory_of(plan, tokens, options).total());
+    CHECK(cache.slow_bytes() == gpu::memory_of(plan, tokens, options).slow);
     CHECK(memory.slow.live_bytes() == cache.slow_bytes());
     CHECK(memory.live_bytes() == cache.bytes() + cache.overhead_bytes() + cache.engine()->workspace_bytes());
   };
@@ -79,8 +79,8 @@ TEST_CASE("bytes lie where they should, and are known before") {
   const std::size_t dense = 79 * 64 * row_bytes;
   CHECK(cache.slow_bytes() >= 2 * 3 * dense);
   options.slow_memory = nullptr;
-  const std::size_t near = cuda::memory_of(plan, 5000, options).total();
-  CHECK(cuda::memory_of(plan, 5000, options).slow == 0);
+  const std::size_t near = gpu::memory_of(plan, 5000, options).total();
+  CHECK(gpu::memory_of(plan, 5000, options).slow == 0);
   CHECK(cache.bytes() - cache.slow_bytes() < near - cache.slow_bytes() + 2 * 9 * 8 * 64 * row_bytes);
   // Two buffers for the rows of a layer.
   CHECK(cache.engine()->staging_bytes() > cache.slow_bytes());
@@ -91,7 +91,7 @@ TEST_CASE("bytes lie where they should, and are known before") {
   const ModelShape one{1, 1, 1, 64};
   const DevicePlan wide = test::plan_with(one, {{.kind = Kind::retrieval, .budget = 1 << 16, .chunk = 8}});
   options.max_tokens = 640;
-  CHECK(cuda::memory_of(wide, 0, options).total() == (2 + 1 + 10) * 64 * row_bytes);
+  CHECK(gpu::memory_of(wide, 0, options).total() == (2 + 1 + 10) * 64 * row_bytes);
 }
 
 TEST_CASE("heads whose first rows stay exact have their codes in slow memory") {
@@ -106,7 +106,7 @@ TEST_CASE("heads whose first rows stay exact have their codes in slow memory") {
   for (const test::HeadSpec& head : heads) {
     CAPTURE(head.bits);
     CAPTURE(head.sinks);
-    cuda::CacheOptions options;
+    gpu::CacheOptions options;
     options.latest_rows = 0;
     const ModelShape shape{3, 2, 2, 64};  // of three layers one is always on its way
     const DevicePlan plan = test::plan_with(shape, {head});
@@ -129,11 +129,11 @@ TEST_CASE("heads whose first rows stay exact have their codes in slow memory") {
     CHECK(!twins.step(random, 1, {}));
 
     options.slow_memory = &twins.memory().slow;
-    const MemoryEstimate foreseen = cuda::memory_of(plan, 1 << 16, options);
+    const MemoryEstimate foreseen = gpu::memory_of(plan, 1 << 16, options);
     CHECK(foreseen.slow >=
           std::size_t{6} * ((1 << 16) - 256) * 64 * (head.bits_of(true) + head.bits_of(false)) / 8);
     options.slow_memory = nullptr;
-    const std::size_t near = cuda::memory_of(plan, 1 << 16, options).total();
+    const std::size_t near = gpu::memory_of(plan, 1 << 16, options).total();
     CHECK(foreseen.total() - foreseen.slow < near / 8);
   }
 }
@@ -161,11 +161,11 @@ TEST_CASE("chunks after sinks are refused in slow memory") {
                 .value_group = 64,
                 .chunk = 16,
                 .chosen_rows = 32};
-  CHECK_NOTHROW(cuda::check_pages(rule, {}, 128));
-  const cuda::CacheOptions options{.slow_memory = &memory};
-  CHECK(contains(thrown<ConfigError>([&] { cuda::check_pages(rule, options, 128); }), "has 4 sinks"));
+  CHECK_NOTHROW(gpu::check_pages(rule, {}, 128));
+  const gpu::CacheOptions options{.slow_memory = &memory};
+  CHECK(contains(thrown<ConfigError>([&] { gpu::check_pages(rule, options, 128); }), "has 4 sinks"));
   rule.sinks = 0;
-  CHECK_NOTHROW(cuda::check_pages(rule, options, 128));
+  CHECK_NOTHROW(gpu::check_pages(rule, options, 128));
 }
 
 TEST_CASE("a text that grows row by row seldom asks for staging") {
@@ -188,7 +188,7 @@ TEST_CASE("a selected read touches nothing slow") {
   const test::SmallDevice device;
   const test::Stream stream;
   for (const std::size_t max_rollback : std::initializer_list<std::size_t>{0, 9}) {
-    cuda::CacheOptions options;
+    gpu::CacheOptions options;
     options.max_rollback = max_rollback;
     options.latest_rows = 128;
     const ModelShape shape{2, 10, 5, 64};
@@ -247,7 +247,7 @@ TEST_CASE("the next layer's rows are on their way before it is called") {
 TEST_CASE("captured steps with slow memory: selected reads, whatever the text grows to") {
   const test::SmallDevice device;
   const test::Stream stream;
-  cuda::CacheOptions options;
+  gpu::CacheOptions options;
   options.max_rollback = 5;
   options.latest_rows = 70;
   const ModelShape shape{2, 5, 5, 64};
@@ -323,7 +323,7 @@ TEST_CASE("what needs staging is refused in a graph") {
 #endif
 
 TEST_CASE("options of slow memory that do not work") {
-  cuda::CacheOptions options;
+  gpu::CacheOptions options;
   options.latest_rows = (std::size_t{1} << 20) + 1;
   CHECK(contains(thrown<ConfigError>([&] { options.validate(); }), "latest_rows"));
   options.latest_rows = 0;

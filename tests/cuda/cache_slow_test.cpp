@@ -33,12 +33,12 @@ class Paced {
   explicit Paced(Pace) {}
 #else
   explicit Paced(Pace pace) {
-    cuda::simt::device().late = pace != Pace::at_once;
-    cuda::simt::device().eager_streams = pace == Pace::copies_first;
+    gpu::simt::device().late = pace != Pace::at_once;
+    gpu::simt::device().eager_streams = pace == Pace::copies_first;
   }
   ~Paced() {
-    cuda::simt::device().late = false;
-    cuda::simt::device().eager_streams = false;
+    gpu::simt::device().late = false;
+    gpu::simt::device().eager_streams = false;
   }
 #endif
   Paced(const Paced&) = delete;
@@ -46,7 +46,7 @@ class Paced {
 };
 
 void run_randomly(const ModelShape& shape, const std::vector<test::HeadSpec>& heads,
-                  const cuda::CacheOptions& options, Pace pace, std::uint64_t seed, int calls) {
+                  const gpu::CacheOptions& options, Pace pace, std::uint64_t seed, int calls) {
   CAPTURE(seed);
   CAPTURE(static_cast<int>(pace));
   const test::Stream stream;  // before copies are eager
@@ -101,7 +101,7 @@ TEST_CASE("any sequence of calls: the cache without slow memory, bit for bit") {
   std::uint64_t seed = test::more_seeds(1);
   for (const Case& one : cases) {
     CAPTURE(one.layers);
-    cuda::CacheOptions options;
+    gpu::CacheOptions options;
     options.max_rollback = one.max_rollback;
     options.max_append = one.max_append;
     options.latest_rows = one.latest_rows;
@@ -114,7 +114,7 @@ TEST_CASE("any sequence of calls: the cache without slow memory, bit for bit") {
 TEST_CASE("pages that rows came to and left again") {
   const test::SmallDevice device;
   const test::Stream stream;
-  cuda::CacheOptions options;
+  gpu::CacheOptions options;
   options.max_rollback = 100;
   options.latest_rows = 0;
   SlowTwins twins{
@@ -150,7 +150,7 @@ TEST_CASE("texts that are shorter than what a head may choose, a residual, or a 
 TEST_CASE("trees of guesses: the rows of a path move where they are for good as well") {
   const test::SmallDevice device;
   const test::Stream stream;
-  cuda::CacheOptions options;
+  gpu::CacheOptions options;
   options.max_rollback = 12;
   options.latest_rows = 0;
   const std::vector<test::HeadSpec> heads{

@@ -22,7 +22,7 @@ using test::DevicePlan;
 namespace {
 
 // Memory of which nothing can be read any more once the stream that gave it back comes to that.
-class RuinedMemory final : public cuda::MemoryResource {
+class RuinedMemory final : public gpu::MemoryResource {
  public:
   RuinedMemory() = default;
   RuinedMemory(const RuinedMemory&) = delete;
@@ -60,7 +60,7 @@ struct Work {
     test::Random random{11};
     for (const std::size_t tokens : lengths) chunks.emplace_back(random, plan.shape(), tokens);
   }
-  [[nodiscard]] cuda::CacheOptions options() {
+  [[nodiscard]] gpu::CacheOptions options() {
     return {.max_rollback = 4, .max_append = 4, .memory = &memory};
   }
   [[nodiscard]] std::vector<float> results() const {
@@ -75,7 +75,7 @@ struct Work {
 };
 
 [[nodiscard]] DevicePlan small_plan() {
-  return test::plan_of<half>({1, 2, 2, 64}, {{}, {.kind = test::Kind::window, .sinks = 4, .recent = 37}});
+  return test::plan_of<float16>({1, 2, 2, 64}, {{}, {.kind = test::Kind::window, .sinks = 4, .recent = 37}});
 }
 
 // body(work, s) puts calls on the streams s[0..2]: one and the same at first, then three that work in many orders.
@@ -104,7 +104,7 @@ TEST_CASE("forks on streams of their own that go in any order") {
       caches[0].emplace(work.plan, work.options(), s[0]);
       work.chunks[0].step(*caches[0], 0, {}, s[0]);
       for (int i = 1; i < 3; ++i) {
-        const auto engine = std::make_shared<cuda::Engine<half>>(work.plan.shape(), &work.memory, s[i]);
+        const auto engine = std::make_shared<gpu::Engine<float16>>(work.plan.shape(), &work.memory, s[i]);
         caches[i].emplace(caches[0]->fork(s[i], engine));
       }
       for (std::size_t i = 0; i < 3; ++i) work.chunks[1 + i].step(*caches[i], 0, {}, s[i]);
@@ -115,12 +115,12 @@ TEST_CASE("forks on streams of their own that go in any order") {
 
 TEST_CASE("a cache goes on with another stream, and so do an engine's caches") {
   const DevicePlan plan =
-      test::plan_of<half>({1, 4, 4, 64}, {{},
-                                          {.bits = 4, .residual = 20},
-                                          {.kind = test::Kind::retrieval, .budget = 32, .chunk = 8},
-                                          {.kind = test::Kind::budget, .budget = 30, .window = 8}});
+      test::plan_of<float16>({1, 4, 4, 64}, {{},
+                                             {.bits = 4, .residual = 20},
+                                             {.kind = test::Kind::retrieval, .budget = 32, .chunk = 8},
+                                             {.kind = test::Kind::budget, .budget = 30, .window = 8}});
   check_orders(plan, [](Work& work, const cudaStream_t* s) {
-    const auto engine = std::make_shared<cuda::Engine<half>>(work.plan.shape(), &work.memory, s[2]);
+    const auto engine = std::make_shared<gpu::Engine<float16>>(work.plan.shape(), &work.memory, s[2]);
     DeviceCache cache{work.plan, work.options(), s[0], engine};
     DeviceCache other{work.plan, work.options(), s[1], engine};
     work.chunks[0].step(cache, 0, {}, s[1]);
@@ -157,7 +157,7 @@ TEST_CASE("a graph of a cache whose making is still on another stream") {
 TEST_CASE("kernels that are launched early, as from Hopper on, give the same bits") {
   const test::SmallDevice device;
   const auto run = [&](int major) {
-    cuda::simt::device().major = major;
+    gpu::simt::device().major = major;
     Work work{small_plan()};
     const test::LateStreams late;
     DeviceCache cache{work.plan, work.options(), work.streams[0]};
@@ -175,7 +175,7 @@ TEST_CASE("an engine outlives the streams that used it") {
     Work work{small_plan()};
     const test::LateStreams late{apart};
     const auto engine =
-        std::make_shared<cuda::Engine<half>>(work.plan.shape(), &work.memory, work.streams[0]);
+        std::make_shared<gpu::Engine<float16>>(work.plan.shape(), &work.memory, work.streams[0]);
     for (std::size_t i = 0; i < 3; ++i) {
       const test::Stream stream;
       DeviceCache cache{work.plan, work.options(), stream, engine};

@@ -25,9 +25,9 @@ using test::thrown;
 
 namespace {
 
-using E = kvpolicy::half;  // CUDA has a half as well
+using E = float16;
 using Path = std::vector<std::size_t>;
-constexpr double rounding = test::DeviceBackend<kvpolicy::half>::out_error;
+constexpr double rounding = test::DeviceBackend<kvpolicy::float16>::out_error;
 const ModelShape shape{2, 8, 8, 64};
 
 Path path_to(const TokenTree& tree, std::size_t node) {
@@ -443,7 +443,7 @@ TEST_CASE("trees: a late device sees each call's own tree") {
   const auto run = [&](bool late) {
     const test::Stream stream;  // outlives the cache, whose memory goes back on it
     DeviceCache cache = cache_of(60, 24);
-    cuda::simt::device().late = late;
+    gpu::simt::device().late = late;
     for (std::size_t i = 0; i < nodes.size(); ++i) {
       const TokenTree tree = some_tree(sizes[i], static_cast<std::uint32_t>(i), 5);
       const TokenTree part = tree.first(tree.size() / 2);
@@ -452,7 +452,7 @@ TEST_CASE("trees: a late device sees each call's own tree") {
       cache.accept(path_to(tree, tree.size() - 1), stream);
     }
     stream.wait();
-    cuda::simt::device().late = false;
+    gpu::simt::device().late = false;
     std::vector<float> all = test::dump_device(cache, true, stream).numbers;
     for (const Nodes& one : nodes) {
       for (const DeviceChunk<>& layer : one.layers) {

@@ -16,10 +16,10 @@
 #include "support/oracle.hpp"
 #include "support/plans.hpp"
 
-using kvpolicy::half;
+using kvpolicy::float16;
 using kvpolicy::ModelShape;
 using kvpolicy::Read;
-using kvpolicy::cuda::CachedRows;
+using kvpolicy::gpu::CachedRows;
 using test::HeadSpec;
 using test::HostPair;
 using test::Kind;
@@ -75,7 +75,7 @@ std::size_t rows_in_halves(const HostPair& pair, std::size_t head) {
 
 /// The largest distance of a call's outputs from attention in double over the rows that the read shows.
 double attention_error(const HostPair& pair, const test::DeviceChunk<>& chunk, Read read) {
-  const std::vector<half> q = chunk.q.download(), out = chunk.out.download();
+  const std::vector<float16> q = chunk.q.download(), out = chunk.out.download();
   double worst = 0;
   for (std::size_t head = 0; head < shape.kv_heads; ++head) {
     const CachedRows rows = pair.there.rows(0, head, read, 1);
@@ -107,7 +107,7 @@ double attention_error(const HostPair& pair, const test::DeviceChunk<>& chunk, R
 
 TEST_CASE("reads of upper halves on a device are those of the host, and change nothing") {
   const test::SmallDevice device;
-  HostPair pair{test::plan_of<half>(shape, heads), {.max_rollback = 4, .max_append = 200}};
+  HostPair pair{test::plan_of<float16>(shape, heads), {.max_rollback = 4, .max_append = 200}};
   test::Random random{17};
   std::vector<std::size_t> most(heads.size(), 0);
   for (const std::size_t tokens : {1U, 70U, 1U, 130U, 3U, 61U, 1U}) {
@@ -140,7 +140,7 @@ TEST_CASE("reads of upper halves on a device are those of the host, and change n
 
 TEST_CASE("steps that read upper halves: prompts, forks and rollbacks on a device") {
   const test::SmallDevice device;
-  HostPair pair{test::plan_of<half>(shape, heads), {.max_rollback = 4, .max_append = 200}};
+  HostPair pair{test::plan_of<float16>(shape, heads), {.max_rollback = 4, .max_append = 200}};
   pair.step(150);
   pair.compress();
   pair.step(1);

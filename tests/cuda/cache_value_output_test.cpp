@@ -25,9 +25,9 @@ using Pair = test::HostPair;
 
 namespace {
 
-using E = kvpolicy::half;  // CUDA has a half as well
+using E = float16;
 using Plan = HeadPlan<E>;
-using Cache = cuda::KvCache<E>;
+using Cache = gpu::KvCache<E>;
 using Snap = HeadBudgetCache<DenseStorage<E>, SnapKvScorer>;
 using Expected = HeadBudgetCache<DenseStorage<E>, ExpectedAttentionScorer>;
 using H2o = HeadBudgetCache<DenseStorage<E>, H2oScorer>;
@@ -52,7 +52,7 @@ struct Outputs {
 
   std::vector<std::vector<E>> numbers;  // of each layer
   std::vector<test::DeviceArray<E>> weights;
-  cuda::ValueOutputs there;
+  gpu::ValueOutputs there;
   kvpolicy::ValueOutputs here;
 };
 
@@ -115,7 +115,7 @@ TEST_CASE("value outputs: heads keep on a device what they keep on the host") {
     const Outputs outputs{random, plan.shape(), 13};
     test::CountingDeviceMemory memory;
     {
-      const cuda::CacheOptions options{.max_append = 9, .memory = &memory, .value_outputs = &outputs.there};
+      const gpu::CacheOptions options{.max_append = 9, .memory = &memory, .value_outputs = &outputs.there};
       Pair pair{plan, options, &outputs.here};
       for (const std::size_t tokens : {45, 1, 12, 3}) {
         pair.step(tokens, tokens == 3);
@@ -129,10 +129,10 @@ TEST_CASE("value outputs: heads keep on a device what they keep on the host") {
       // By files, and by copies, which need the weights of the other side.
       pair.step(12);
       std::stringstream file;
-      cuda::save(pair.there, file);
+      gpu::save(pair.there, file);
       Cache loaded{plan, options, nullptr, pair.there.engine()};
-      cuda::load(loaded, file);
-      KvCache<E> down = cuda::to_host(pair.there, nullptr, nullptr, &outputs.here);
+      gpu::load(loaded, file);
+      KvCache<E> down = gpu::to_host(pair.there, nullptr, nullptr, &outputs.here);
       pair.compress();
       down.compress();
       loaded.compress();
@@ -144,7 +144,7 @@ TEST_CASE("value outputs: heads keep on a device what they keep on the host") {
         }
         CHECK(held == pair.on_host(1, h));
       }
-      CHECK(contains(thrown<ConfigError>([&] { static_cast<void>(cuda::to_host(pair.there)); }),
+      CHECK(contains(thrown<ConfigError>([&] { static_cast<void>(gpu::to_host(pair.there)); }),
                      "the cache knows no output projection"));
     }
     CHECK(memory.live_bytes() == 0);
@@ -230,11 +230,11 @@ TEST_CASE("value outputs: what does not fit is refused by name") {
   const Plan plan{shape, weighed<Snap>(4)};
   CHECK(contains(thrown<ConfigError>([&] { const Cache cache{plan}; }),
                  "value_norm is 'output_l1' in layer 0, but the cache knows no output projection"));
-  cuda::ValueOutputs of_one_layer{shape};
+  gpu::ValueOutputs of_one_layer{shape};
   CHECK(of_one_layer.layer(0) == nullptr);
   of_one_layer.set(0, TensorView<const E>{outputs.weights[0].data(), 3, 2, 64});
   CHECK(of_one_layer.layer(0)->tokens == 3);
-  const auto refusal = [&](const Plan& of, const cuda::ValueOutputs& given) {
+  const auto refusal = [&](const Plan& of, const gpu::ValueOutputs& given) {
     return thrown<ConfigError>([&] { const Cache cache{of, {.value_outputs = &given}}; });
   };
   CHECK(contains(refusal(plan, of_one_layer), "value_norm is 'output_l1' in layer 1"));
@@ -245,7 +245,7 @@ TEST_CASE("value outputs: what does not fit is refused by name") {
   CHECK(contains(thrown<ShapeError>([&] { const Cache cache{plan, {.value_outputs = &wider.there}}; }),
                  "are for 4 query and 1 KV heads"));
 
-  cuda::ValueOutputs given{shape};
+  gpu::ValueOutputs given{shape};
   const auto* data = reinterpret_cast<const bfloat16*>(outputs.weights[0].data());
   const auto shape_error = [&](const TensorView<const bfloat16>& view) {
     const std::string message = thrown<ShapeError>([&] { given.set(0, view); });
@@ -271,16 +271,16 @@ TEST_CASE("value outputs: what does not fit is refused by name") {
   };
   HeadRule rule = Expected::rule({}, 64);
   Lifting{}.describe(rule);
-  CHECK(contains(thrown<ConfigError>([&] { cuda::check_served(rule, 64); }), "has a prior_share of 0.5"));
+  CHECK(contains(thrown<ConfigError>([&] { gpu::check_served(rule, 64); }), "has a prior_share of 0.5"));
   rule = Expected::rule({}, 64);
   rule.weighs_values = false;
   rule.unweighed_share = 0.25;
   CHECK(
-      contains(thrown<ConfigError>([&] { cuda::check_served(rule, 64); }), "has an unweighed_share of 0.25"));
+      contains(thrown<ConfigError>([&] { gpu::check_served(rule, 64); }), "has an unweighed_share of 0.25"));
   HeadRule by_keys = HeadBudgetCache<DenseStorage<E>, KeyNormScorer>::rule({}, 64);
   by_keys.weighs_values = true;
-  CHECK(thrown<ConfigError>([&] { cuda::check_served(by_keys, 64); }).empty());
+  CHECK(thrown<ConfigError>([&] { gpu::check_served(by_keys, 64); }).empty());
   by_keys.value_norm = ValueNorm::output_l1;
-  CHECK(contains(thrown<ConfigError>([&] { cuda::check_served(by_keys, 64); }),
+  CHECK(contains(thrown<ConfigError>([&] { gpu::check_served(by_keys, 64); }),
                  "value_norm is 'output_l1' under key_norm, which goes by keys"));
 }

@@ -20,9 +20,9 @@
 
 using kvpolicy::AffineGrid;
 using kvpolicy::Encoding;
-using kvpolicy::cuda::CompactParams;
-using kvpolicy::cuda::HeadView;
-using kvpolicy::cuda::LayerState;
+using kvpolicy::gpu::CompactParams;
+using kvpolicy::gpu::HeadView;
+using kvpolicy::gpu::LayerState;
 using test::all_codes;
 using test::below;
 using test::DeviceHead;
@@ -56,7 +56,7 @@ struct Compression {
     const int rows = tokens - view.evicted;
     view.sinks = std::min(view.sinks, rows);
     HeadView next = view;
-    const std::vector residuals{0, 1, 64, 100, kvpolicy::cuda::unlimited};
+    const std::vector residuals{0, 1, 64, 100, kvpolicy::gpu::unlimited};
     view.residual = one_of(random, residuals);
     next.residual = one_of(random, residuals);
 
@@ -182,7 +182,7 @@ void check_compressions(unsigned first_seed, unsigned seeds) {
       new_positions.push_back(head.new_positions.data());
       if (compresses) {
         expected_out_of_range += head.out_of_range;
-        tiles = std::max(tiles, kvpolicy::cuda::compact_tiles(counts.back(), to.back().sinks));
+        tiles = std::max(tiles, kvpolicy::gpu::compact_tiles(counts.back(), to.back().sinks));
       }
     }
     const CompactParams params{.from = from.data(),
@@ -195,8 +195,8 @@ void check_compressions(unsigned first_seed, unsigned seeds) {
                                .old_counts = compressed_before ? old_counts.data() : nullptr,
                                .new_positions = new_positions.data(),
                                .out_of_range = out_of_range.get()};
-    test::launch(kvpolicy::cuda::compact_kernel<E, HeadDim>, below(random, 4) == 0 ? 1 : tiles, 3,
-                 kvpolicy::cuda::write_threads, kvpolicy::cuda::compact_shared_bytes<HeadDim>(), params);
+    test::launch(kvpolicy::gpu::compact_kernel<E, HeadDim>, below(random, 4) == 0 ? 1 : tiles, 3,
+                 kvpolicy::gpu::write_threads, kvpolicy::gpu::compact_shared_bytes<HeadDim>(), params);
     CHECK(*out_of_range == expected_out_of_range);
     for (std::size_t h = 0; h < heads.size(); ++h) {
       CHECK(heads[h]->kept.back() == -1);
@@ -211,10 +211,10 @@ void check_compressions(unsigned first_seed, unsigned seeds) {
 
 TEST_CASE("survivors keep their numbers, codes and positions") {
   check_compressions<kvpolicy::bfloat16, 128>(1000, 20);
-  check_compressions<kvpolicy::half, 128>(2000, 20);
+  check_compressions<kvpolicy::float16, 128>(2000, 20);
   check_compressions<kvpolicy::bfloat16, 64>(3000, 30);
-  check_compressions<kvpolicy::half, 64>(4000, 30);
-  check_compressions<kvpolicy::half, 80>(5000, 6);
+  check_compressions<kvpolicy::float16, 64>(4000, 30);
+  check_compressions<kvpolicy::float16, 80>(5000, 6);
   check_compressions<kvpolicy::bfloat16, 96>(6000, 6);
   check_compressions<kvpolicy::bfloat16, 256>(7000, 6);
 }

@@ -16,7 +16,7 @@
 #include "../../examples/custom_policy.hpp"
 #include "cuda/support/device_cache.hpp"
 
-using E = kvpolicy::half;
+using E = kvpolicy::float16;
 using kvpolicy::ModelShape;
 using test::DeviceCache;
 using test::DeviceChunk;
@@ -111,8 +111,8 @@ TEST_CASE("a policy of one's own takes over a text, and goes to the host and bac
   }
   kvpolicy::KvCache<E> own = host.fork_as(own_plan());
   DeviceCache own_device = device.fork_as(own_plan());
-  kvpolicy::KvCache<E> copy = kvpolicy::cuda::to_host(own_device);
-  DeviceCache back = kvpolicy::cuda::to_device(copy);
+  kvpolicy::KvCache<E> copy = kvpolicy::gpu::to_host(own_device);
+  DeviceCache back = kvpolicy::gpu::to_device(copy);
   TwoChunks chunk{random, 3};
   chunk.step(own, own_device);
   chunk.step(copy, back);

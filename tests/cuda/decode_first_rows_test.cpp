@@ -36,7 +36,7 @@ class Watch {
 template <int D, bool Packed>
 simt::Lines lines_of(const AttendParams& params, int grid) {
   Watch watch;
-  static_cast<void>(run<half, D, 1, Packed>(params, grid));
+  static_cast<void>(run<float16, D, 1, Packed>(params, grid));
   return std::move(watch.lines);
 }
 
@@ -67,7 +67,7 @@ TEST_CASE("decode: short heads of one block are requested whole while the head b
     heads.push_back(full(tokens));
     heads.push_back(window(tokens, 2, 20, 64));
   }
-  const test::DecodeLayer<half> layer(128, 2, 2, 64, heads, {.queries = 2}, 3);
+  const test::DecodeLayer<float16> layer(128, 2, 2, 64, heads, {.queries = 2}, 3);
   check_all_requested<128, false>(layer.params());
 }
 
@@ -78,14 +78,14 @@ TEST_CASE("decode: exact heads are requested by the kernel for codes as well") {
     // These read not all of a page. Of three one has pages that begin within a line.
     for (int i = 0; i < 3; ++i) heads.push_back(window(tokens, 0, 20, 64));
   }
-  const test::DecodeLayer<half> layer(128, 2, 2, 64, heads, {.queries = 2}, 6);
+  const test::DecodeLayer<float16> layer(128, 2, 2, 64, heads, {.queries = 2}, 6);
   check_all_requested<128, true>(layer.params());
 }
 
 TEST_CASE("decode: of long heads and of several blocks the first rows are requested") {
   std::vector<HeadCase> heads;
   for (const int tokens : {3000, 40, 900}) heads.push_back(full(tokens));
-  const test::DecodeLayer<half> layer(64, 4, 1, 64, heads, {}, 4);
+  const test::DecodeLayer<float16> layer(64, 4, 1, 64, heads, {}, 4);
   for (const int grid : {1, 2, 5}) {
     CAPTURE(grid);
     const simt::Lines lines = lines_of<64, false>(layer.params(), grid);
@@ -116,7 +116,7 @@ TEST_CASE(
       CAPTURE(upper_half);
       CAPTURE(&head - heads.data());
       const CallCase call{.own_rows = false, .selected = true, .upper_half = upper_half};
-      const test::DecodeLayer<half> layer(128, 4, 1, 64, {head, head, head}, call, 5);
+      const test::DecodeLayer<float16> layer(128, 4, 1, 64, {head, head, head}, call, 5);
       check_all_requested<128, true>(layer.params());
     }
   }

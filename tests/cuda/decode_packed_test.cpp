@@ -136,7 +136,7 @@ double relative_error(const Output& got, const Result& expected) {
   double worst = 0;
   for (std::size_t i = 0; i < got.out.size(); ++i) {
     const double bound = unit<E> * (expected.magnitude[i] + std::fabs(expected.out[i])) +
-                         unit<half> * expected.range[i] + 2 * grouped_lse * expected.spread[i];
+                         unit<float16> * expected.range[i] + 2 * grouped_lse * expected.spread[i];
     const double error = std::fabs(got.out[i] - expected.out[i]) / bound;
     worst = error <= worst ? worst : error;  // NaN stays
   }

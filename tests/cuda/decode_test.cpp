@@ -134,8 +134,8 @@ TEST_CASE_TEMPLATE("decode: chosen chunks", E, KVPOLICY_KERNEL_ELEMENTS) {
 TEST_CASE("decode: the caller may append before it attends, also where chunks are chosen") {
   // Rows that not every query sees are then among the chosen ones.
   HeadCase head = choosing(full(96), 16, {0, 3, 5}, 96);
-  const test::DecodeLayer<half> layer(64, 2, 1, 64, {head},
-                                      {.queries = 8, .own_rows = false, .selected = true}, 1);
+  const test::DecodeLayer<float16> layer(64, 2, 1, 64, {head},
+                                         {.queries = 8, .own_rows = false, .selected = true}, 1);
   check<64>(layer, 2);
 }
 

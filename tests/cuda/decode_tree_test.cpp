@@ -149,7 +149,7 @@ TEST_CASE("decode, trees: the same tree after texts of several sequences") {
     heads.push_back(full(text));
     heads.push_back(window(text, 5, 20, 128));
   }
-  const test::DecodeLayer<half> layer(64, 4, 2, 64, with_nodes(heads, call), call, 7);
+  const test::DecodeLayer<float16> layer(64, 4, 2, 64, with_nodes(heads, call), call, 7);
   for (const int grid : grids) check<64>(layer, grid);
 }
 }  // namespace

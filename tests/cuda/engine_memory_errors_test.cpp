@@ -20,11 +20,11 @@ using test::thrown;
 
 namespace {
 
-using E = kvpolicy::half;  // CUDA has a half as well
+using E = float16;
 using Storage = EnginePageStorage<E>;
 using Full = FullCache<Storage>;
-using Cache = cuda::KvCache<E>;
-using Options = cuda::CacheOptions;
+using Cache = gpu::KvCache<E>;
+using Options = gpu::CacheOptions;
 
 constexpr ModelShape shape{2, 4, 2, 64};
 
@@ -33,7 +33,7 @@ template <class Config>
 std::string refused(const Config& config, const Options& options, const ModelShape& model = shape) {
   const HeadPlan<E> plan{model, config};
   const std::string said = thrown<ConfigError>([&] { const Cache cache{plan, options}; });
-  CHECK(thrown<ConfigError>([&] { static_cast<void>(cuda::memory_of(plan, 9, options)); }) == said);
+  CHECK(thrown<ConfigError>([&] { static_cast<void>(gpu::memory_of(plan, 9, options)); }) == said);
   return said;
 }
 
@@ -46,7 +46,7 @@ TEST_CASE("pools and plans that do not fit an engine's tensor on a device") {
   const Options fits{.page_rows = 16, .pool = &pool};
   CHECK(refused(Full::Config{}, fits).empty());
   CHECK(contains(refused(Full::Config{}, {}), "pool is null, but the plan has heads over EnginePageStorage"));
-  cuda::DeviceProvider device;
+  gpu::DeviceProvider device;
   PagePool own{std::array<PageProvider*, 1>{&device}};
   CHECK(contains(refused(Full::Config{}, {.pool = &own}), "must be an engine's with keys and values"));
   CHECK(contains(refused(Full::Config{}, {.page_rows = 64, .pool = &pool}),
@@ -62,7 +62,7 @@ TEST_CASE("pools and plans that do not fit an engine's tensor on a device") {
                  "page_rows is 16, must be a power of two from 64"));
   CHECK(contains(refused(Full::Config{}, {.kept_queries = 3, .page_rows = 16, .pool = &pool}),
                  "kept_queries is 3, must be 0"));
-  cuda::PinnedMemory pinned;
+  gpu::PinnedMemory pinned;
   CHECK(contains(refused(Full::Config{}, {.page_rows = 16, .pool = &pool, .slow_memory = &pinned}),
                  "pool and slow_memory are both given"));
   PagePool with_slow{tensor.pages(), std::array<PageProvider*, 1>{&device}};
@@ -167,7 +167,7 @@ TEST_CASE("no page of an engine is lost, whatever allocation or call of the runt
     }
     CHECK(failures > 4);
     const std::size_t of_memory = failures;
-    auto& device = cuda::simt::device();
+    auto& device = gpu::simt::device();
     for (bool done = false; !done; ++failures) {
       device.fail_after(failures - of_memory + 1, cudaErrorUnknown);
       try {

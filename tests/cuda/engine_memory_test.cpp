@@ -29,7 +29,7 @@ using test::thrown;
 
 namespace {
 
-using E = kvpolicy::half;  // CUDA has a half as well
+using E = float16;
 using Storage = EnginePageStorage<E>;
 using Full = FullCache<Storage>;
 using Window = SinkRecentCache<Storage>;
@@ -61,14 +61,14 @@ void compare_with_own_pages(EngineLayout kind, std::size_t page_rows, bool all_p
   const std::size_t kv_heads = all_policies ? 4U : 3U;
   const ModelShape shape{.layers = 2, .q_heads = 2 * kv_heads, .kv_heads = kv_heads, .head_dim = head_dim};
   EngineTensor tensor{kind, page_rows, all_policies ? 40U : 160U, kv_heads, seed};
-  const cuda::CacheOptions own{.max_rollback = 6, .max_append = 3};
-  cuda::CacheOptions in_place = own;
+  const gpu::CacheOptions own{.max_rollback = 6, .max_append = 3};
+  gpu::CacheOptions in_place = own;
   in_place.page_rows = page_rows;
   in_place.pool = &tensor.pool();
   const auto engine_plan = plan_over<Storage>(shape, all_policies);
   const auto own_plan = plan_over<DenseStorage<E>>(shape, all_policies);
   {
-    using Cache = cuda::KvCache<E>;
+    using Cache = gpu::KvCache<E>;
     Cache cache{engine_plan, in_place}, control{own_plan, own};
     std::optional<Cache> fork, control_fork;
     const AttendOptions selected{.read = all_policies ? Read::selected : Read::all};
@@ -181,7 +181,7 @@ void random_sequences(std::uint64_t seed) {
   }
   for (const std::size_t max_rollback : std::vector<std::size_t>{0, 5, 70}) {
     CAPTURE(max_rollback);
-    cuda::CacheOptions options;
+    gpu::CacheOptions options;
     options.max_rollback = max_rollback;
     options.max_append = 1 + max_rollback / 2;
     options.page_rows = PageRows;
@@ -227,7 +227,7 @@ TEST_CASE(
     EngineTensor tensor{kind, 16, test::EngineMemory<E>::blocks, 3, 51};
     test::EngineMemory<E> host_memory{kind};
     PagePool host_pool{host_memory.pages()};
-    cuda::KvCache<E> cache{plan, {.max_rollback = 3, .page_rows = 16, .pool = &tensor.pool()}};
+    gpu::KvCache<E> cache{plan, {.max_rollback = 3, .page_rows = 16, .pool = &tensor.pool()}};
     kvpolicy::KvCache<E> host{plan, {.max_rollback = 3, .page_rows = 16, .pool = &host_pool}};
     std::vector<E> keys, values;  // of head 0, which keeps every row
     for (const std::size_t tokens : std::vector<std::size_t>{90, 1, 1, 17, 3, 1}) {
@@ -265,14 +265,14 @@ TEST_CASE(
     }
     CHECK(found == 2 * keys.size());
     // To the host and back, in other pages.
-    std::optional<cuda::KvCache<E>> back;
+    std::optional<gpu::KvCache<E>> back;
     {
       test::EngineMemory<E> other{kind};
       PagePool pool{other.pages()};
-      CHECK(contains(thrown<ConfigError>([&] { static_cast<void>(cuda::to_host(cache)); }),
+      CHECK(contains(thrown<ConfigError>([&] { static_cast<void>(gpu::to_host(cache)); }),
                      "must be an engine's"));
-      const auto copy = cuda::to_host(cache, nullptr, &pool);
-      back = cuda::to_device(copy, cache.options());
+      const auto copy = gpu::to_host(cache, nullptr, &pool);
+      back = gpu::to_device(copy, cache.options());
     }
     CHECK(test::dump_device(*back, false) == test::dump_device(cache, false));
     CHECK(test::same_bits(test::next_step(*back, 9, 5), test::next_step(cache, 9, 5)));

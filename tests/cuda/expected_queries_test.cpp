@@ -23,8 +23,7 @@
 #include "support/tensors.hpp"
 
 using namespace kvpolicy;
-using namespace kvpolicy::cuda;
-using kvpolicy::half;  // CUDA has one as well
+using namespace kvpolicy::gpu;
 using test::Side;
 
 namespace {
@@ -208,19 +207,19 @@ void check_breadth() {
 }  // namespace
 
 TEST_CASE("expected attention: every head size") {
-  check_breadth<half, 64>();
+  check_breadth<float16, 64>();
   check_breadth<bfloat16, 80>();
-  check_breadth<half, 96>();
+  check_breadth<float16, 96>();
   check_breadth<bfloat16, 128>();
-  check<half, 256>({.rows = 70, .queries = 20, .group = 2, .blocks = 2});
+  check<float16, 256>({.rows = 70, .queries = 20, .group = 2, .blocks = 2});
 }
 
 TEST_CASE("expected attention: few queries are known, one position to come, large logits, rows that went") {
-  check<half, 64>({.rows = 100, .queries = 16, .known = 3, .group = 2});
-  check<half, 64>({.rows = 9, .queries = 16, .group = 2});  // a text of fewer tokens
-  check<half, 64>({.rows = 100, .evicted = 5000, .future = 1, .group = 2, .blocks = 4});
+  check<float16, 64>({.rows = 100, .queries = 16, .known = 3, .group = 2});
+  check<float16, 64>({.rows = 9, .queries = 16, .group = 2});  // a text of fewer tokens
+  check<float16, 64>({.rows = 100, .evicted = 5000, .future = 1, .group = 2, .blocks = 4});
   check<bfloat16, 64>({.rows = 60, .evicted = 40, .future = 700, .page_rows = 128, .theta = 500.0});
-  MESSAGE("error / largest score: " << check<half, 128>(
+  MESSAGE("error / largest score: " << check<float16, 128>(
               {.rows = 100, .queries = 30, .group = 2, .scale = 0.2, .deviation = 4.0F}));
 }
 
@@ -233,7 +232,7 @@ TEST_CASE("expected attention: quantised keys count as they read") {
       c.view.key_group = c.view.value_group = 32;
       c.view.key_hadamard = c.view.value_hadamard = rotated_keys;
       c.view.residual = 20;
-      check<half, 64>(c);
+      check<float16, 64>(c);
       c.rows = 128;
       c.view.residual = 0;
       check<bfloat16, 128>(c);

@@ -10,7 +10,7 @@
 #include "cuda/support/device_backend.hpp"
 
 TEST_CASE("a device head compresses by itself from the first compression on") {
-  using E = kvpolicy::half;
+  using E = kvpolicy::float16;
   using test::Kind;
   // Each text is told to compress after about 40 operations.
   for (const std::uint64_t seed : {1U, 2U}) {

@@ -22,11 +22,11 @@ using test::Kind;
 
 namespace {
 
-using Full = FullCache<DenseStorage<half>>;
-using Window = SinkRecentCache<DenseStorage<half>>;
-using Codes = QuantizedResidualCache<half, Granularity::per_token>;
-using Budget = HeadBudgetCache<DenseStorage<half>>;
-using Retrieval = ChunkRetrievalCache<DenseStorage<half>>;
+using Full = FullCache<DenseStorage<float16>>;
+using Window = SinkRecentCache<DenseStorage<float16>>;
+using Codes = QuantizedResidualCache<float16, Granularity::per_token>;
+using Budget = HeadBudgetCache<DenseStorage<float16>>;
+using Retrieval = ChunkRetrievalCache<DenseStorage<float16>>;
 
 constexpr ModelShape shape{2, 16, 8, 64};
 
@@ -99,7 +99,7 @@ TEST_CASE("fork_as on a device: every policy takes the rows as if it had been fe
         CAPTURE(tokens);
         test::TwoDeviceMemories memory;
         {
-          cuda::CacheOptions options{.max_rollback = max_rollback, .memory = &memory, .latest_rows = 0};
+          gpu::CacheOptions options{.max_rollback = max_rollback, .memory = &memory, .latest_rows = 0};
           if (slow) options.slow_memory = &memory.slow;
           const Text text{tokens + 1, tokens};
           DeviceCache source{DevicePlan{shape}, options};
@@ -215,7 +215,7 @@ TEST_CASE("fork_as on a device: refuses rows that are gone or quantised in the h
   DeviceCache source{plan, {.max_rollback = 3}};
   text.feed_in_pieces(source, 2);
   source.compress();
-  KvCache<half> host{plan, {.max_rollback = 3}};
+  KvCache<float16> host{plan, {.max_rollback = 3}};
   test::Random random{1};
   test::feed(host, random, {50, 40});
   host.compress();
@@ -228,7 +228,7 @@ TEST_CASE("fork_as on a device: refuses rows that are gone or quantised in the h
   for (const DevicePlan& other : others) {
     const std::string said = refusal([&] { (void)source.fork_as(other); });
     CHECK(!said.empty());
-    CHECK(said == "cuda::" + refusal([&] { (void)host.fork_as(other); }));
+    CHECK(said == "gpu::" + refusal([&] { (void)host.fork_as(other); }));
     CHECK_THROWS_AS((void)source.fork_as(other), ConfigError);
   }
   CHECK(test::dump_device(source) == before);
@@ -239,7 +239,7 @@ TEST_CASE("fork_as on a device: without memory nothing has happened") {
   const test::SmallDevice device;
   test::TwoDeviceMemories memory;
   {
-    const cuda::CacheOptions options{.max_rollback = 2, .memory = &memory, .slow_memory = &memory.slow};
+    const gpu::CacheOptions options{.max_rollback = 2, .memory = &memory, .slow_memory = &memory.slow};
     const Text text{5, 90};
     DeviceCache source{DevicePlan{shape}, options};
     text.feed_in_pieces(source, 2);

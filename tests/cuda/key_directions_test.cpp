@@ -22,8 +22,7 @@
 #include "support/tensors.hpp"
 
 using namespace kvpolicy;
-using namespace kvpolicy::cuda;
-using kvpolicy::half;  // CUDA has one as well
+using namespace kvpolicy::gpu;
 using test::Side;
 
 namespace {
@@ -119,16 +118,16 @@ void check_exact() {
 }  // namespace
 
 TEST_CASE("rows are scored by how their keys differ from the mean direction") {
-  check_exact<half, 64>();
-  check_exact<half, 80>();
+  check_exact<float16, 64>();
+  check_exact<float16, 80>();
   check_exact<bfloat16, 96>();
   check_exact<bfloat16, 128>();
-  check_exact<half, 256>();
+  check_exact<float16, 256>();
 }
 
 TEST_CASE("keys without a length, keys that add up to nothing") {
   for (const Keys kind : {Keys::some_zeros, Keys::all_zeros, Keys::opposite}) {
-    check<half, 64>({}, 100, 4, 3, 64, kind);
+    check<float16, 64>({}, 100, 4, 3, 64, kind);
     check<bfloat16, 128>({}, 64, 0, 2, 64, kind);
   }
 }
@@ -142,7 +141,7 @@ TEST_CASE("quantised keys are scored as they read") {
       view.key_group = view.value_group = 32;
       view.key_hadamard = view.value_hadamard = rotated;
       view.residual = 20;
-      check<half, 64>(view, 300, 3, 2, 64);
+      check<float16, 64>(view, 300, 3, 2, 64);
       view.residual = 0;
       check<bfloat16, 128>(view, 128, 0, 3, 128);
     }

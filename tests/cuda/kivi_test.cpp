@@ -29,7 +29,7 @@ void random_flushes(std::uint64_t seed) {
   }
   const ModelShape shape{1, 2 * heads.size(), heads.size(), 64};
   for (const auto& [rollback, append, page_rows] : {std::tuple{0, 1, 64}, {5, 9, 64}, {70, 70, 128}}) {
-    kvpolicy::cuda::CacheOptions options;
+    kvpolicy::gpu::CacheOptions options;
     options.max_rollback = static_cast<std::size_t>(rollback);
     options.max_append = static_cast<std::size_t>(append);
     options.page_rows = static_cast<std::size_t>(page_rows);
@@ -39,19 +39,19 @@ void random_flushes(std::uint64_t seed) {
 }
 
 // The same step on both; keys are random numbers times `scale`.
-void step_both(test::Random& random, DeviceCache& cache, kvpolicy::KvCache<kvpolicy::half>& host,
+void step_both(test::Random& random, DeviceCache& cache, kvpolicy::KvCache<kvpolicy::float16>& host,
                std::size_t tokens, float scale = 1.0F) {
   const ModelShape& shape = cache.plan().shape();
   const DeviceChunk<> chunk{random, shape, tokens};
   if (scale != 1.0F) {
     auto keys = chunk.k.download();
-    for (kvpolicy::half& number : keys) number = kvpolicy::half{scale * static_cast<float>(number)};
+    for (kvpolicy::float16& number : keys) number = kvpolicy::float16{scale * static_cast<float>(number)};
     chunk.k.upload(keys);
   }
   chunk.step(cache, 0);
   const auto q = chunk.q.download(), k = chunk.k.download(), v = chunk.v.download();
   std::vector<float> out(tokens * shape.q_heads * shape.head_dim);
-  const auto rows = [&](const std::vector<kvpolicy::half>& numbers, std::size_t heads) {
+  const auto rows = [&](const std::vector<kvpolicy::float16>& numbers, std::size_t heads) {
     return kvpolicy::TensorView{numbers.data(), tokens, heads, shape.head_dim};
   };
   host.step(0, rows(q, shape.q_heads), rows(k, shape.kv_heads), rows(v, shape.kv_heads),
@@ -60,7 +60,7 @@ void step_both(test::Random& random, DeviceCache& cache, kvpolicy::KvCache<kvpol
 
 // How many keys of a head are exact on the device, once it is checked that both hold the same keys, bit for bit.
 // `returned`: keys may be exact there that the host has quantised.
-std::size_t exact_keys(const DeviceCache& cache, const kvpolicy::KvCache<kvpolicy::half>& host,
+std::size_t exact_keys(const DeviceCache& cache, const kvpolicy::KvCache<kvpolicy::float16>& host,
                        std::size_t head, bool returned = false) {
   const std::size_t dim = cache.plan().shape().head_dim;
   const auto cached = cache.rows(0, head);
@@ -94,9 +94,9 @@ TEST_CASE("KIVI on a device: the keys that are quantised are the host's, bit for
     for (const std::size_t bits : std::initializer_list<std::size_t>{2, 3, 5, 6, 8}) {
       CAPTURE(residual);
       CAPTURE(bits);
-      const auto plan = kvpolicy::kivi_plan<kvpolicy::half>(shape, {.bits = bits, .residual = residual});
+      const auto plan = kvpolicy::kivi_plan<kvpolicy::float16>(shape, {.bits = bits, .residual = residual});
       DeviceCache cache{plan};
-      kvpolicy::KvCache<kvpolicy::half> host{plan};
+      kvpolicy::KvCache<kvpolicy::float16> host{plan};
       test::Random random{residual + bits};
       for (const std::size_t tokens :
            std::initializer_list<std::size_t>{1, 31, 95, 1, 1, 64, 130, 7, 53, 1}) {
@@ -113,14 +113,14 @@ TEST_CASE(
     "KIVI with a budget on a device: survivors and later keys are quantised as on the host, bit for bit") {
   const test::SmallDevice small;
   const ModelShape shape{1, 4, 2, 64};
-  using Budget = kvpolicy::HeadBudgetCache<kvpolicy::PerTokenStorage<kvpolicy::half>>;
+  using Budget = kvpolicy::HeadBudgetCache<kvpolicy::PerTokenStorage<kvpolicy::float16>>;
   for (const std::size_t residual : std::initializer_list<std::size_t>{10, 64, 150}) {
     CAPTURE(residual);
-    const kvpolicy::HeadPlan<kvpolicy::half> plan{
+    const kvpolicy::HeadPlan<kvpolicy::float16> plan{
         shape, Budget::Config{.budget = 93,
                               .storage = {.bits = 4, .residual = residual, .flush = kvpolicy::Flush::kivi}}};
     DeviceCache cache{plan};
-    kvpolicy::KvCache<kvpolicy::half> host{plan};
+    kvpolicy::KvCache<kvpolicy::float16> host{plan};
     test::Random random{residual};
     step_both(random, cache, host, 300);
     cache.compress();
@@ -148,12 +148,12 @@ TEST_CASE(
   const ModelShape shape{1, 1, 1, 64};
   // The first compression keeps all rows. The second one drops the oldest ones, whose keys are the longest.
   using Budget =
-      kvpolicy::HeadBudgetCache<kvpolicy::PerTokenStorage<kvpolicy::half>, kvpolicy::KeyNormScorer>;
-  const kvpolicy::HeadPlan<kvpolicy::half> plan{
+      kvpolicy::HeadBudgetCache<kvpolicy::PerTokenStorage<kvpolicy::float16>, kvpolicy::KeyNormScorer>;
+  const kvpolicy::HeadPlan<kvpolicy::float16> plan{
       shape,
       Budget::Config{.budget = 200, .storage = {.bits = 4, .residual = 130, .flush = kvpolicy::Flush::kivi}}};
   DeviceCache cache{plan};
-  kvpolicy::KvCache<kvpolicy::half> host{plan};
+  kvpolicy::KvCache<kvpolicy::float16> host{plan};
   test::Random random{3};
   step_both(random, cache, host, 150, 8.0F);
   cache.compress();
@@ -170,13 +170,13 @@ TEST_CASE(
 TEST_CASE("KIVI on a device: a captured step flushes when it is time, and the bytes are foretold") {
   const test::SmallDevice small;
   const ModelShape shape{1, 4, 2, 64};
-  const auto plan = kvpolicy::kivi_plan<kvpolicy::half>(shape, {.bits = 4, .residual = 64});
+  const auto plan = kvpolicy::kivi_plan<kvpolicy::float16>(shape, {.bits = 4, .residual = 64});
   const test::Stream stream;
   DeviceCache captured{plan, {}, stream};
   DeviceCache twin{plan, {}, stream};
   for (DeviceCache* cache : {&captured, &twin}) {
     cache->reserve(300, stream);
-    CHECK(cache->bytes() == kvpolicy::cuda::memory_of(plan, 300).total());
+    CHECK(cache->bytes() == kvpolicy::gpu::memory_of(plan, 300).total());
     test::feed_device(*cache, 1, {50}, {}, stream);
   }
   test::Random random{2};
@@ -196,7 +196,7 @@ TEST_CASE("KIVI on a device: a captured step flushes when it is time, and the by
 }
 
 TEST_CASE("KIVI on a device: random operations") {
-  random_flushes<kvpolicy::half, test::DeviceBackend<kvpolicy::half>>(test::more_seeds(1));
-  random_flushes<kvpolicy::half, test::SlowDeviceBackend<kvpolicy::half>>(test::more_seeds(2));
+  random_flushes<kvpolicy::float16, test::DeviceBackend<kvpolicy::float16>>(test::more_seeds(1));
+  random_flushes<kvpolicy::float16, test::SlowDeviceBackend<kvpolicy::float16>>(test::more_seeds(2));
   random_flushes<test::OtherElement, test::DeviceBackend<test::OtherElement>>(test::more_seeds(3));
 }

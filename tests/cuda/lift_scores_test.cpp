@@ -17,7 +17,7 @@
 #include "support/tensors.hpp"
 
 using namespace kvpolicy;
-using namespace kvpolicy::cuda;
+using namespace kvpolicy::gpu;
 
 namespace {
 

@@ -25,7 +25,7 @@ class TwoCaches : public test::WaitingCache<E> {
   using Device = test::WaitingCache<E>;
   using Host = kvpolicy::KvCache<E>;
 
-  TwoCaches(const kvpolicy::HeadPlan<E>& plan, const kvpolicy::cuda::CacheOptions& options)
+  TwoCaches(const kvpolicy::HeadPlan<E>& plan, const kvpolicy::gpu::CacheOptions& options)
       : Device{plan, options}, host_{plan, host_options(options)} {}
 
   [[nodiscard]] TwoCaches fork() const { return TwoCaches{Device::fork(), host_.fork()}; }
@@ -91,7 +91,7 @@ class TwoCaches : public test::WaitingCache<E> {
  private:
   TwoCaches(Device device, Host host) : Device{std::move(device)}, host_{std::move(host)} {}
 
-  static kvpolicy::CacheOptions host_options(const kvpolicy::cuda::CacheOptions& options) {
+  static kvpolicy::CacheOptions host_options(const kvpolicy::gpu::CacheOptions& options) {
     kvpolicy::CacheOptions own;
     own.max_rollback = options.max_rollback;
     own.max_append = options.max_append;
@@ -170,7 +170,7 @@ void lockstep(std::uint64_t seed, std::size_t operations) {
       head = left.erase(head);
     }
     if (heads.empty()) continue;
-    kvpolicy::cuda::CacheOptions options;
+    kvpolicy::gpu::CacheOptions options;
     options.max_rollback = max_rollback;
     options.max_append = 1 + max_rollback;
     options.page_rows = i % 2 == 0 ? 64 : 128;
@@ -186,6 +186,6 @@ void lockstep(std::uint64_t seed, std::size_t operations) {
 
 TEST_CASE("host and device do the same, operation by operation") {
   const test::SmallDevice small;
-  lockstep<kvpolicy::half>(test::more_seeds(1), 30);
+  lockstep<kvpolicy::float16>(test::more_seeds(1), 30);
   lockstep<test::OtherElement>(test::more_seeds(2), 20);
 }

@@ -21,7 +21,7 @@ namespace {
 constexpr std::size_t block_bytes = 256;
 
 // Notes in which stream's order a block went back, and what was left to do then on the others.
-class NotedMemory final : public cuda::MemoryResource {
+class NotedMemory final : public gpu::MemoryResource {
  public:
   std::vector<cudaStream_t> given_back = {};
 
@@ -49,10 +49,10 @@ TEST_CASE("a block goes back after the work of all its owners, in the order of t
   bool done_b = false;
   bool unrelated = false;
   {
-    cuda::DeviceBuffer first = cuda::allocate(&memory, block_bytes, a);
+    gpu::DeviceBuffer first = gpu::allocate(&memory, block_bytes, a);
     CHECK_FALSE(first.is_shared());
-    cuda::DeviceBuffer second = first.share(b);
-    cuda::DeviceBuffer third = second.share(c);
+    gpu::DeviceBuffer second = first.share(b);
+    gpu::DeviceBuffer third = second.share(c);
     CHECK(first.is_shared());
     CHECK(third.get() == first.get());
     work(a, done_a);
@@ -71,7 +71,7 @@ TEST_CASE("a block goes back after the work of all its owners, in the order of t
   CHECK(done_a);
   CHECK(done_b);
   CHECK_FALSE(unrelated);
-  CHECK(cuda::simt::live_bytes() == 0);
+  CHECK(gpu::simt::live_bytes() == 0);
   b.wait();
 }
 
@@ -79,24 +79,24 @@ TEST_CASE("the latest use of a stream counts, whoever let go of it") {
   const test::LateStreams late;
   NotedMemory memory;
   const test::Stream a, b;
-  cuda::DeviceBuffer first = cuda::allocate(&memory, block_bytes, a);
+  gpu::DeviceBuffer first = gpu::allocate(&memory, block_bytes, a);
   bool early = false;
   bool last = false;
   {
-    const cuda::LastUse use = cuda::LastUse::of_many(b);
-    cuda::DeviceBuffer blocks[3] = {first.share(b), first.share(b), first.share(b)};
+    const gpu::LastUse use = gpu::LastUse::of_many(b);
+    gpu::DeviceBuffer blocks[3] = {first.share(b), first.share(b), first.share(b)};
     work(b, early);
-    for (cuda::DeviceBuffer& block : blocks) block.give_back_on(use);
+    for (gpu::DeviceBuffer& block : blocks) block.give_back_on(use);
   }
   {
-    const cuda::DeviceBuffer later = first.share(b);
+    const gpu::DeviceBuffer later = first.share(b);
     work(b, last);
   }
   first = {};
   a.wait();
   CHECK(early);
   CHECK(last);
-  CHECK(cuda::simt::live_bytes() == 0);
+  CHECK(gpu::simt::live_bytes() == 0);
 }
 
 TEST_CASE("where there can be no event, the host waits") {
@@ -107,30 +107,30 @@ TEST_CASE("where there can be no event, the host waits") {
     const test::Stream a, b;
     bool done = false;
     {
-      cuda::DeviceBuffer first = cuda::allocate(&memory, block_bytes, a);
-      cuda::DeviceBuffer second = first.share(b);
+      gpu::DeviceBuffer first = gpu::allocate(&memory, block_bytes, a);
+      gpu::DeviceBuffer second = first.share(b);
       work(b, done);
-      cuda::simt::fail_after(n, cudaErrorUnknown);
+      gpu::simt::fail_after(n, cudaErrorUnknown);
       second = {};
     }
-    cuda::simt::fail_after(0);
+    gpu::simt::fail_after(0);
     static_cast<void>(cudaGetLastError());
     a.wait();
     CHECK(done);
-    CHECK(cuda::simt::live_bytes() == 0);
+    CHECK(gpu::simt::live_bytes() == 0);
   }
 }
 
 TEST_CASE("a pool keeps what was given back, until it is trimmed") {
-  cuda::StreamOrderedMemory* memory = cuda::default_memory();
+  gpu::StreamOrderedMemory* memory = gpu::default_memory();
   const test::Stream stream;
-  static_cast<void>(cuda::allocate(memory, block_bytes, stream));
+  static_cast<void>(gpu::allocate(memory, block_bytes, stream));
   memory->trim();
-  const auto& pool = *cuda::simt::device().pools().back();
+  const auto& pool = *gpu::simt::device().pools().back();
   const std::size_t before = pool.growths;
   for (int round = 0; round < 5; ++round) {
     {
-      const cuda::DeviceBuffer block = cuda::allocate(memory, block_bytes, stream);
+      const gpu::DeviceBuffer block = gpu::allocate(memory, block_bytes, stream);
     }
     stream.wait();
   }
@@ -143,22 +143,22 @@ TEST_CASE("a pool keeps what was given back, until it is trimmed") {
 
 TEST_CASE("owners move; nothing is nothing") {
   NotedMemory memory;
-  cuda::DeviceBuffer none;
+  gpu::DeviceBuffer none;
   CHECK(none == nullptr);
   CHECK(none.get() == nullptr);
   CHECK(none.share(nullptr) == nullptr);
   CHECK_FALSE(none.is_shared());
-  cuda::DeviceBuffer block = cuda::allocate(&memory, block_bytes, nullptr);
+  gpu::DeviceBuffer block = gpu::allocate(&memory, block_bytes, nullptr);
   std::byte* const place = block.get();
   none = std::move(block);
   CHECK(none.get() == place);
   CHECK(block == nullptr);  // NOLINT(bugprone-use-after-move)
-  cuda::DeviceBuffer other = cuda::allocate(&memory, block_bytes, nullptr);
+  gpu::DeviceBuffer other = gpu::allocate(&memory, block_bytes, nullptr);
   other = std::move(none);
   CHECK(memory.given_back.size() == 1);
   other = {};
   CHECK(memory.given_back.size() == 2);
-  CHECK(cuda::simt::live_bytes() == 0);
+  CHECK(gpu::simt::live_bytes() == 0);
 }
 
 }  // namespace

@@ -23,9 +23,9 @@ using Pair = test::HostPair;
 
 namespace {
 
-using E = kvpolicy::half;  // CUDA has a half as well
+using E = float16;
 using Plan = HeadPlan<E>;
-using Cache = cuda::KvCache<E>;
+using Cache = gpu::KvCache<E>;
 using Norm = HeadBudgetCache<DenseStorage<E>, KeyNormScorer>;
 using Snap = HeadBudgetCache<DenseStorage<E>, SnapKvScorer>;
 using H2o = HeadBudgetCache<DenseStorage<E>, H2oScorer>;
@@ -203,8 +203,8 @@ TEST_CASE("heads that share the model's budget: a cache on its way between host 
   pair.step(70);
   pair.compress();
   pair.step(20);
-  KvCache<E> down = cuda::to_host(pair.there);
-  Cache up = cuda::to_device(pair.here);
+  KvCache<E> down = gpu::to_host(pair.there);
+  Cache up = gpu::to_device(pair.here);
   pair.compress();
   down.compress();
   up.compress();
@@ -229,7 +229,7 @@ TEST_CASE("heads that share the model's budget: a layer alone, a layer without q
   Cache cache{plan, {.max_append = 9}};
   test::feed_device(cache, 1, {30});
   const std::string refusal = thrown<ConfigError>([&] { cache.compress(std::size_t{0}); });
-  CHECK(contains(refusal, "cuda::KvCache::compress: heads of layer 0 share their budgets"));
+  CHECK(contains(refusal, "gpu::KvCache::compress: heads of layer 0 share their budgets"));
   // Heads of another layer bring their rows, though they have none to drop.
   Cache fork = cache.fork();
   test::Random random{4};

@@ -24,11 +24,10 @@
 #include "support/tensors.hpp"
 
 using namespace kvpolicy;
-using namespace kvpolicy::cuda;
+using namespace kvpolicy::gpu;
 
 namespace {
 
-using kvpolicy::half;  // CUDA has one as well
 using test::all_codes;
 using test::Codes;
 using test::OtherElement;
@@ -370,11 +369,12 @@ TEST_CASE("long texts: several tiles of votes and their halos, several blocks, l
                                                  .group = 4,
                                                  .blocks = blocks,
                                                  .page_rows = 128}));
+    worst = std::max(
+        worst, check<float16, 128>(
+                   {.heads = {{.rows = 977, .survivors = 0, .how = how(33, 65, true)}}, .blocks = blocks}));
     worst =
-        std::max(worst, check<half, 128>({.heads = {{.rows = 977, .survivors = 0, .how = how(33, 65, true)}},
-                                          .blocks = blocks}));
-    worst = std::max(worst, check<half, 80>({.heads = {{.rows = 1024 + 8, .survivors = 0, .how = how(8, 65)}},
-                                             .blocks = blocks}));
+        std::max(worst, check<float16, 80>({.heads = {{.rows = 1024 + 8, .survivors = 0, .how = how(8, 65)}},
+                                            .blocks = blocks}));
     worst = std::max(worst,
                      check<OtherElement, 64>(
                          {.heads = {{.rows = 512 + 1, .survivors = 0, .how = how(1, 1)}}, .blocks = blocks}));
@@ -388,7 +388,7 @@ TEST_CASE("the widest kernel, a wide window") {
                                        {.rows = 600, .survivors = 0, .how = how(8, kernel)}},
                              .blocks = 2});
   }
-  check<half, 64>({.heads = {{.rows = 300, .survivors = 0, .how = how(130, 7)}}, .group = 2});
+  check<float16, 64>({.heads = {{.rows = 300, .survivors = 0, .how = how(130, 7)}}, .group = 2});
 }
 
 TEST_CASE("groups; query heads that do not fit into shared memory together") {
@@ -399,7 +399,7 @@ TEST_CASE("groups; query heads that do not fit into shared memory together") {
                             .group = 7,
                             .blocks = 2});
   static_assert(observe_heads_at_once<256>(4, 64) == 1);
-  check<half, 256>({.heads = {{.rows = 150, .survivors = 0, .how = how(64, 5)}}, .group = 4});
+  check<float16, 256>({.heads = {{.rows = 150, .survivors = 0, .how = how(64, 5)}}, .group = 4});
 }
 
 TEST_CASE("TOVA: the last query ranks all rows, its own among them") {
@@ -408,7 +408,7 @@ TEST_CASE("TOVA: the last query ranks all rows, its own among them") {
         .ranking = Ranking::attention, .queries = 1, .kept_rows = kept_rows, .budget = 40};
   };
   for (const int rows : {1, 31, 32, 33, 64, 511, 512, 513}) {
-    check<half, 64>({.heads = {{.rows = rows, .survivors = 0, .how = last(0)}}, .group = 3, .blocks = 2});
+    check<float16, 64>({.heads = {{.rows = rows, .survivors = 0, .how = last(0)}}, .group = 3, .blocks = 2});
   }
   check<OtherElement, 128>({.heads = {{.rows = 700, .survivors = 0, .how = last(0)},
                                       {.rows = 700, .survivors = 0, .how = last(5)},
@@ -418,12 +418,12 @@ TEST_CASE("TOVA: the last query ranks all rows, its own among them") {
 
 TEST_CASE("peaked attention, softcap, sink logits") {
   const std::vector<Head> heads{{.rows = 300, .survivors = 0, .how = how(8, 7)}};
-  double worst = check<half, 128>({.heads = heads, .group = 2, .deviation = 12.0F});
+  double worst = check<float16, 128>({.heads = heads, .group = 2, .deviation = 12.0F});
   worst = std::max(worst, check<OtherElement, 64>({.heads = heads, .group = 2, .deviation = 12.0F}));
   MESSAGE("error / largest score: " << worst);
   check<OtherElement, 64>({.heads = heads, .deviation = 4.0F, .softcap = 5.0F});
   check<OtherElement, 64>({.heads = heads, .group = 2, .blocks = 2, .sinks = true});
-  check<half, 128>({.heads = heads, .group = 2, .softcap = 20.0F, .sinks = true});
+  check<float16, 128>({.heads = heads, .group = 2, .softcap = 20.0F, .sinks = true});
 }
 
 TEST_CASE("a second compression: rows that survived the first, heads of other lengths") {
@@ -441,11 +441,11 @@ TEST_CASE("the largest vote in place of the mean") {
     return settings;
   };
   for (const int blocks : {1, 3}) {
-    check<half, 64>({.heads = {{.rows = 300, .survivors = 0, .how = worst_case(how(8, 7))},
-                               {.rows = 300, .survivors = 0, .how = worst_case(how(33, 5, true))},
-                               {.rows = 300, .survivors = 0, .how = how(8, 7)}},
-                     .group = 3,
-                     .blocks = blocks});
+    check<float16, 64>({.heads = {{.rows = 300, .survivors = 0, .how = worst_case(how(8, 7))},
+                                  {.rows = 300, .survivors = 0, .how = worst_case(how(33, 5, true))},
+                                  {.rows = 300, .survivors = 0, .how = how(8, 7)}},
+                        .group = 3,
+                        .blocks = blocks});
     // Query heads that are observed one after another.
     static_assert(observe_heads_at_once<128>(7, 64) < 7);
     check<OtherElement, 128>({.heads = {{.rows = 200, .survivors = 0, .how = worst_case(how(64, 3))},
@@ -453,7 +453,7 @@ TEST_CASE("the largest vote in place of the mean") {
                               .group = 7,
                               .blocks = blocks});
   }
-  check<half, 64>(
+  check<float16, 64>(
       {.heads = {{.rows = 100, .survivors = 0, .how = worst_case(how(16, 7))}}, .group = 2, .known = 3});
   check<OtherElement, 64, true>({.heads = {{.rows = 300,
                                             .survivors = 260,
@@ -465,10 +465,10 @@ TEST_CASE("the largest vote in place of the mean") {
 }
 
 TEST_CASE("fewer queries are known than would vote") {
-  check<half, 64>({.heads = {{.rows = 100, .survivors = 0, .how = how(16, 7)},
-                             {.rows = 100, .survivors = 0, .how = how(2, 7)}},
-                   .group = 2,
-                   .known = 3});
+  check<float16, 64>({.heads = {{.rows = 100, .survivors = 0, .how = how(16, 7)},
+                                {.rows = 100, .survivors = 0, .how = how(2, 7)}},
+                      .group = 2,
+                      .known = 3});
 }
 
 TEST_CASE("quantised survivors") {
@@ -487,15 +487,15 @@ TEST_CASE("quantised survivors") {
           worst,
           check<OtherElement, 64, true>(
               {.heads = {head(300, 64, true), head(150, 32)}, .tokens = 500, .group = 2, .blocks = blocks}));
-      worst = std::max(worst, check<half, 128, true>({.heads = {head(333, 128, true), head(200, 16, true)},
-                                                      .tokens = 500,
-                                                      .group = 2,
-                                                      .blocks = blocks}));
+      worst = std::max(worst, check<float16, 128, true>({.heads = {head(333, 128, true), head(200, 16, true)},
+                                                         .tokens = 500,
+                                                         .group = 2,
+                                                         .blocks = blocks}));
     }
     worst = std::max(worst,
                      check<OtherElement, 64, true>(
                          {.heads = {head(300, 64), head(150, 32)}, .tokens = 500, .group = 2, .blocks = 2}));
-    worst = std::max(worst, check<half, 128, true>(
+    worst = std::max(worst, check<float16, 128, true>(
                                 {.heads = {head(333, 128), {.rows = 120, .survivors = 0, .how = how(16, 1)}},
                                  .tokens = 500,
                                  .page_rows = 128}));

@@ -20,7 +20,7 @@
 #include "cuda/support/device_cache.hpp"
 
 using namespace kvpolicy;
-using E = kvpolicy::half;
+using E = kvpolicy::float16;
 using test::DeviceCache;
 using test::DeviceChunk;
 using test::DevicePlan;
@@ -124,8 +124,8 @@ DevicePlan own_plan(std::size_t compress_every) {
   return plan;
 }
 
-std::shared_ptr<cuda::Engine<E>> own_engine() {
-  auto engine = std::make_shared<cuda::Engine<E>>(shape);
+std::shared_ptr<gpu::Engine<E>> own_engine() {
+  auto engine = std::make_shared<gpu::Engine<E>>(shape);
   engine->serve<PeakKey>();
   return engine;
 }
@@ -153,7 +153,7 @@ void check_same_rows(const DeviceCache& device, const KvCache<E>& host) {
   }
 }
 
-std::string refusal(const DevicePlan& plan, std::shared_ptr<cuda::Engine<E>> engine = nullptr) {
+std::string refusal(const DevicePlan& plan, std::shared_ptr<gpu::Engine<E>> engine = nullptr) {
   return test::thrown<ConfigError>([&] { DeviceCache{plan, {}, nullptr, engine}; });
 }
 
@@ -176,7 +176,7 @@ TEST_CASE("scorers of one's own keep on a device what they keep on the host") {
     CHECK(device.rows(0, 3).positions.size() == 9);
     CHECK(device.observed_rows() == host.observed_rows());
     DeviceCache fork = device.fork();
-    KvCache<E> copy = cuda::to_host(device);
+    KvCache<E> copy = gpu::to_host(device);
     step_both(random, fork, copy, 30);
     fork.compress();
     copy.compress();

@@ -18,7 +18,7 @@
 #include "cuda/support/device_cache.hpp"
 
 using namespace kvpolicy;
-using E = kvpolicy::half;
+using E = kvpolicy::float16;
 using test::DeviceCache;
 using test::DeviceChunk;
 using test::DevicePlan;
@@ -86,8 +86,8 @@ DevicePlan own_plan() {
   return plan;
 }
 
-std::shared_ptr<cuda::Engine<E>> own_engine() {
-  auto engine = std::make_shared<cuda::Engine<E>>(shape);
+std::shared_ptr<gpu::Engine<E>> own_engine() {
+  auto engine = std::make_shared<gpu::Engine<E>>(shape);
   engine->serve<ChannelSummary<MidRange>>();
   engine->serve<ChannelSummary<Ends>>();
   return engine;
@@ -142,11 +142,11 @@ TEST_CASE("summaries of one's own choose on a device what they choose on the hos
       device.truncate(to);
     }
     DeviceCache fork = device.fork();
-    KvCache<E> copy = cuda::to_host(device);
-    DeviceCache back = cuda::to_device(copy, {.max_rollback = max_rollback}, nullptr, own_engine());
+    KvCache<E> copy = gpu::to_host(device);
+    DeviceCache back = gpu::to_device(copy, {.max_rollback = max_rollback}, nullptr, own_engine());
     step_both(random, fork, copy, 30, choose);
     check_same_rows(fork, copy);
-    KvCache<E> again = cuda::to_host(back);
+    KvCache<E> again = gpu::to_host(back);
     step_both(random, back, again, 30, choose);
     check_same_rows(back, again);
   }
@@ -167,7 +167,7 @@ TEST_CASE("summaries of one's own: a text that is taken over is summarised") {
 
 TEST_CASE("summaries of one's own: what a device lacks is refused by name") {
   const test::SmallDevice small;
-  const auto refusal = [](const DevicePlan& plan, std::shared_ptr<cuda::Engine<E>> engine = nullptr) {
+  const auto refusal = [](const DevicePlan& plan, std::shared_ptr<gpu::Engine<E>> engine = nullptr) {
     return test::thrown<ConfigError>([&] { DeviceCache{plan, {}, nullptr, engine}; });
   };
   CHECK(test::contains(refusal(own_plan()),
@@ -178,7 +178,7 @@ TEST_CASE("summaries of one's own: what a device lacks is refused by name") {
       "chunks are summarised by sum"));
   const DeviceCache cache{own_plan(), {}, nullptr, own_engine()};
   CHECK(test::contains(test::thrown<ConfigError>([&] {
-                         static_cast<void>(cache.fork(nullptr, std::make_shared<cuda::Engine<E>>(shape)));
+                         static_cast<void>(cache.fork(nullptr, std::make_shared<gpu::Engine<E>>(shape)));
                        }),
                        "chunks are summarised by mid_range"));
 }

@@ -11,7 +11,7 @@
 
 #include "cuda/support/codes.hpp"
 
-using namespace kvpolicy::cuda;
+using namespace kvpolicy::gpu;
 
 namespace {
 
@@ -85,7 +85,7 @@ TEST_CASE("codes fill a tile without gap or overlap, and a bit names its code") 
 TEST_CASE("the parts of a page follow each other and take what two pages of the host take") {
   for (const int head_dim : {64, 128}) {
     for (const test::Codes& codes : test::all_codes) {
-      const kvpolicy::cuda::Sides widths{code_width(codes.keys), code_width(codes.values)};
+      const kvpolicy::gpu::Sides widths{code_width(codes.keys), code_width(codes.values)};
       const int key_bits = static_cast<int>(kvpolicy::bits_of(codes.keys));
       const int value_bits = static_cast<int>(kvpolicy::bits_of(codes.values));
       for (const bool per_channel : {false, true}) {
@@ -122,7 +122,7 @@ TEST_CASE("the parts of a page follow each other and take what two pages of the 
 
 TEST_CASE(
     "upper halves lie as codes of 4 bits do, after the lower ones, with scales and zeros of their own") {
-  using kvpolicy::cuda::Sides;
+  using kvpolicy::gpu::Sides;
   for (const int head_dim : {64, 128}) {
     CAPTURE(head_dim);
     const TilePart four = tile_part(4, 0), upper = tile_part(upper_halves, 0);

@@ -15,7 +15,7 @@
 namespace {
 
 using kvpolicy::Encoding;
-using namespace kvpolicy::cuda;
+using namespace kvpolicy::gpu;
 using test::all_codes;
 
 TEST_CASE("partition: pieces join, are equal, and know their blocks") {

@@ -16,7 +16,7 @@
 #include "cuda/support/prefill_trial.hpp"
 
 using namespace kvpolicy;
-using namespace kvpolicy::cuda;
+using namespace kvpolicy::gpu;
 using test::OtherElement;
 using test::prefill::Case;
 using test::prefill::chosen;
@@ -26,8 +26,6 @@ using test::prefill::Trial;
 using test::prefill::window;
 
 namespace {
-
-using kvpolicy::half;  // CUDA has one as well
 
 template <Element E, int HeadDim>
 void check(Case c) {
@@ -58,13 +56,13 @@ TEST_CASE_TEMPLATE("Hopper prefill: every head_dim, tiles cut and whole", E, KVP
 
 TEST_CASE("Hopper prefill: a ring of tiles that goes round more than twice") {
   check<OtherElement, 64>({.queries = 17, .histories = {1700}});  // six tiles of 128 rows
-  check<half, 128>({.queries = 17, .histories = {1700}});
+  check<float16, 128>({.queries = 17, .histories = {1700}});
   check<OtherElement, 256>({.queries = 17, .histories = {800}});  // three of 96
 }
 
 TEST_CASE("Hopper prefill: groups share tiles of query rows that they need not divide") {
   for (const int group : {1, 3, 7, 16}) {
-    check<half, 64>({.group = group, .queries = 33, .histories = {70}});
+    check<float16, 64>({.group = group, .queries = 33, .histories = {70}});
   }
 }
 
@@ -85,20 +83,20 @@ TEST_CASE("Hopper prefill: mixed heads of several sequences, longest first or no
                .padded = true,
                .more_heads = 4};
   check<OtherElement, 64>(c);
-  check<half, 128>(c);
+  check<float16, 128>(c);
   Case many{.heads = {}, .queries = 2, .histories = {70}};
   for (int h = 0; h < 131; ++h) many.heads.push_back(h % 5 == 0 ? full() : window(0, h % 7 + 1, 64));
-  check<half, 64>(many);
+  check<float16, 64>(many);
 }
 
 TEST_CASE("Hopper prefill: windows, own rows or appended ones") {
   for (const int history : {0, 3, 400}) {
     for (const bool own_rows : {true, false}) {
-      check<half, 64>({.heads = {window(0, 1, 192), window(5, 64, 192), window(64, 100, 256),
-                                 window(5, 60, 192, true), window(130, 7, 192)},
-                       .queries = 130,
-                       .histories = {history},
-                       .own_rows = own_rows});
+      check<float16, 64>({.heads = {window(0, 1, 192), window(5, 64, 192), window(64, 100, 256),
+                                    window(5, 60, 192, true), window(130, 7, 192)},
+                          .queries = 130,
+                          .histories = {history},
+                          .own_rows = own_rows});
     }
   }
 }
@@ -111,7 +109,7 @@ TEST_CASE("Hopper prefill: sinks that seem to stand before the window") {
     const Case c{
         .heads = {a, full(), b}, .group = 2, .queries = 90, .histories = {0, 50, 300}, .own_rows = own_rows};
     check<OtherElement, 64>(c);
-    check<half, 256>(c);
+    check<float16, 256>(c);
   }
 }
 
@@ -127,7 +125,7 @@ TEST_CASE("Hopper prefill: chosen chunks, evicted rows, queries that see nothing
         .histories = {300},
         .selected = true};
     check<OtherElement, 64>(c);
-    check<half, 128>(c);
+    check<float16, 128>(c);
   }
   for (const bool sinks : {false, true}) {
     for (const int splits : {1, 2}) {
@@ -152,25 +150,25 @@ TEST_CASE("Hopper prefill: several blocks for a tile of queries") {
                  .padded = true,
                  .attention_sink_bias = splits == 5};
     check<OtherElement, 64>(c);
-    check<half, 256>(c);
+    check<float16, 256>(c);
   }
 }
 
 TEST_CASE("Hopper prefill: soft cap, sink logits, scales") {
   for (const bool sinks : {false, true}) {
     for (const float softcap : {0.0F, 5.0F, 50.0F}) {
-      check<half, 64>({.heads = {full(), window(2, 10, 64)},
-                       .group = 2,
-                       .queries = 70,
-                       .histories = {90},
-                       .attention_sink_bias = sinks,
-                       .log_sum_exp = !sinks,
-                       .softcap = softcap});
+      check<float16, 64>({.heads = {full(), window(2, 10, 64)},
+                          .group = 2,
+                          .queries = 70,
+                          .histories = {90},
+                          .attention_sink_bias = sinks,
+                          .log_sum_exp = !sinks,
+                          .softcap = softcap});
     }
   }
   // Logits far apart, all equal, and upside down.
   for (const float scale : {4.0F, 1e-30F, -0.2F}) {
-    check<half, 64>({.queries = 40, .histories = {290}, .scale = scale});
+    check<float16, 64>({.queries = 40, .histories = {290}, .scale = scale});
   }
 }
 
@@ -189,7 +187,7 @@ TEST_CASE("Hopper prefill: trees") {
                    .selected = true,
                    .tree = test::some_tree(queries + older, seed, seed % 3 * 4)};
       check<OtherElement, 64>(c);
-      check<half, 128>(c);
+      check<float16, 128>(c);
     }
   }
 }
@@ -202,7 +200,7 @@ TEST_CASE("Hopper prefill: results do not depend on who comes first") {
   std::vector<std::uint16_t> before;
   for (const std::uint64_t order : {1, 2, 3, 4}) {
     test::set_order(order);
-    Trial<half, 64> trial{c};
+    Trial<float16, 64> trial{c};
     trial.run();
     if (!before.empty()) CHECK(before == trial.out());
     before = trial.out();

@@ -12,7 +12,7 @@
 #include "cuda/support/prefill_trial.hpp"
 
 using namespace kvpolicy;
-using namespace kvpolicy::cuda;
+using namespace kvpolicy::gpu;
 using test::all_codes;
 using test::Codes;
 using test::OtherElement;
@@ -24,8 +24,6 @@ using test::prefill::Trial;
 using test::prefill::window;
 
 namespace {
-
-using kvpolicy::half;  // CUDA has one as well
 
 template <Element E, int HeadDim>
 void check(const Case& c) {
@@ -55,16 +53,16 @@ TEST_CASE("prefill: every head_dim, tiles cut and whole") {
   for (const int queries : {1, 5, 65}) {
     const Case c{.group = 2, .queries = queries, .histories = {200}};
     check<OtherElement, 64>(c);
-    check<half, 80>(c);
+    check<float16, 80>(c);
     check<OtherElement, 96>(c);
-    check<half, 128>(c);
+    check<float16, 128>(c);
     check<OtherElement, 256>(c);
   }
 }
 
 TEST_CASE("prefill: groups share tiles of query rows that they need not divide") {
   for (const int group : {1, 2, 3, 4, 7, 8, 16}) {
-    check<half, 64>({.group = group, .queries = 33, .histories = {70}});
+    check<float16, 64>({.group = group, .queries = 33, .histories = {70}});
   }
 }
 
@@ -84,22 +82,22 @@ TEST_CASE("prefill: mixed heads of several sequences, longest first or not") {
                .padded = true,
                .more_heads = 4};
   check<OtherElement, 64>(c);
-  check<half, 128>(c);
+  check<float16, 128>(c);
 }
 
 TEST_CASE("prefill: more heads than threads") {
   Case c{.heads = {}, .queries = 2, .histories = {70}};
   for (int h = 0; h < 131; ++h) c.heads.push_back(h % 5 == 0 ? full() : window(0, h % 7 + 1, 64));
-  check<half, 64>(c);
+  check<float16, 64>(c);
 }
 
 TEST_CASE("prefill: windows") {
   for (const int history : {0, 3, 64, 150, 300}) {
     for (const int queries : {1, 64, 130}) {
-      check<half, 64>({.heads = {window(0, 1, 64), window(5, 64, 64), window(64, 100, 128),
-                                 window(5, 60, 64, true), window(130, 7, 64)},
-                       .queries = queries,
-                       .histories = {history}});
+      check<float16, 64>({.heads = {window(0, 1, 64), window(5, 64, 64), window(64, 100, 128),
+                                    window(5, 60, 64, true), window(130, 7, 64)},
+                          .queries = queries,
+                          .histories = {history}});
     }
   }
 }
@@ -124,7 +122,7 @@ TEST_CASE("prefill: sinks that seem to stand before the window") {
                              .queries = 60,
                              .histories = {0, 50, 300},
                              .own_rows = own_rows});
-    check<half, 80>({.heads = {a}, .queries = 60, .histories = {100}, .own_rows = own_rows});
+    check<float16, 80>({.heads = {a}, .queries = 60, .histories = {100}, .own_rows = own_rows});
   }
 }
 
@@ -138,20 +136,20 @@ TEST_CASE("prefill: chosen chunks of exact rows") {
         .histories = {300},
         .selected = true};
     check<OtherElement, 64>(c);
-    check<half, 256>(c);
+    check<float16, 256>(c);
   }
   // Chosen among rows that some of the queries must not see yet.
-  check<half, 64>({.heads = {chosen(full(), 8, {0, 1, 4, 5, 6}, 56)},
-                   .queries = 50,
-                   .histories = {20},
-                   .own_rows = false,
-                   .selected = true});
+  check<float16, 64>({.heads = {chosen(full(), 8, {0, 1, 4, 5, 6}, 56)},
+                      .queries = 50,
+                      .histories = {20},
+                      .own_rows = false,
+                      .selected = true});
 }
 
 TEST_CASE("prefill: evicted rows") {
   Head head;
   head.view.evicted = 130;
-  check<half, 64>({.heads = {head, full()}, .queries = 40, .histories = {250}});
+  check<float16, 64>({.heads = {head, full()}, .queries = 40, .histories = {250}});
 }
 
 TEST_CASE_TEMPLATE("prefill: quantised rows", E, KVPOLICY_KERNEL_ELEMENTS) {
@@ -217,7 +215,7 @@ TEST_CASE("prefill: quantised windows and chunks") {
     a.view.sinks = 5, a.view.recent = 150, a.view.packed_ring = 256, a.view.exact_ring = 192;
     b.view.recent = 100, b.view.packed_ring = 192, b.view.exact_ring = 192;
     b.view.prefill_chunk_mask = true;
-    check<half, 64>({.heads = {a, b, full()}, .queries = 70, .histories = {700, 90, 0}});
+    check<float16, 64>({.heads = {a, b, full()}, .queries = 70, .histories = {700, 90, 0}});
 
     for (const int rows : {8, 16, 64}) {
       std::vector<int> chunks;
@@ -260,7 +258,7 @@ TEST_CASE("prefill: several blocks for a tile of queries") {
                  .padded = true,
                  .attention_sink_bias = splits == 5};
     check<OtherElement, 64>(c);
-    check<half, 256>(c);
+    check<float16, 256>(c);
   }
 }
 
@@ -269,7 +267,7 @@ TEST_CASE("prefill: results do not depend on who comes first") {
   std::vector<std::uint16_t> before;
   for (const std::uint64_t order : {1, 2, 3}) {
     test::set_order(order);
-    Trial<half, 64> trial{c};
+    Trial<float16, 64> trial{c};
     trial.run();
     if (!before.empty()) CHECK(before == trial.out());
     before = trial.out();
@@ -279,18 +277,18 @@ TEST_CASE("prefill: results do not depend on who comes first") {
 TEST_CASE("prefill: soft cap, sink logits, scales") {
   for (const bool sinks : {false, true}) {
     for (const float softcap : {0.0F, 5.0F, 50.0F}) {
-      check<half, 64>({.heads = {full(), window(2, 10, 64)},
-                       .group = 2,
-                       .queries = 40,
-                       .histories = {90},
-                       .attention_sink_bias = sinks,
-                       .log_sum_exp = !sinks,
-                       .softcap = softcap});
+      check<float16, 64>({.heads = {full(), window(2, 10, 64)},
+                          .group = 2,
+                          .queries = 40,
+                          .histories = {90},
+                          .attention_sink_bias = sinks,
+                          .log_sum_exp = !sinks,
+                          .softcap = softcap});
     }
   }
   // Logits far apart, all equal, and upside down.
   for (const float scale : {4.0F, 1e-30F, -0.2F}) {
-    check<half, 64>({.queries = 40, .histories = {90}, .scale = scale});
+    check<float16, 64>({.queries = 40, .histories = {90}, .scale = scale});
   }
 }
 
@@ -323,9 +321,9 @@ TEST_CASE("prefill, trees: every head_dim, alone and at the end of older nodes")
                    .tree = test::some_tree(queries + older, seed, seed % 3 * 4)};
       CAPTURE(older);
       check<OtherElement, 64>(c);
-      check<half, 80>(c);
+      check<float16, 80>(c);
       check<OtherElement, 96>(c);
-      check<half, 128>(c);
+      check<float16, 128>(c);
       check<OtherElement, 256>(c);
     }
   }
@@ -360,18 +358,18 @@ TEST_CASE("prefill, trees: after quantised rows, chosen chunks and dropped rows,
       Head ring = packed(codes, 5, 64, 64), dropped = full();
       ring.view.sinks = 4, ring.view.recent = 100, ring.view.exact_ring = 256, ring.view.packed_ring = 192;
       dropped.view.evicted = 130;
-      check<half, 64>({.heads = {packed(codes, 0, 64, 64), packed(codes, 9, 32, 16, true), ring, dropped,
-                                 chosen(packed(codes, 0, 64, 64), 16, {0, 2, 3, 9}, 256),
-                                 chosen(full(), 8, {0, 5, 20}, 250)},
-                       .group = 2,
-                       .queries = 40,
-                       .histories = {300, 260},
-                       .splits = splits,
-                       .tentative = 6,
-                       .own_rows = ++seed % 2 == 0,
-                       .selected = true,
-                       .softcap = splits == 1 ? 0.0F : 20.0F,
-                       .tree = test::some_tree(60, seed, 6)});
+      check<float16, 64>({.heads = {packed(codes, 0, 64, 64), packed(codes, 9, 32, 16, true), ring, dropped,
+                                    chosen(packed(codes, 0, 64, 64), 16, {0, 2, 3, 9}, 256),
+                                    chosen(full(), 8, {0, 5, 20}, 250)},
+                          .group = 2,
+                          .queries = 40,
+                          .histories = {300, 260},
+                          .splits = splits,
+                          .tentative = 6,
+                          .own_rows = ++seed % 2 == 0,
+                          .selected = true,
+                          .softcap = splits == 1 ? 0.0F : 20.0F,
+                          .tree = test::some_tree(60, seed, 6)});
     }
   }
 }

@@ -22,9 +22,9 @@
 #include "support/tensors.hpp"
 
 using kvpolicy::Encoding;
-using kvpolicy::cuda::AppendParams;
-using kvpolicy::cuda::HeadView;
-using kvpolicy::cuda::LayerState;
+using kvpolicy::gpu::AppendParams;
+using kvpolicy::gpu::HeadView;
+using kvpolicy::gpu::LayerState;
 using test::all_codes;
 using test::below;
 using test::Codes;
@@ -53,7 +53,7 @@ void check_quantized(const std::vector<std::vector<float>>& rows, const Codes& c
     for (const float x : row) numbers.push_back(E{x}.bits);
   }
   head.text[0] = head.text[1] = numbers;
-  const kvpolicy::cuda::Tensor tensor{reinterpret_cast<std::byte*>(numbers.data()), 0, HeadDim, 0};
+  const kvpolicy::gpu::Tensor tensor{reinterpret_cast<std::byte*>(numbers.data()), 0, HeadDim, 0};
   const std::vector<HeadView> views{head.memory.view()};
   std::vector<LayerState> states(1);
   std::vector<std::uint32_t> tickets(1, 0);
@@ -67,8 +67,8 @@ void check_quantized(const std::vector<std::vector<float>>& rows, const Codes& c
                             .v = tensor,
                             .tickets = tickets.data(),
                             .out_of_range = out_of_range.get()};
-  launch(kvpolicy::cuda::append_kernel<E, HeadDim>, 1, 1, kvpolicy::cuda::write_threads,
-         kvpolicy::cuda::append_shared_bytes<HeadDim>(), params);
+  launch(kvpolicy::gpu::append_kernel<E, HeadDim>, 1, 1, kvpolicy::gpu::write_threads,
+         kvpolicy::gpu::append_shared_bytes<HeadDim>(), params);
   head.check_packed(Side::keys, 64);
   head.check_packed(Side::values, 64);
   CHECK(*out_of_range == expected_out_of_range);
@@ -142,10 +142,10 @@ TEST_CASE("codes, scales and zeros are bit for bit the host's, also of hard numb
     CAPTURE(with_unrepresentable);
     int unrepresentable = 0;
     const auto wide = hard_rows(random, 128, with_unrepresentable, unrepresentable);
-    check_quantized<kvpolicy::half, 128>(wide, unrepresentable);
+    check_quantized<kvpolicy::float16, 128>(wide, unrepresentable);
     check_quantized<kvpolicy::bfloat16, 128>(wide, unrepresentable);
     const auto narrow = hard_rows(random, 64, with_unrepresentable, unrepresentable);
-    check_quantized<kvpolicy::half, 64>(narrow, unrepresentable);
+    check_quantized<kvpolicy::float16, 64>(narrow, unrepresentable);
     check_quantized<kvpolicy::bfloat16, 64>(narrow, unrepresentable);
   }
   // The largest halves, both signs in a group: a scale of 131008 / levels.
@@ -153,7 +153,7 @@ TEST_CASE("codes, scales and zeros are bit for bit the host's, also of hard numb
   for (auto& row : largest) {
     for (float& x : row) x = test::normal(random) < 0 ? -65504.0F : 65504.0F;
   }
-  check_quantized<kvpolicy::half, 64>(largest);
+  check_quantized<kvpolicy::float16, 64>(largest);
 }
 
 template <class E, int HeadDim>
@@ -175,17 +175,17 @@ TEST_CASE("rotated rows: codes, scales and zeros are bit for bit the host's, and
     CAPTURE(with_unrepresentable);
     int unrepresentable = 0;
     const auto wide = hard_rows(random, 128, with_unrepresentable, unrepresentable);
-    check_rotated<kvpolicy::half, 128>(wide);
+    check_rotated<kvpolicy::float16, 128>(wide);
     check_rotated<kvpolicy::bfloat16, 128>(wide);
     const auto narrow = hard_rows(random, 64, with_unrepresentable, unrepresentable);
-    check_rotated<kvpolicy::half, 64>(narrow);
+    check_rotated<kvpolicy::float16, 64>(narrow);
     check_rotated<kvpolicy::bfloat16, 64>(narrow);
   }
   std::vector<std::vector<float>> plain(64, std::vector<float>(128));
   for (auto& row : plain) {
     for (float& x : row) x = test::normal(random);
   }
-  check_rotated<kvpolicy::half, 128>(plain);
+  check_rotated<kvpolicy::float16, 128>(plain);
   check_rotated<kvpolicy::bfloat16, 128>(plain);
 }
 
@@ -200,8 +200,10 @@ TEST_CASE("the kernels count exactly the numbers that the host refuses") {
   };
   // Every bfloat16 is tried, and some floats that become one.
   std::vector<float> numbers{65407.0F, 65408.0F, 65450.0F, -65407.0F, -65408.0F, -65504.0F};
+  kvpolicy::bfloat16 number;
   for (std::uint32_t bits = 0; bits < 65536; ++bits) {
-    numbers.push_back(kvpolicy::cuda::to_float<kvpolicy::bfloat16>(static_cast<std::uint16_t>(bits)));
+    number.bits = static_cast<std::uint16_t>(bits);
+    numbers.push_back(static_cast<float>(number));
   }
   numbers.resize((numbers.size() + 4095) / 4096 * 4096, 1.0F);
   for (std::size_t first = 0; first < numbers.size(); first += 4096) {
@@ -219,7 +221,7 @@ TEST_CASE("the kernels count exactly the numbers that the host refuses") {
 
 TEST_CASE("rows of -0 alone are stored as rows of 0 are") {
   for (const float zero : {0.0F, -0.0F}) {
-    check_quantized<kvpolicy::half, 64>(std::vector(64, std::vector(64, zero)));
+    check_quantized<kvpolicy::float16, 64>(std::vector(64, std::vector(64, zero)));
     check_quantized<kvpolicy::bfloat16, 64>(std::vector(64, std::vector(64, zero)));
   }
 }

@@ -88,7 +88,7 @@ HeadRows rows_of(const DeviceCache& cache, std::size_t l, std::size_t h, Read re
   }
   return rows;
 }
-HeadRows rows_of(const KvCache<half>& cache, std::size_t l, std::size_t h, Read read = Read::all) {
+HeadRows rows_of(const KvCache<float16>& cache, std::size_t l, std::size_t h, Read read = Read::all) {
   HeadRows rows;
   std::vector<float> row(shape.head_dim);
   for (const Segment& segment : cache.segments(l, h, read)) {
@@ -107,7 +107,7 @@ HeadRows rows_of(const KvCache<half>& cache, std::size_t l, std::size_t h, Read 
 }
 
 // The same rows, bit for bit, quantised or not.
-void check_rows(const DeviceCache& device, const KvCache<half>& host) {
+void check_rows(const DeviceCache& device, const KvCache<float16>& host) {
   CHECK(device.tokens() == host.tokens());
   CHECK(device.commit_point() == host.commit_point());
   for (std::size_t l = 0; l < shape.layers; ++l) {
@@ -163,7 +163,7 @@ TEST_CASE("a device cache in a file: it goes on as it would have, and opens on t
       CAPTURE(max_rollback);
       ::test::TwoDeviceMemories memory;
       {
-        cuda::CacheOptions options{
+        gpu::CacheOptions options{
             .max_rollback = max_rollback, .max_append = 4, .memory = &memory, .latest_rows = 0};
         if (slow) options.slow_memory = &memory.slow;
         const DevicePlan plan = ::test::mixed_device_plan(shape);
@@ -176,7 +176,7 @@ TEST_CASE("a device cache in a file: it goes on as it would have, and opens on t
         CacheOptions host_options;
         host_options.max_rollback = max_rollback;
         host_options.max_append = 4;
-        KvCache<half> host{plan, host_options};
+        KvCache<float16> host{plan, host_options};
         load_bytes(host, bytes, "tag");
         check_rows(cache, host);
         CHECK(saved_bytes(host, "tag") == bytes);
@@ -203,7 +203,7 @@ TEST_CASE("a file of the host's opens on a device with the same rows") {
       const DevicePlan plan = ::test::mixed_device_plan(shape);
       CacheOptions options;
       options.max_rollback = max_rollback;
-      KvCache<half> host{plan, options};
+      KvCache<float16> host{plan, options};
       ::test::Random random{tokens};
       ::test::feed(host, random, {tokens / 2, tokens - tokens / 2, 1}, {.scale = 0.25F});
       if (tokens > 100) {
@@ -216,22 +216,22 @@ TEST_CASE("a file of the host's opens on a device with the same rows") {
       load_bytes(device, bytes);
       check_rows(device, host);
       // What follows is near, on the device and back on the host.
-      KvCache<half> back{plan, options};
+      KvCache<float16> back{plan, options};
       load_bytes(back, saved_bytes(device));
       check_rows(device, back);
       ::test::Random next{5};
-      const ::test::Chunk<half> one{next, shape, 1};
+      const ::test::Chunk<float16> one{next, shape, 1};
       ::test::Tensor<float> out{1, shape.q_heads, shape.head_dim};
       host.step(0, one.q.view(), one.k.view(), one.v.view(), out.view());
       const ::test::DeviceChunk<> other{shape, 1};
-      other.q.upload(flat<half>(one.q));
-      other.k.upload(flat<half>(one.k));
-      other.v.upload(flat<half>(one.v));
+      other.q.upload(flat<float16>(one.q));
+      other.k.upload(flat<float16>(one.k));
+      other.v.upload(flat<float16>(one.v));
       other.step(device, 0);
       const std::vector<float> expected = flat<float>(out);
       std::vector<float> said = other.results();
       said.resize(expected.size());
-      CHECK(::test::largest_difference(said, expected) <= ::test::DeviceBackend<half>::out_error);
+      CHECK(::test::largest_difference(said, expected) <= ::test::DeviceBackend<float16>::out_error);
     }
   }
 }
@@ -239,7 +239,7 @@ TEST_CASE("a file of the host's opens on a device with the same rows") {
 TEST_CASE("a file of the host's is the device's own, byte for byte") {
   const ::test::SmallDevice small;
   constexpr ModelShape wide{1, 40, 20, 64};
-  const DevicePlan plan = ::test::plan_of<half>(
+  const DevicePlan plan = ::test::plan_of<float16>(
       wide, std::vector<HeadSpec>{
                 {},
                 {.kind = Kind::window, .sinks = 4, .recent = 37},
@@ -302,11 +302,11 @@ TEST_CASE("a file of the host's is the device's own, byte for byte") {
       ::test::TwoDeviceMemories memory;
       CacheOptions options;
       options.max_rollback = 5;
-      KvCache<half> host{plan, options};
+      KvCache<float16> host{plan, options};
       ::test::Random random{3};
       ::test::feed(host, random, {tokens}, {.softcap = 5.0F});
       ::test::feed(host, random, {1, 3}, {.read = Read::selected, .refresh_selection = true});
-      cuda::CacheOptions device_options{.max_rollback = 5, .memory = &memory, .latest_rows = 0};
+      gpu::CacheOptions device_options{.max_rollback = 5, .memory = &memory, .latest_rows = 0};
       if (slow) device_options.slow_memory = &memory.slow;
       DeviceCache device{plan, device_options};
       load_bytes(device, saved_bytes(host));
@@ -337,14 +337,14 @@ TEST_CASE("a saved device cache: what is refused is refused as on the host, with
   const std::string bytes = saved_bytes(cache, "one");
   const auto before = ::test::dump_device(cache);
   const auto refused = [&](const std::string& text, std::string_view tag, DeviceCache& own,
-                           KvCache<half>& host) {
+                           KvCache<float16>& host) {
     const std::string said = ::test::thrown<Error>([&] { load_bytes(own, text, tag); });
     CHECK(!said.empty());
     CHECK(said == ::test::thrown<Error>([&] { load_bytes(host, text, tag); }));
   };
   CacheOptions host_options;
   host_options.max_rollback = 8;
-  KvCache<half> host{plan, host_options};
+  KvCache<float16> host{plan, host_options};
   refused(bytes, "other", cache, host);
   for (std::size_t cut = 0; cut < bytes.size(); cut += bytes.size() / 7)
     refused(bytes.substr(0, cut), "one", cache, host);
@@ -354,16 +354,16 @@ TEST_CASE("a saved device cache: what is refused is refused as on the host, with
     refused(broken, "one", cache, host);
   }
   DevicePlan changed = plan;
-  changed.set(0, 0, SinkRecentCache<DenseStorage<half>>::Config{});
+  changed.set(0, 0, SinkRecentCache<DenseStorage<float16>>::Config{});
   DeviceCache another{changed, {.max_rollback = 8}};
-  KvCache<half> another_host{changed, host_options};
+  KvCache<float16> another_host{changed, host_options};
   refused(bytes, "one", another, another_host);
   DeviceCache narrow{plan};
-  KvCache<half> narrow_host{plan};
+  KvCache<float16> narrow_host{plan};
   refused(bytes, "one", narrow, narrow_host);
   DeviceCache brief{plan, {.max_rollback = 8, .max_tokens = 40}};
   host_options.max_tokens = 40;
-  KvCache<half> brief_host{plan, host_options};
+  KvCache<float16> brief_host{plan, host_options};
   refused(bytes, "one", brief, brief_host);
   CHECK(::test::dump_device(cache) == before);
 

@@ -18,11 +18,9 @@
 #include "support/tensors.hpp"
 
 using namespace kvpolicy;
-using namespace kvpolicy::cuda;
+using namespace kvpolicy::gpu;
 
 namespace {
-
-using kvpolicy::half;  // CUDA has one as well
 
 constexpr float inf = std::numeric_limits<float>::infinity();
 constexpr float untouched = -12345.0F;
@@ -154,10 +152,10 @@ TEST_CASE("chunk scores are dot products with the summaries") {
   check_sizes<bfloat16, 64>();
   check_sizes<bfloat16, 80>();
   check_sizes<bfloat16, 128>();
-  check_sizes<half, 64>();
-  check_sizes<half, 96>();
-  check_sizes<half, 128>();
-  check_sizes<half, 256>();
+  check_sizes<float16, 64>();
+  check_sizes<float16, 96>();
+  check_sizes<float16, 128>();
+  check_sizes<float16, 256>();
 }
 
 }  // namespace

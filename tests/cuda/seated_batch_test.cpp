@@ -22,7 +22,7 @@ using test::thrown;
 
 namespace {
 
-using E = kvpolicy::half;  // CUDA has a half as well
+using E = float16;
 constexpr ModelShape shape{2, 16, 8, 64};
 constexpr std::size_t seats = 4;
 constexpr std::size_t row = 16 * 64;  // numbers of a token's queries
@@ -46,8 +46,8 @@ struct Hall {
   test::Stream stream;
   std::size_t tokens;
   Read read;
-  std::shared_ptr<cuda::Engine<E>> engine;
-  cuda::SeatedBatch<E> batch;
+  std::shared_ptr<gpu::Engine<E>> engine;
+  gpu::SeatedBatch<E> batch;
   std::vector<std::unique_ptr<Sequence>> sequences = {};
   std::vector<DeviceChunk<>> inputs = {};  // of each layer: what the graph reads
   std::optional<Graph> graph = {};
@@ -57,8 +57,8 @@ struct Hall {
   Hall(std::size_t of_seat, Read how)
       : tokens{of_seat},
         read{how},
-        engine{std::make_shared<cuda::Engine<E>>(shape, cuda::default_memory(), stream)},
-        batch{engine, seats, tokens, 64, cuda::default_memory(), stream},
+        engine{std::make_shared<gpu::Engine<E>>(shape, gpu::default_memory(), stream)},
+        batch{engine, seats, tokens, 64, gpu::default_memory(), stream},
         sequences(seats) {
     for (std::size_t l = 0; l < shape.layers; ++l) inputs.emplace_back(shape, seats * tokens);
     graph.emplace(stream, [&] { put_step(); });
@@ -76,7 +76,7 @@ struct Hall {
     }
   }
   void join(std::size_t seat) {
-    const cuda::CacheOptions options{.max_rollback = made % 3 == 0 ? 0U : 4U, .max_append = 8};
+    const gpu::CacheOptions options{.max_rollback = made % 3 == 0 ? 0U : 4U, .max_append = 8};
     const auto plan = plan_of_sequence(made++);
     sequences[seat].reset(
         new Sequence{DeviceCache{plan, options, stream, engine}, DeviceCache{plan, options, stream}});
@@ -175,17 +175,17 @@ TEST_CASE("a step of a batch with seats is two launches a layer and asks nothing
   for (const std::size_t seat : {0U, 2U, 3U}) hall.join(seat);
   CHECK(hall.replay());
   hall.stream.wait();
-  const std::uint64_t launches = cuda::simt::grid().launches;
-  const std::uint64_t waits = cuda::simt::device().waits();
-  const std::size_t bytes = cuda::simt::device().live_bytes();
+  const std::uint64_t launches = gpu::simt::grid().launches;
+  const std::uint64_t waits = gpu::simt::device().waits();
+  const std::size_t bytes = gpu::simt::device().live_bytes();
   for (int i = 0; i < 4; ++i) {
     hall.batch.replayed();
     hall.graph->launch(hall.stream);
   }
   hall.put_step();
-  CHECK(cuda::simt::grid().launches - launches == 5 * 2 * shape.layers);
-  CHECK(cuda::simt::device().waits() == waits);
-  CHECK(cuda::simt::device().live_bytes() == bytes);
+  CHECK(gpu::simt::grid().launches - launches == 5 * 2 * shape.layers);
+  CHECK(gpu::simt::device().waits() == waits);
+  CHECK(gpu::simt::device().live_bytes() == bytes);
   hall.stream.wait();
 }
 #endif
@@ -201,8 +201,8 @@ TEST_CASE("what cannot have a seat is refused, and what has one keeps it") {
   CHECK(contains(thrown<ShapeError>([&] { seat(4, first); }), "no seat 4, the batch has 4"));
   CHECK(contains(thrown<ShapeError>([&] { hall.batch.vacate(9, hall.stream); }), "no seat 9"));
   CHECK(contains(thrown<ConfigError>([&] { seat(2, first); }), "has a seat already"));
-  const auto refused = [&]<class Error>(Error, const test::DevicePlan& plan,
-                                        const cuda::CacheOptions& options, const std::string& says) {
+  const auto refused = [&]<class Error>(Error, const test::DevicePlan& plan, const gpu::CacheOptions& options,
+                                        const std::string& says) {
     DeviceCache cache{plan, options, hall.stream, hall.engine};
     const std::string text = thrown<Error>([&] { seat(2, cache); });
     INFO(text);
@@ -226,13 +226,13 @@ TEST_CASE("what cannot have a seat is refused, and what has one keeps it") {
   seat(2, zip);
   hall.batch.vacate(2, hall.stream);
   CHECK(contains(thrown<ConfigError>([&] { hall.put_step(/*scores_rows=*/true); }), "score no rows"));
-  cuda::PinnedMemory pinned;
+  gpu::PinnedMemory pinned;
   refused(CapacityError{""}, plain, {.slow_memory = &pinned}, "slow memory");
   DeviceCache stranger{plain, {}, hall.stream};
   CHECK(contains(thrown<ConfigError>([&] { seat(2, stranger); }), "another engine"));
-  CHECK(contains(thrown<ConfigError>([&] { cuda::SeatedBatch<E>{hall.engine, 2, 9}; }),
+  CHECK(contains(thrown<ConfigError>([&] { gpu::SeatedBatch<E>{hall.engine, 2, 9}; }),
                  "9 tokens for each seat, must be 1 to 8"));
-  CHECK(contains(thrown<ConfigError>([&] { cuda::SeatedBatch<E>{hall.engine, 513}; }),
+  CHECK(contains(thrown<ConfigError>([&] { gpu::SeatedBatch<E>{hall.engine, 513}; }),
                  "513 sequences in a call"));
   const std::string room = thrown<CapacityError>([&] { hall.batch.replayed(1000); });
   CHECK(contains(room, "seat 1"));

@@ -27,10 +27,10 @@ using test::thrown;
 
 namespace {
 
-using E = kvpolicy::half;  // CUDA has a half as well
+using E = float16;
 using Rows = std::vector<int>;
 using Plan = HeadPlan<E>;
-using Cache = cuda::KvCache<E>;
+using Cache = gpu::KvCache<E>;
 using Pair = test::HostPair;
 
 constexpr float inf = std::numeric_limits<float>::infinity();
@@ -113,13 +113,13 @@ void check_kernels(const std::vector<Competitor>& heads) {
   for (const Competitor& head : heads) pitch = std::max(pitch, head.scores.size());
   std::vector<float> scores(kv_heads * pitch, inf), votes(kv_heads * pitch, inf);
   std::vector<float> weighed(kv_heads * pitch, inf);
-  std::vector<cuda::HeadView> views(kv_heads);
-  std::vector<cuda::CompressionSettings> how(kv_heads);
-  std::vector<cuda::SharedHead> shared;
+  std::vector<gpu::HeadView> views(kv_heads);
+  std::vector<gpu::CompressionSettings> how(kv_heads);
+  std::vector<gpu::SharedHead> shared;
   int candidates = 0, budget = 0, kept = 0;
   for (std::size_t h = 0; h < heads.size(); ++h) {
     const std::size_t head = 2 * h + 1;
-    how[head].ranking = cuda::Ranking::attention;
+    how[head].ranking = gpu::Ranking::attention;
     how[head].weighs_values = heads[h].unweighed_share > 0.0;
     how[head].unweighed_share = heads[h].unweighed_share;
     std::copy(heads[h].weighed.begin(), heads[h].weighed.end(),
@@ -144,7 +144,7 @@ void check_kernels(const std::vector<Competitor>& heads) {
   std::vector<std::uint64_t> unweighed_ranks = ranks, weighed_ranks = ranks;
   Rows chosen(static_cast<std::size_t>(budget), -1), begins(heads.size() + 1, -1);
   Rows rows(static_cast<std::size_t>(budget + kept), -1);
-  const cuda::SharedBudgetParams params{
+  const gpu::SharedBudgetParams params{
       .heads = views.data(),
       .compressions = how.data(),
       .scores = {scores.data(), votes.data(), static_cast<long long>(pitch), weighed.data()},
@@ -158,11 +158,11 @@ void check_kernels(const std::vector<Competitor>& heads) {
       .chosen = chosen.data(),
       .begins = begins.data(),
       .rows = rows.data()};
-  test::launch(cuda::shared_ranks_kernel<Threads>, static_cast<int>(heads.size()), 1, Threads,
-               cuda::select_shared_bytes(), params);
-  test::launch(cuda::shared_select_kernel<Threads>, 1, 1, Threads, cuda::select_shared_bytes(), params);
-  test::launch(cuda::share_weighed_kernel<Threads>, static_cast<int>(heads.size()), 1, Threads,
-               cuda::select_shared_bytes(), params);
+  test::launch(gpu::shared_ranks_kernel<Threads>, static_cast<int>(heads.size()), 1, Threads,
+               gpu::select_shared_bytes(), params);
+  test::launch(gpu::shared_select_kernel<Threads>, 1, 1, Threads, gpu::select_shared_bytes(), params);
+  test::launch(gpu::share_weighed_kernel<Threads>, static_cast<int>(heads.size()), 1, Threads,
+               gpu::select_shared_bytes(), params);
   const auto expected = expected_rows(heads);
   for (std::size_t h = 0; h < heads.size(); ++h) {
     CAPTURE(h);
@@ -265,7 +265,7 @@ TEST_CASE("the kernels that let heads compete, against sorting") {
       head.kept_rows = static_cast<int>(test::below(random, 9));
     }
     check_kernels<256>(heads);
-    if (round % 6 == 0) check_kernels<cuda::select_threads>(heads);
+    if (round % 6 == 0) check_kernels<gpu::select_threads>(heads);
   }
 }
 
@@ -384,5 +384,5 @@ TEST_CASE("heads that share but are not ranked alike are refused as on the host"
   plan.set(0, 1, sharing<SnapKvScorer>(9, 0.5));
   const std::string on_device = thrown<ConfigError>([&] { const Cache cache{plan}; });
   CHECK(contains(on_device, "KV head 1 of layer 0 shares"));
-  CHECK(on_device == "cuda::" + thrown<ConfigError>([&] { const KvCache<E> cache{plan}; }));
+  CHECK(on_device == "gpu::" + thrown<ConfigError>([&] { const KvCache<E> cache{plan}; }));
 }

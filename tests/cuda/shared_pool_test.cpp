@@ -20,16 +20,16 @@ using test::thrown;
 
 namespace {
 
-using E = kvpolicy::half;  // CUDA has a half as well
-using Cache = cuda::KvCache<E>;
+using E = float16;
+using Cache = gpu::KvCache<E>;
 
 // A pool over device memory and, if asked for, memory of the host that is pinned.
 template <bool Slow>
 struct Pool {
   test::CountingDeviceMemory fast_memory;
-  cuda::PinnedMemory pinned;
+  gpu::PinnedMemory pinned;
   test::CountingDeviceMemory slow_memory{&pinned};
-  cuda::DeviceProvider fast{&fast_memory}, slow{&slow_memory};
+  gpu::DeviceProvider fast{&fast_memory}, slow{&slow_memory};
   std::array<PageProvider*, 2> tiers{&fast, &slow};
   PagePool pages{std::span{tiers}.first(Slow ? 2 : 1)};
 
@@ -80,9 +80,9 @@ TEST_CASE("caches in a shared pool give what caches by themselves give, and leav
   const ModelShape shape{2, 16, 8, 64};
   const HeadPlan<E> plan = test::mixed_device_plan(shape);
   Pool<true> pool;
-  const cuda::CacheOptions options{.max_rollback = 3, .pool = &pool.pages, .latest_rows = 64};
-  cuda::CacheOptions alone = options;
-  cuda::PinnedMemory pinned;
+  const gpu::CacheOptions options{.max_rollback = 3, .pool = &pool.pages, .latest_rows = 64};
+  gpu::CacheOptions alone = options;
+  gpu::PinnedMemory pinned;
   alone.pool = nullptr;
   alone.slow_memory = &pinned;
   {
@@ -133,19 +133,19 @@ TEST_CASE("caches in a shared pool give what caches by themselves give, and leav
 TEST_CASE("pools that no device cache can use") {
   const test::SmallDevice small;
   const HeadPlan<E> plan{ModelShape{1, 1, 1, 64}};
-  const auto refused = [&](const cuda::CacheOptions& options) {
+  const auto refused = [&](const gpu::CacheOptions& options) {
     return thrown<ConfigError>([&] { const Cache cache{plan, options}; });
   };
   PagePool of_host;
   CHECK(contains(refused({.pool = &of_host}), "tier 0 of the pool is no memory that kernels can read"));
-  cuda::DeviceProvider fast;
+  gpu::DeviceProvider fast;
   ResourceProvider slow{std::pmr::get_default_resource()};
   PagePool half_of_host{std::array<PageProvider*, 2>{&fast, &slow}};
   CHECK(contains(refused({.pool = &half_of_host}), "tier 1 of the pool is no memory that kernels can read"));
   PagePool pool{std::array<PageProvider*, 1>{&fast}};
   CHECK(refused({.pool = &pool}).empty());
-  cuda::PinnedMemory pinned;
+  gpu::PinnedMemory pinned;
   CHECK(contains(refused({.pool = &pool, .slow_memory = &pinned}), "pool and slow_memory are both given"));
   CHECK(contains(refused({.page_rows = 32, .pool = &pool}), "must be a power of two from 64"));
-  CHECK(contains(thrown<ConfigError>([] { const cuda::DeviceProvider none{nullptr}; }), "memory is null"));
+  CHECK(contains(thrown<ConfigError>([] { const gpu::DeviceProvider none{nullptr}; }), "memory is null"));
 }

@@ -49,11 +49,11 @@ struct ThroughDevice : test::HostBackend<E> {
   using Cache = typename test::HostBackend<E>::Cache;
 
   static void replace(test::Random&, Cache& cache) {
-    kvpolicy::cuda::CacheOptions options;
+    kvpolicy::gpu::CacheOptions options;
     options.max_rollback = cache.options().max_rollback;
     options.max_append = cache.options().max_append;
     std::stringstream file;
-    save(kvpolicy::cuda::to_device(cache, options), file);
+    save(kvpolicy::gpu::to_device(cache, options), file);
     load(cache, file);
   }
 };
@@ -61,7 +61,7 @@ struct ThroughDevice : test::HostBackend<E> {
 }  // namespace
 
 TEST_CASE("random operations on host caches that go through a device") {
-  using E = kvpolicy::half;
+  using E = kvpolicy::float16;
   const test::SmallDevice small;
   std::vector<test::HeadSpec> heads;
   for (test::HeadSpec head : test::device_heads()) {
@@ -87,7 +87,7 @@ TEST_CASE("random operations on host caches that go through a device") {
 }
 
 TEST_CASE("random operations on device caches that go through forks and files") {
-  using E = kvpolicy::half;
+  using E = kvpolicy::float16;
   test::random_device_sequences<E, CopiedBackend<E, test::DeviceBackend<E>>>(test::more_seeds(3), 25);
 }
 

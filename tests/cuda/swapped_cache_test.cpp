@@ -51,10 +51,10 @@ class TravellingCache : public test::WaitingCache<E> {
  private:
   void travel() {
     if (test::below(random_, 2) == 0) return;
-    cuda::KvCache<E>& here = *this;
+    gpu::KvCache<E>& here = *this;
     const test::Dump before = test::dump_device(here, false);
     const std::size_t bytes = here.bytes();
-    cuda::SwappedCache<E> away{std::move(here), *pinned_};
+    gpu::SwappedCache<E> away{std::move(here), *pinned_};
     CHECK(away.bytes() <= bytes);
     here = away.swap_in();
     CHECK(away.bytes() == 0);
@@ -63,7 +63,7 @@ class TravellingCache : public test::WaitingCache<E> {
     CHECK(test::dump_device(here, false) == before);
   }
 
-  std::shared_ptr<cuda::PinnedMemory> pinned_ = std::make_shared<cuda::PinnedMemory>();
+  std::shared_ptr<gpu::PinnedMemory> pinned_ = std::make_shared<gpu::PinnedMemory>();
   test::Random random_{99};
 };
 
@@ -87,7 +87,7 @@ constexpr ModelShape shape{2, 16, 8, 64};
 TEST_CASE(
     "random operations on device caches that go away in between: every policy does what its model says") {
   const test::SmallDevice small;
-  test::random_device_sequences<half, TravellingBackend<half>>(test::more_seeds(5), 14);
+  test::random_device_sequences<float16, TravellingBackend<float16>>(test::more_seeds(5), 14);
   test::random_device_sequences<test::OtherElement, TravellingBackend<test::OtherElement>>(
       test::more_seeds(6), 8);
 }
@@ -95,7 +95,7 @@ TEST_CASE(
 TEST_CASE("a sequence that waits takes its tables alone, and comes back only where there is room") {
   const test::SmallDevice small;
   test::CountingDeviceMemory memory;
-  cuda::PinnedMemory pinned;
+  gpu::PinnedMemory pinned;
   test::CountingDeviceMemory elsewhere{&pinned};
   const test::Stream stream;
   {
@@ -106,18 +106,18 @@ TEST_CASE("a sequence that waits takes its tables alone, and comes back only whe
     DeviceCache fork = cache.fork(stream);
     // Of each layer one head observes 8 queries, which stay.
     const std::size_t queries =
-        shape.layers * (8 + cache.options().tail_rows()) * shape.q_heads * shape.head_dim * sizeof(half);
+        shape.layers * (8 + cache.options().tail_rows()) * shape.q_heads * shape.head_dim * sizeof(float16);
     const std::size_t rows = cache.bytes() - queries;
     // Without room for the copy nothing changes.
     elsewhere.fail_after(0);
-    CHECK_THROWS_AS((cuda::SwappedCache<half>{std::move(cache), elsewhere, stream}), std::bad_alloc);
+    CHECK_THROWS_AS((gpu::SwappedCache<float16>{std::move(cache), elsewhere, stream}), std::bad_alloc);
     elsewhere.fail_after(test::never);
     CHECK(test::dump_device(cache, true, stream) == before);
     fork.truncate(fork.tokens(), stream);
     const std::size_t together = memory.live_bytes();
     const std::size_t shared = cache.shared_bytes();
     CHECK(shared > 0);
-    cuda::SwappedCache<half> away{std::move(cache), elsewhere, stream};
+    gpu::SwappedCache<float16> away{std::move(cache), elsewhere, stream};
     CHECK(away.tokens() == 152);
     CHECK(away.bytes() == rows);
     CHECK(elsewhere.live_bytes() == rows);
@@ -154,7 +154,7 @@ TEST_CASE("a sequence that waits takes its tables alone, and comes back only whe
 
 TEST_CASE("a graph captured before a sequence went away serves it when it is back") {
   const test::SmallDevice small;
-  cuda::PinnedMemory pinned;
+  gpu::PinnedMemory pinned;
   const test::Stream stream;
   DeviceCache cache{test::mixed_device_plan(shape), {}, stream};
   DeviceCache twin{test::mixed_device_plan(shape), {}, stream};
@@ -171,7 +171,7 @@ TEST_CASE("a graph captured before a sequence went away serves it when it is bac
   const test::Graph graph{stream, [&] { put(cache); }};
   for (int i = 0; i < 6; ++i) {
     chunk.randomize(random, stream);
-    cuda::SwappedCache<half> away{std::move(cache), pinned, stream};
+    gpu::SwappedCache<float16> away{std::move(cache), pinned, stream};
     cache = away.swap_in(stream);
     cache.replayed();
     graph.launch(stream);
@@ -184,14 +184,14 @@ TEST_CASE("a graph captured before a sequence went away serves it when it is bac
 
 TEST_CASE("pages of a pool go back to it, and come from it") {
   const test::SmallDevice small;
-  cuda::PinnedMemory pinned;
-  cuda::DeviceProvider provider;
+  gpu::PinnedMemory pinned;
+  gpu::DeviceProvider provider;
   PagePool pool{std::array<PageProvider*, 1>{&provider}};
   DeviceCache cache{test::mixed_device_plan(shape), {.pool = &pool}};
   test::feed_device(cache, 1, {150});
   const auto before = test::dump_device(cache);
   const std::size_t live = pool.live_bytes();
-  cuda::SwappedCache<half> away{std::move(cache), pinned};
+  gpu::SwappedCache<float16> away{std::move(cache), pinned};
   CHECK(pool.live_bytes() == 0);
   cache = away.swap_in();
   CHECK(pool.live_bytes() == live);
@@ -200,27 +200,27 @@ TEST_CASE("pages of a pool go back to it, and come from it") {
 
 TEST_CASE("what cannot be moved out is refused and stays") {
   const test::SmallDevice small;
-  cuda::PinnedMemory pinned;
+  gpu::PinnedMemory pinned;
   const test::Stream stream;
   DeviceCache slow{test::DevicePlan{shape}, {.slow_memory = &pinned}, stream};
   test::feed_device(slow, 1, {70}, {}, stream);
-  CHECK(contains(thrown<ConfigError>([&] { cuda::SwappedCache<half>{std::move(slow), pinned, stream}; }),
+  CHECK(contains(thrown<ConfigError>([&] { gpu::SwappedCache<float16>{std::move(slow), pinned, stream}; }),
                  "may have rows in slow memory"));
   CHECK(slow.tokens() == 70);
   DeviceCache cache{test::DevicePlan{shape}, {}, stream};
   test::succeed(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  CHECK(contains(thrown<CapacityError>([&] { cuda::SwappedCache<half>{std::move(cache), pinned, stream}; }),
+  CHECK(contains(thrown<CapacityError>([&] { gpu::SwappedCache<float16>{std::move(cache), pinned, stream}; }),
                  "moving a sequence out cannot be part of a graph"));
   cudaGraph_t graph = nullptr;
   test::succeed(cudaStreamEndCapture(stream, &graph));
   test::succeed(cudaGraphDestroy(graph));
-  cuda::SwappedCache<half> away{std::move(cache), pinned, stream};
+  gpu::SwappedCache<float16> away{std::move(cache), pinned, stream};
   CHECK(thrown<ConfigError>([&] { static_cast<void>(cache.tokens()); }) != "");
   cache = away.swap_in(stream);
   CHECK_THROWS_AS(static_cast<void>(away.swap_in(stream)), ConfigError);
   CHECK(cache.tokens() == 0);
   // A sequence that never comes back.
   test::feed_device(cache, 1, {70}, {}, stream);
-  const cuda::SwappedCache<half> never{std::move(cache), pinned, stream};
+  const gpu::SwappedCache<float16> never{std::move(cache), pinned, stream};
   CHECK(never.bytes() > 0);
 }

@@ -22,8 +22,7 @@
 #include "support/tensors.hpp"
 
 using namespace kvpolicy;
-using namespace kvpolicy::cuda;
-using kvpolicy::half;  // CUDA has one as well
+using namespace kvpolicy::gpu;
 using test::Side;
 
 namespace {
@@ -140,9 +139,9 @@ void check(const Case& c) {
   // is of the size of what a float's rounding does. The second part of a quantised value is rounded to E.
   const bool is_packed = c.view.is_packed();
   const double of_sums = (HeadDim + 24) * 0x1p-23;
-  const double of_split = !is_packed ? 0.0 : std::is_same_v<E, half> ? 0x1p-21 : 0x1p-17;
+  const double of_split = !is_packed ? 0.0 : std::is_same_v<E, float16> ? 0x1p-21 : 0x1p-17;
   const double of_small =
-      is_packed && std::is_same_v<E, half> ? 0x1p-24 : 0.0;  // a half has no smaller steps
+      is_packed && std::is_same_v<E, float16> ? 0x1p-24 : 0.0;  // a half has no smaller steps
   int wrong = 0;
   for (int h = 0; h < kv_heads; ++h) {
     const CompressionSettings& own = how[static_cast<std::size_t>(h)];
@@ -196,14 +195,14 @@ void check(const Case& c) {
 }  // namespace
 
 TEST_CASE("scores are multiplied by the norms of what values become in the output projection") {
-  for (const int rows : {0, 1, 2, 31, 33, 63, 65}) check<half, 64>({.rows = rows, .group = 1 + rows % 3});
+  for (const int rows : {0, 1, 2, 31, 33, 63, 65}) check<float16, 64>({.rows = rows, .group = 1 + rows % 3});
   for (const int outputs : {1, 8, 63, 64, 65, 129}) check<bfloat16, 64>({.rows = 40, .outputs = outputs});
   // More rows than a block has, and a row more.
-  check<half, 64>({.rows = 256 + 4, .outputs = 9, .group = 1, .blocks = 1});
-  check<half, 80>({.rows = 67, .outputs = 70, .group = 3});
+  check<float16, 64>({.rows = 256 + 4, .outputs = 9, .group = 1, .blocks = 1});
+  check<float16, 80>({.rows = 67, .outputs = 70, .group = 3});
   check<bfloat16, 96>({.rows = 67, .page_rows = 128});
   check<bfloat16, 128>({.rows = 130, .group = 4, .blocks = 3});
-  check<half, 256>({.rows = 150, .outputs = 66, .blocks = 1});
+  check<float16, 256>({.rows = 150, .outputs = 66, .blocks = 1});
 }
 
 TEST_CASE("the norms of what quantised values become in the output projection") {
@@ -217,7 +216,7 @@ TEST_CASE("the norms of what quantised values become in the output projection") 
     c.view.residual = 20;
     c.rows = 150;  // 128 of them have codes
     c.seed = ++seed;
-    check<half, 64>(c);
+    check<float16, 64>(c);
     c.view.residual = 0;
     c.rows = 64;
     check<bfloat16, 128>(c);

@@ -20,8 +20,7 @@
 #include "support/tensors.hpp"
 
 using namespace kvpolicy;
-using namespace kvpolicy::cuda;
-using kvpolicy::half;  // CUDA has one as well
+using namespace kvpolicy::gpu;
 using test::Side;
 
 namespace {
@@ -122,11 +121,11 @@ void check_exact() {
 }  // namespace
 
 TEST_CASE("scores are multiplied by the lengths of values") {
-  check_exact<half, 64>();
-  check_exact<half, 80>();
+  check_exact<float16, 64>();
+  check_exact<float16, 80>();
   check_exact<bfloat16, 96>();
   check_exact<bfloat16, 128>();
-  check_exact<half, 256>();
+  check_exact<float16, 256>();
 }
 
 TEST_CASE("scores are multiplied by the lengths of quantised values") {
@@ -139,7 +138,7 @@ TEST_CASE("scores are multiplied by the lengths of quantised values") {
       view.key_group = view.value_group = 32;
       view.key_hadamard = view.value_hadamard = rotated;
       view.residual = 20;
-      check<half, 64>(view, 300, 2, 64, ++seed);
+      check<float16, 64>(view, 300, 2, 64, ++seed);
       view.residual = 0;
       check<bfloat16, 128>(view, 128, 1, 128, ++seed);
     }

@@ -64,7 +64,7 @@ void refuses_rows() {
 
 TEST_CASE("rows that are no numbers are refused where they would be quantised") {
   refuses_rows<float>();
-  refuses_rows<half>();
+  refuses_rows<float16>();
   refuses_rows<bfloat16>();
   Fixture<QuantizedResidualCache<bfloat16>> f;
   f.k[70] = -65450.0F;
@@ -74,7 +74,7 @@ TEST_CASE("rows that are no numbers are refused where they would be quantised") 
 }
 
 TEST_CASE("finite numbers that the element type cannot hold are refused") {
-  Fixture<FullCache<DenseStorage<half>>> f;
+  Fixture<FullCache<DenseStorage<float16>>> f;
   f.v[2] = 70000.0F;
   CHECK(contains(thrown<ShapeError>([&] { f.step(); }), "v holds 70000 at token 0"));
 }

@@ -50,7 +50,7 @@ TEST_CASE("every plan is read back unchanged, in every element type") {
     const std::string text = io::format_plan(plan);
     REQUIRE(io::parse_plan(text) == plan);
     // The element type is not part of the file.
-    REQUIRE(io::format_plan(io::parse_plan<half>(text)) == text);
+    REQUIRE(io::format_plan(io::parse_plan<float16>(text)) == text);
     REQUIRE(io::format_plan(io::parse_plan<bfloat16>(text)) == text);
   }
 }
@@ -118,14 +118,14 @@ TEST_CASE("the quantised cache of transformers, as the page of its policy writes
   const std::size_t first = page.find("    {\"policy\": \"full\"");
   REQUIRE(first != std::string::npos);
   const std::string setting = page.substr(first, page.find("\n\n", first) - first);
-  const HeadPlan<half> plan = io::parse_plan<half>(
+  const HeadPlan<float16> plan = io::parse_plan<float16>(
       R"({"format": "kvpolicy plan", "version": 1, "heads": [[0]],
           "shape": {"layers": 1, "q_heads": 4, "kv_heads": 1, "head_dim": 128}, "settings": [)" +
       setting + "]}");
   CHECK(plan ==
-        HeadPlan<half>{plan.shape(),
-                       QuantizedResidualCache<half>::Config{
-                           .storage = {.bits = 4, .key_group = 64, .value_group = 64, .residual = 128}}});
+        HeadPlan<float16>{plan.shape(),
+                          QuantizedResidualCache<float16>::Config{
+                              .storage = {.bits = 4, .key_group = 64, .value_group = 64, .residual = 128}}});
 }
 
 TEST_CASE("numbers are read back to the last bit, and sizes of more than 53 bits too") {
@@ -149,10 +149,10 @@ TEST_CASE("numbers are read back to the last bit, and sizes of more than 53 bits
 
 TEST_CASE("a method's plan is read back, and policies that a registry does not know are refused") {
   const HeadGates gates{3, 4, {.1, .9, .2, .8, .7, .1, .6, .2, .5, .5, .5, .5}};
-  const auto duo = duo_plan<half>(shape, gates, {.sparsity = 0.5, .sinks = 4, .recent = 60});
-  CHECK(io::parse_plan<half>(io::format_plan(duo)) == duo);
-  const auto any = io::parse_plan<half>(io::format_plan(duo));
-  CHECK(any == duo_plan<half>(shape, gates, {.sparsity = 0.5, .sinks = 4, .recent = 60}));
+  const auto duo = duo_plan<float16>(shape, gates, {.sparsity = 0.5, .sinks = 4, .recent = 60});
+  CHECK(io::parse_plan<float16>(io::format_plan(duo)) == duo);
+  const auto any = io::parse_plan<float16>(io::format_plan(duo));
+  CHECK(any == duo_plan<float16>(shape, gates, {.sparsity = 0.5, .sinks = 4, .recent = 60}));
 
   const HeadScores scores{3, 8, 1.0};
   const auto headkv = quantized_headkv_plan<float>(shape, scores);

@@ -19,10 +19,10 @@ const HeadGates gates{2, 2, {0.9, 0.1, 0.4, 0.6}};
 }  // namespace
 
 TEST_CASE("a duo plan gives each head what its gate asks for") {
-  const auto plan =
-      duo_plan<half>(shape, gates, {.sparsity = 0.5, .sinks = 5, .recent = 70, .mask = Mask::prefill_chunk});
-  using Full = FullCache<DenseStorage<half>>;
-  using Window = SinkRecentCache<DenseStorage<half>>;
+  const auto plan = duo_plan<float16>(
+      shape, gates, {.sparsity = 0.5, .sinks = 5, .recent = 70, .mask = Mask::prefill_chunk});
+  using Full = FullCache<DenseStorage<float16>>;
+  using Window = SinkRecentCache<DenseStorage<float16>>;
   CHECK(plan.has<Full>(0, 0));
   CHECK(plan.has<Window>(0, 1));
   CHECK(plan.has<Window>(1, 0));

@@ -239,8 +239,8 @@ TEST_CASE("a cache is profiled, forked under the plan and compressed to the pred
 }
 
 TEST_CASE("each choice is a policy") {
-  using Window = SinkRecentCache<DenseStorage<half>>;
-  using Budget = HeadBudgetCache<DenseStorage<half>>;
+  using Window = SinkRecentCache<DenseStorage<float16>>;
+  using Budget = HeadBudgetCache<DenseStorage<float16>>;
   const ModelShape shape{.layers = 2, .q_heads = 2, .kv_heads = 2, .head_dim = 64};
   AttentionProfile profile{{2, 2}, 1};
   for (auto& sums : profile.sums.values()) sums.resize(20);
@@ -251,12 +251,12 @@ TEST_CASE("each choice is a policy") {
   for (float& sum : profile.sums(1, 1)) sum = 1.0F;
   FastGenConfig config = small;
   config.compress_every = 16;
-  const auto plan = fastgen_plan<half>(shape, profile, config);
+  const auto plan = fastgen_plan<float16>(shape, profile, config);
   const SnapKvScorer::Config scorer{.observation_window = 2, .pooling = Pooling::max, .kernel = 1};
   CHECK(plan.at(0, 0).get<Budget>() == Budget::Config{.budget = 2, .compress_every = 16, .scorer = scorer});
   CHECK(plan.at(0, 1).get<Window>() == Window::Config{.sinks = 2, .recent = 5});
   CHECK(plan.at(1, 0).get<Budget>() == Budget::Config{.budget = 7, .compress_every = 16, .scorer = scorer});
-  CHECK(plan.has<FullCache<DenseStorage<half>>>(1, 1));
+  CHECK(plan.has<FullCache<DenseStorage<float16>>>(1, 1));
 }
 
 TEST_CASE("settings and profiles that do not work are refused") {

@@ -20,14 +20,14 @@ const HeadScores scores{2, 4, {0.5, 1.5, 3.0, 3.0, 2.0, 2.0, 0.0, 4.0}};
 }  // namespace
 
 TEST_CASE("each KV head gets the budget of its group's score") {
-  const auto plan = headkv_plan<half>(shape, scores,
-                                      {.capacity = 40,
-                                       .observation_window = 8,
-                                       .beta = 1.0,
-                                       .pooling = Pooling::average,
-                                       .kernel = 5,
-                                       .compress_every = 16});
-  using Policy = HeadBudgetCache<DenseStorage<half>>;
+  const auto plan = headkv_plan<float16>(shape, scores,
+                                         {.capacity = 40,
+                                          .observation_window = 8,
+                                          .beta = 1.0,
+                                          .pooling = Pooling::average,
+                                          .kernel = 5,
+                                          .compress_every = 16});
+  using Policy = HeadBudgetCache<DenseStorage<float16>>;
   const std::size_t expected[]{16, 48, 32, 32};  // 32 rows x 4 heads, as 1 : 3 : 2 : 2
   for (std::size_t i = 0; i < 4; ++i) {
     const auto& config = plan.at(i / 2, i % 2).get<Policy>();

@@ -13,15 +13,15 @@ constexpr ModelShape shape{.layers = 1, .q_heads = 2, .kv_heads = 2, .head_dim =
 }  // namespace
 
 TEST_CASE("keys per channel, values per token, the published flush") {
-  const auto plan = kivi_plan<half>(shape);
-  using Policy = QuantizedResidualCache<half, Granularity::per_channel>;
+  const auto plan = kivi_plan<float16>(shape);
+  using Policy = QuantizedResidualCache<float16, Granularity::per_channel>;
   const ResidualConfig codes = plan.at(0, 1).get<Policy>().storage;
   CHECK(codes ==
         ResidualConfig{.bits = 2, .key_group = 32, .value_group = 32, .residual = 128, .flush = Flush::kivi});
 }
 
 TEST_CASE("a KIVI cache of 2 bits takes the bytes of its codes, scales and residual") {
-  const auto plan = kivi_plan<half>(shape);
+  const auto plan = kivi_plan<float16>(shape);
   const CacheOptions options{.page_rows = 64};
   // Of 1,024 rows all keys are quantised, and all values but the latest 128. A row of 64 codes has 16
   // bytes, and a scale and a zero for each 32 codes.

@@ -14,13 +14,13 @@ constexpr ModelShape shape{.layers = 3, .q_heads = 4, .kv_heads = 2, .head_dim =
 }
 
 TEST_CASE("lower layers get more") {
-  const auto plan = pyramidkv_plan<half>(shape, {.capacity = 48,
-                                                 .observation_window = 8,
-                                                 .beta = 4.0,
-                                                 .pooling = Pooling::average,
-                                                 .kernel = 5,
-                                                 .compress_every = 16});
-  using Policy = HeadBudgetCache<DenseStorage<half>>;
+  const auto plan = pyramidkv_plan<float16>(shape, {.capacity = 48,
+                                                    .observation_window = 8,
+                                                    .beta = 4.0,
+                                                    .pooling = Pooling::average,
+                                                    .kernel = 5,
+                                                    .compress_every = 16});
+  using Policy = HeadBudgetCache<DenseStorage<float16>>;
   const std::size_t expected[]{70, 40, 10};  // 2 * 40 - 10 down to 40 / 4
   for (std::size_t i = 0; i < 6; ++i) {
     CHECK(plan.at(i / 2, i % 2).get<Policy>() ==
@@ -29,9 +29,9 @@ TEST_CASE("lower layers get more") {
                          .compress_every = 16,
                          .scorer = {.observation_window = 8, .pooling = Pooling::average, .kernel = 5}});
   }
-  CHECK_THROWS_AS((void)pyramidkv_plan<half>(shape, {.observation_window = 0}), ConfigError);
-  CHECK_THROWS_AS((void)pyramidkv_plan<half>(shape, {.beta = 0.0}), ConfigError);
-  CHECK_THROWS_AS((void)pyramidkv_plan<half>(shape, {.kernel = 4}), ConfigError);
+  CHECK_THROWS_AS((void)pyramidkv_plan<float16>(shape, {.observation_window = 0}), ConfigError);
+  CHECK_THROWS_AS((void)pyramidkv_plan<float16>(shape, {.beta = 0.0}), ConfigError);
+  CHECK_THROWS_AS((void)pyramidkv_plan<float16>(shape, {.kernel = 4}), ConfigError);
 }
 
 TEST_CASE("a prompt shorter than the capacity stays whole in every layer, as published") {

@@ -109,9 +109,9 @@ TEST_CASE("of equal scores at the cut, the heads spread over the layers") {
 }
 
 TEST_CASE("the other heads keep the first and the latest rows") {
-  using Full = FullCache<DenseStorage<half>>;
-  using Window = SinkRecentCache<DenseStorage<half>>;
-  const auto plan = razor_attention_plan<half>(shape, echo, induction, {.mask = Mask::prefill_chunk});
+  using Full = FullCache<DenseStorage<float16>>;
+  using Window = SinkRecentCache<DenseStorage<float16>>;
+  const auto plan = razor_attention_plan<float16>(shape, echo, induction, {.mask = Mask::prefill_chunk});
   for (std::size_t head = 0; head < 4; ++head) {
     const auto& settings = plan.at(head / 2, head % 2);
     if (head == 1 || head == 2) {
@@ -126,8 +126,8 @@ TEST_CASE("the other heads keep the first and the latest rows") {
   CHECK(RazorAttentionConfig{.min_recent = 10, .compression = 3.0, .tokens = 100}.recent() == 34);
   // Two heads keep every row, two keep 4 + 4,096, in pages of 64 rows.
   const RazorAttentionConfig long_text{.tokens = 20'480};
-  const auto memory = razor_attention_plan<half>(shape, echo, induction, long_text).memory(20'480);
-  constexpr std::size_t row = 2 * 64 * sizeof(half);
+  const auto memory = razor_attention_plan<float16>(shape, echo, induction, long_text).memory(20'480);
+  constexpr std::size_t row = 2 * 64 * sizeof(float16);
   CHECK(memory.heads >= (2 * 20'480 + 2 * 4100) * row);
   CHECK(memory.heads <= (2 * 20'480 + 2 * (4100 + 3 * 64)) * row);
 }

@@ -123,14 +123,14 @@ TEST_CASE("rows look as close as their positions in the cache") {
 
 TEST_CASE("every head gets the same window") {
   const RotaryConfig rotary{.theta = 5e5};
-  const auto plan = streaming_llm_plan<half>(
+  const auto plan = streaming_llm_plan<float16>(
       shape, {.sinks = 2, .recent = 30, .mask = Mask::prefill_chunk, .rotary_in_cache = rotary});
-  using Policy = SinkRecentCache<DenseStorage<half>>;
+  using Policy = SinkRecentCache<DenseStorage<float16>>;
   for (std::size_t head = 0; head < 2; ++head) {
     CHECK(plan.at(0, head).get<Policy>() ==
           Policy::Config{.sinks = 2, .recent = 30, .mask = Mask::prefill_chunk, .rotary_in_cache = rotary});
   }
-  CHECK_THROWS_AS((void)streaming_llm_plan<half>(shape, {.recent = 0}), ConfigError);
-  CHECK_THROWS_AS((void)streaming_llm_plan<half>(shape, {.rotary_in_cache = RotaryConfig{.theta = -1.0}}),
+  CHECK_THROWS_AS((void)streaming_llm_plan<float16>(shape, {.recent = 0}), ConfigError);
+  CHECK_THROWS_AS((void)streaming_llm_plan<float16>(shape, {.rotary_in_cache = RotaryConfig{.theta = -1.0}}),
                   ConfigError);
 }

@@ -113,7 +113,7 @@ TEST_CASE("dense rows of every type") {
   };
   compare_all(Models{0}, plan_of(Models{0}, float{}), 0, 0);
   compare_all(Models{1}, plan_of(Models{1}, bfloat16{}), 0, 3);
-  compare_all(Models{2}, plan_of(Models{2}, half{}), 0, 5);
+  compare_all(Models{2}, plan_of(Models{2}, float16{}), 0, 5);
 }
 
 TEST_CASE("quantised rows that are committed at the same positions of the text") {
@@ -253,8 +253,8 @@ TEST_CASE("by default quantised targets decode the text of plain decoding") {
 
 TEST_CASE("plans say whether a commit changes rows, and dense ones are committed as decoding continues") {
   const ModelShape shape = Models{1}.target.config().shape();
-  CHECK_FALSE(triforce_plan<half>(shape).commit_changes_rows());
-  CHECK(quantized_triforce_plan<half>(shape).commit_changes_rows());
+  CHECK_FALSE(triforce_plan<float16>(shape).commit_changes_rows());
+  CHECK(quantized_triforce_plan<float16>(shape).commit_changes_rows());
   using Window = SinkRecentCache<DenseStorage<float>>;
   using PackedWindow = SinkRecentCache<PerTokenStorage<float>>;
   HeadPlan<float> plan{shape};

@@ -185,7 +185,7 @@ TEST_CASE("names in errors are safe for a terminal") {
 
 TEST_CASE("a written file is read back, from memory and from disk") {
   const std::vector<float> values{0.0F, -1.5F, 3.25F, 65504.0F};
-  std::vector<half> halves;
+  std::vector<float16> halves;
   std::vector<bfloat16> shorts;
   for (const float value : values) {
     halves.emplace_back(value);

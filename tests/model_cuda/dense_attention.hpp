@@ -36,9 +36,8 @@ class DeviceDenseCache {
     std::vector<bfloat16> row(width);
     Rows rows;
     for (std::size_t token = 0; token < view.tokens; ++token) {
-      cuda::check(
-          cudaMemcpy(row.data(), view.row(token, 0), width * sizeof(bfloat16), cudaMemcpyDeviceToHost),
-          "cudaMemcpy");
+      gpu::check(cudaMemcpy(row.data(), view.row(token, 0), width * sizeof(bfloat16), cudaMemcpyDeviceToHost),
+                 "cudaMemcpy");
       for (const bfloat16 x : row) rows.push_back(static_cast<double>(static_cast<float>(x)));
     }
     return rows;
@@ -46,7 +45,7 @@ class DeviceDenseCache {
 
   void step(std::size_t layer, const TensorView<const bfloat16>& q, const TensorView<const bfloat16>& k,
             const TensorView<const bfloat16>& v, const TensorView<bfloat16>& out, cudaStream_t stream) {
-    cuda::check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+    gpu::check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
     const std::size_t dim = q.head_dim;
     const std::size_t width = k.heads * dim;
     const std::size_t before = keys_[layer].size() / width;
@@ -79,8 +78,8 @@ class DeviceDenseCache {
         }
       }
     }
-    cuda::check(cudaMemcpy(out.data, result.data(), result.size() * sizeof(bfloat16), cudaMemcpyHostToDevice),
-                "cudaMemcpy");
+    gpu::check(cudaMemcpy(out.data, result.data(), result.size() * sizeof(bfloat16), cudaMemcpyHostToDevice),
+               "cudaMemcpy");
   }
 
   std::vector<std::size_t> windows_;

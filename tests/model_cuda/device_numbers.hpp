@@ -19,11 +19,11 @@ template <class T>
 class DeviceNumbers {
  public:
   explicit DeviceNumbers(const std::vector<T>& numbers) : DeviceNumbers(numbers.size()) {
-    cuda::check(cudaMemcpy(data(), numbers.data(), count_ * sizeof(T), cudaMemcpyHostToDevice), "cudaMemcpy");
+    gpu::check(cudaMemcpy(data(), numbers.data(), count_ * sizeof(T), cudaMemcpyHostToDevice), "cudaMemcpy");
   }
   /// Not initialised: NaN under the emulation.
   explicit DeviceNumbers(std::size_t count)
-      : count_{count}, block_{cuda::allocate(cuda::default_memory(), count * sizeof(T), nullptr)} {}
+      : count_{count}, block_{gpu::allocate(gpu::default_memory(), count * sizeof(T), nullptr)} {}
 
   [[nodiscard]] T* data() const { return reinterpret_cast<T*>(block_.get()); }
   template <class U>
@@ -32,13 +32,13 @@ class DeviceNumbers {
   }
   [[nodiscard]] std::vector<T> get() const {
     std::vector<T> numbers(count_);
-    cuda::check(cudaMemcpy(numbers.data(), data(), count_ * sizeof(T), cudaMemcpyDeviceToHost), "cudaMemcpy");
+    gpu::check(cudaMemcpy(numbers.data(), data(), count_ * sizeof(T), cudaMemcpyDeviceToHost), "cudaMemcpy");
     return numbers;
   }
 
  private:
   std::size_t count_;
-  cuda::DeviceBuffer block_;
+  gpu::DeviceBuffer block_;
 };
 
 [[nodiscard]] inline std::vector<float> random_floats(std::size_t count, unsigned seed,

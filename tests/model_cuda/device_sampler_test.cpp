@@ -147,10 +147,10 @@ TEST_CASE("drawn tokens: logits that say nothing are reported") {
     std::vector<float> logits = random_floats(1100, 4);
     logits[1050] = bad;
     DeviceSampler sampler{{.temperature = 1.0F}, logits.size()};
-    CHECK(choose(sampler, logits) == std::vector<int>{cuda::llama::no_token});
+    CHECK(choose(sampler, logits) == std::vector<int>{gpu::llama::no_token});
   }
   DeviceSampler sampler{{.temperature = 1.0F}, 70};
-  CHECK(choose(sampler, std::vector<float>(70, -infinity)) == std::vector<int>{cuda::llama::no_token});
+  CHECK(choose(sampler, std::vector<float>(70, -infinity)) == std::vector<int>{gpu::llama::no_token});
 }
 
 TEST_CASE("samplers that cannot be are refused") {

@@ -26,7 +26,7 @@
 namespace kvpolicy::reference::kernels_test {
 namespace {
 
-namespace kernels = cuda::llama;
+namespace kernels = gpu::llama;
 
 double number(bfloat16 x) { return static_cast<double>(static_cast<float>(x)); }
 
@@ -45,15 +45,15 @@ TEST_CASE("tokens become their rows of the embedding, and the position advances"
       const DeviceNumbers<int> given{tokens};
       const DeviceNumbers<int> position{std::vector{40}};
       const DeviceNumbers<float> residual{tokens.size() * width};
-      cuda::launch(kernels::embed_kernel<>, {.grid_x = rows, .threads = kernels::embed_threads}, nullptr,
-                   kernels::EmbedParams{.tokens = given.data(),
-                                        .embedding = embedding.as<std::uint16_t>(),
-                                        .residual = residual.data(),
-                                        .position = position.data(),
-                                        .rows = rows,
-                                        .vocabulary = vocabulary,
-                                        .hidden = hidden},
-                   "embed");
+      gpu::launch(kernels::embed_kernel<>, {.grid_x = rows, .threads = kernels::embed_threads}, nullptr,
+                  kernels::EmbedParams{.tokens = given.data(),
+                                       .embedding = embedding.as<std::uint16_t>(),
+                                       .residual = residual.data(),
+                                       .position = position.data(),
+                                       .rows = rows,
+                                       .vocabulary = vocabulary,
+                                       .hidden = hidden},
+                  "embed");
       CHECK(position.get()[0] == 40 + rows);
       const auto out = residual.get();
       bool same = true;
@@ -84,14 +84,14 @@ TEST_CASE("angles follow the position on the device, also far into a text") {
       const DeviceNumbers<int> offsets{distances};
       const DeviceNumbers<float> cosines{rows * pairs};
       const DeviceNumbers<float> sines{rows * pairs};
-      cuda::launch(kernels::angles_kernel<>, {.grid_x = rows, .threads = kernels::angles_threads}, nullptr,
-                   kernels::AnglesParams{.position = position.data(),
-                                         .offsets = offsets.data(),
-                                         .inverse_frequencies = given.data(),
-                                         .cosines = cosines.data(),
-                                         .sines = sines.data(),
-                                         .pairs = static_cast<int>(pairs)},
-                   "angles");
+      gpu::launch(kernels::angles_kernel<>, {.grid_x = rows, .threads = kernels::angles_threads}, nullptr,
+                  kernels::AnglesParams{.position = position.data(),
+                                        .offsets = offsets.data(),
+                                        .inverse_frequencies = given.data(),
+                                        .cosines = cosines.data(),
+                                        .sines = sines.data(),
+                                        .pairs = static_cast<int>(pairs)},
+                  "angles");
       double error = 0;
       for (std::size_t i = 0; i < rows * pairs; ++i) {
         const double angle =
@@ -115,7 +115,7 @@ TEST_CASE("norm gives rows unit mean square") {
     const DeviceNumbers<float> scale{weight};
     const DeviceNumbers<bfloat16> out{rows * width};
     constexpr float eps = 1e-3F;
-    cuda::launch(
+    gpu::launch(
         kernels::norm_kernel<>,
         {.grid_x = rows, .threads = kernels::norm_threads, .shared_bytes = kernels::norm_shared_bytes()},
         nullptr,
@@ -160,14 +160,14 @@ TEST_CASE("the first heads of a row are rotated, the others stay") {
       const DeviceNumbers<bfloat16> in{x};
       const DeviceNumbers<float> cosines{cosine};
       const DeviceNumbers<float> sines{sine};
-      cuda::launch(kernels::rotate_kernel<>, {.grid_x = rows, .threads = kernels::rotate_threads}, nullptr,
-                   kernels::RotateParams{.rows = in.as<std::uint16_t>(),
-                                         .cosines = cosines.data(),
-                                         .sines = sines.data(),
-                                         .row_width = static_cast<int>(width),
-                                         .heads = static_cast<int>(heads),
-                                         .pairs = static_cast<int>(pairs)},
-                   "rotate");
+      gpu::launch(kernels::rotate_kernel<>, {.grid_x = rows, .threads = kernels::rotate_threads}, nullptr,
+                  kernels::RotateParams{.rows = in.as<std::uint16_t>(),
+                                        .cosines = cosines.data(),
+                                        .sines = sines.data(),
+                                        .row_width = static_cast<int>(width),
+                                        .heads = static_cast<int>(heads),
+                                        .pairs = static_cast<int>(pairs)},
+                  "rotate");
       const auto got = in.get();
       bool close = true;
       for (std::size_t i = 0; i < rows * width; ++i) {
@@ -199,14 +199,14 @@ TEST_CASE("swiglu of gates large and small") {
     const DeviceNumbers<bfloat16> in{x};
     const DeviceNumbers<bfloat16> out{rows * width};
     const auto words = static_cast<int>(width / 2);
-    cuda::launch(kernels::swiglu_kernel<>,
-                 {.grid_x = rows,
-                  .grid_y = (words + kernels::swiglu_words_of_block - 1) / kernels::swiglu_words_of_block,
-                  .threads = kernels::swiglu_threads},
-                 nullptr,
-                 kernels::SwigluParams{
-                     .gate_up = in.as<std::uint32_t>(), .out = out.as<std::uint32_t>(), .words = words},
-                 "swiglu");
+    gpu::launch(kernels::swiglu_kernel<>,
+                {.grid_x = rows,
+                 .grid_y = (words + kernels::swiglu_words_of_block - 1) / kernels::swiglu_words_of_block,
+                 .threads = kernels::swiglu_threads},
+                nullptr,
+                kernels::SwigluParams{
+                    .gate_up = in.as<std::uint32_t>(), .out = out.as<std::uint32_t>(), .words = words},
+                "swiglu");
     const auto got = out.get();
     bool close = true;
     for (std::size_t i = 0; i < rows * width; ++i) {
@@ -229,16 +229,16 @@ Choice choose(const std::vector<float>& logits, int before = 0, std::size_t capa
   const DeviceNumbers<int> token{std::vector{99}};
   const DeviceNumbers<int> chosen{std::vector<int>(capacity, 77)};
   const DeviceNumbers<int> choices{std::vector{before}};
-  cuda::launch(kernels::likeliest_kernel<>,
-               {.threads = kernels::likeliest_threads, .shared_bytes = kernels::likeliest_shared_bytes()},
-               nullptr,
-               kernels::LikeliestParams{.logits = in.data(),
-                                        .vocabulary = static_cast<int>(logits.size()),
-                                        .choices = {.token = token.data(),
-                                                    .chosen = chosen.data(),
-                                                    .count = choices.data(),
-                                                    .capacity = static_cast<int>(capacity)}},
-               "likeliest");
+  gpu::launch(kernels::likeliest_kernel<>,
+              {.threads = kernels::likeliest_threads, .shared_bytes = kernels::likeliest_shared_bytes()},
+              nullptr,
+              kernels::LikeliestParams{.logits = in.data(),
+                                       .vocabulary = static_cast<int>(logits.size()),
+                                       .choices = {.token = token.data(),
+                                                   .chosen = chosen.data(),
+                                                   .count = choices.data(),
+                                                   .capacity = static_cast<int>(capacity)}},
+              "likeliest");
   return {token.get()[0], chosen.get(), choices.get()[0]};
 }
 
@@ -289,17 +289,17 @@ TEST_CASE("8-bit codes have an error of at most half a step; padded rows are zer
     const DeviceNumbers<bfloat16> in{x};
     const DeviceNumbers<std::int8_t> codes{padded * width};
     const DeviceNumbers<float> scales{padded};
-    cuda::launch(kernels::quantize_rows_kernel<>,
-                 {.grid_x = padded,
-                  .threads = kernels::quantize_rows_threads,
-                  .shared_bytes = kernels::quantize_rows_shared_bytes()},
-                 nullptr,
-                 kernels::QuantizeRowsParams{.x = in.as<std::uint16_t>(),
-                                             .codes = codes.as<std::uint32_t>(),
-                                             .scales = scales.data(),
-                                             .rows = rows,
-                                             .width = static_cast<int>(width)},
-                 "quantize");
+    gpu::launch(kernels::quantize_rows_kernel<>,
+                {.grid_x = padded,
+                 .threads = kernels::quantize_rows_threads,
+                 .shared_bytes = kernels::quantize_rows_shared_bytes()},
+                nullptr,
+                kernels::QuantizeRowsParams{.x = in.as<std::uint16_t>(),
+                                            .codes = codes.as<std::uint32_t>(),
+                                            .scales = scales.data(),
+                                            .rows = rows,
+                                            .width = static_cast<int>(width)},
+                "quantize");
     const auto code = codes.get();
     const auto scale = scales.get();
     bool close = true;
@@ -338,11 +338,11 @@ TEST_CASE("sums of codes are multiplied by both scales, for every output") {
                                              .bias = biased ? more.data() : nullptr,
                                              .width = static_cast<int>(width)};
       const auto run = [&](kernels::DequantizeParams p) {
-        cuda::launch(kernels::dequantize_kernel<>,
-                     {.grid_x = rows,
-                      .grid_y = static_cast<int>(width - 1) / kernels::dequantize_columns_of_block + 1,
-                      .threads = kernels::dequantize_threads},
-                     nullptr, p, "dequantize");
+        gpu::launch(kernels::dequantize_kernel<>,
+                    {.grid_x = rows,
+                     .grid_y = static_cast<int>(width - 1) / kernels::dequantize_columns_of_block + 1,
+                     .threads = kernels::dequantize_threads},
+                    nullptr, p, "dequantize");
       };
       auto p = params;
       p.added = added.data();

@@ -173,17 +173,17 @@ TEST_CASE("a model of random weights gives finite logits, equal for equal seeds"
 }
 
 // Counts the bytes and forwards the calls.
-class CountingMemory final : public cuda::MemoryResource {
+class CountingMemory final : public gpu::MemoryResource {
  public:
   void* allocate(std::size_t bytes, cudaStream_t stream) override {
-    void* memory = cuda::default_memory()->allocate(bytes, stream);
+    void* memory = gpu::default_memory()->allocate(bytes, stream);
     ++allocations;
     live += bytes;
     return memory;
   }
   void deallocate(void* memory, std::size_t bytes, cudaStream_t stream) noexcept override {
     live -= bytes;
-    cuda::default_memory()->deallocate(memory, bytes, stream);
+    gpu::default_memory()->deallocate(memory, bytes, stream);
   }
   std::size_t allocations = 0;
   std::size_t live = 0;
@@ -218,31 +218,31 @@ TEST_CASE("calls allocate nothing that was reserved, and held memory is counted"
 #if !defined(__CUDACC__)
 TEST_CASE("a failed call of the runtime is a DeviceError and leaks nothing") {
   const Llama model = Llama::load(golden_folder("mha_d64"));
-  const std::size_t live = cuda::simt::live_bytes();
+  const std::size_t live = gpu::simt::live_bytes();
   std::uint64_t failures = 0;
   for (std::uint64_t n = 1;; ++n) {
-    cuda::simt::fail_after(n);
+    gpu::simt::fail_after(n);
     try {
       CudaLlama device{model};
       DeviceDenseCache cache{model.config()};
       static_cast<void>(device.forward(std::vector{1, 2}, 0, cache.attend()));
       device.choose_likeliest();
       static_cast<void>(device.take_choices());
-      cuda::simt::fail_after(0);
+      gpu::simt::fail_after(0);
       break;
     } catch (const DeviceError&) {
       ++failures;
     }
-    REQUIRE(cuda::simt::live_bytes() == live);
+    REQUIRE(gpu::simt::live_bytes() == live);
   }
   CHECK(failures > 50);
 }
 
 TEST_CASE("without a device the error says so") {
   const Llama model = Llama::load(golden_folder("mha_d64"));
-  cuda::simt::device().devices = 0;
+  gpu::simt::device().devices = 0;
   CHECK_THROWS_AS(CudaLlama{model}, DeviceError);
-  cuda::simt::device().devices = 1;
+  gpu::simt::device().devices = 1;
 }
 #endif
 

@@ -58,7 +58,7 @@ std::vector<Expected> expected(const std::vector<const Linear*>& parts, const st
 // The device's product of x in floats; an added product is added to 1.
 std::vector<float> product(const DeviceLinear& linear, Output output, const std::vector<bfloat16>& x,
                            std::size_t rows) {
-  Matmul matmul{cuda::default_memory(), nullptr};
+  Matmul matmul{gpu::default_memory(), nullptr};
   linear.reserve(matmul, rows, nullptr);
   const DeviceNumbers<bfloat16> in{x};
   const std::size_t count = rows * linear.outputs();
@@ -85,8 +85,7 @@ TEST_CASE("bfloat16 products of layers side by side, with biases and without") {
     const Linear one = random_linear(35, 9, biased, 20);
     const Linear other = random_linear(35, 4, biased, 30);
     for (const Output output : outputs) {
-      const DeviceLinear both{
-          {&one, &other}, output, WeightFormat::bfloat16, cuda::default_memory(), nullptr};
+      const DeviceLinear both{{&one, &other}, output, WeightFormat::bfloat16, gpu::default_memory(), nullptr};
       CHECK(both.inputs() == 35);
       CHECK(both.outputs() == 13);
       CHECK(both.bytes() == 35 * 13 * 2);
@@ -112,7 +111,7 @@ TEST_CASE("8-bit products are off by what two roundings to 8 bits cost, in block
     const Linear one = random_linear(inputs, 5, biased, 50);
     const Linear other = random_linear(inputs, 2, biased, 60);
     for (const Output output : outputs) {
-      const DeviceLinear both{{&one, &other}, output, WeightFormat::int8, cuda::default_memory(), nullptr};
+      const DeviceLinear both{{&one, &other}, output, WeightFormat::int8, gpu::default_memory(), nullptr};
       CHECK(both.bytes() == inputs * 7 + 7 * sizeof(float));
       for (const std::size_t rows : {1, 31, 33, 1025}) {
         CAPTURE(rows);
@@ -139,15 +138,14 @@ TEST_CASE("8-bit products are off by what two roundings to 8 bits cost, in block
 
 TEST_CASE("a layer of zeros in 8 bits gives zeros") {
   const Linear zeros{16, 3, std::vector<float>(48), {}};
-  const DeviceLinear layer{{&zeros}, Output::float32, WeightFormat::int8, cuda::default_memory(), nullptr};
+  const DeviceLinear layer{{&zeros}, Output::float32, WeightFormat::int8, gpu::default_memory(), nullptr};
   CHECK(product(layer, Output::float32, random_bfloat16(32, 80), 2) == std::vector<float>(6));
 }
 
 TEST_CASE("8-bit layers need inputs that the library can multiply") {
   const Linear odd = random_linear(40, 3, false, 90);
-  CHECK_THROWS_AS(
-      (DeviceLinear{{&odd}, Output::float32, WeightFormat::int8, cuda::default_memory(), nullptr}),
-      ConfigError);
+  CHECK_THROWS_AS((DeviceLinear{{&odd}, Output::float32, WeightFormat::int8, gpu::default_memory(), nullptr}),
+                  ConfigError);
 }
 
 TEST_CASE("random layers keep the size of activations, in both formats") {
@@ -155,7 +153,7 @@ TEST_CASE("random layers keep the size of activations, in both formats") {
   const auto x = random_bfloat16(4 * inputs, 100, std::sqrt(3.0F));  // with variance 1
   for (const auto format : {WeightFormat::bfloat16, WeightFormat::int8}) {
     const auto layer =
-        DeviceLinear::random(inputs, 64, Output::float32, format, 5, cuda::default_memory(), nullptr);
+        DeviceLinear::random(inputs, 64, Output::float32, format, 5, gpu::default_memory(), nullptr);
     double squares = 0;
     const auto y = product(layer, Output::float32, x, 4);
     for (const float each : y) {

@@ -30,7 +30,7 @@ namespace kvpolicy::reference::run_test {
 namespace {
 
 using Plan = HeadPlan<bfloat16>;
-using DeviceCache = cuda::KvCache<bfloat16>;
+using DeviceCache = gpu::KvCache<bfloat16>;
 using Dense = DenseStorage<bfloat16>;
 using Full = FullCache<Dense>;
 using Window = SinkRecentCache<Dense>;
@@ -129,9 +129,9 @@ TEST_CASE("a recorded step gives the bits of a plain step") {
 #if !defined(__CUDACC__)
   // The emulated stream does nothing before it is waited for, so that reading or reusing memory too early is
   // detected.
-  cuda::simt::device().late = true;
+  gpu::simt::device().late = true;
   const Run late = run(true, 1);
-  cuda::simt::device().late = false;
+  gpu::simt::device().late = false;
   CHECK(late.chosen == plain.chosen);
   CHECK(late.logits == plain.logits);
 #endif

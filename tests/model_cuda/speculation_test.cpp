@@ -27,11 +27,11 @@ namespace {
 using Plan = HeadPlan<bfloat16>;
 using Retrieval = ChunkRetrievalCache<DenseStorage<bfloat16>>;
 using Window = SinkRecentCache<DenseStorage<bfloat16>>;
-using Cache = cuda::KvCache<bfloat16>;
-using OnStream = cuda::OnStream<Cache>;
+using Cache = gpu::KvCache<bfloat16>;
+using OnStream = gpu::OnStream<Cache>;
 
-cuda::CacheOptions options() {
-  cuda::CacheOptions options;
+gpu::CacheOptions options() {
+  gpu::CacheOptions options;
   options.max_rollback = 24;
   options.max_append = 24;
   return options;
@@ -118,7 +118,7 @@ TEST_CASE("quantised rows on a device are committed at the same positions with d
   const auto decoded = [&](auto draft, std::size_t length) {
     Cache cache{plan, options(), rig.stream};
     CHECK(cache.commit_changes_rows());
-    cuda::OnStream on_stream{cache, rig.stream};
+    gpu::OnStream on_stream{cache, rig.stream};
     SpeculativeDecoder decoder{rig.target_reader, on_stream, std::move(draft), greedy(length)};
     CHECK(decoder.commit_every() == options().max_rollback);
     decoder.read_prompt(rig.prompt);

@@ -24,7 +24,7 @@ using offload::FileResource;
 namespace {
 
 using Engine = offload::FetchingEngine<ScalarEngine>;
-using Cache = KvCache<half, Engine>;
+using Cache = KvCache<float16, Engine>;
 constexpr ModelShape shape{1, 4, 2, 64};
 
 }  // namespace
@@ -42,7 +42,7 @@ TEST_CASE("offload: a batch leaves out the sequence whose rows cannot be read or
     CAPTURE(allowed);
     std::vector<Cache> caches, alone;
     for (int i = 0; i < 3; ++i) {
-      caches.emplace_back(HeadPlan<half>{shape}, options, Engine{{}, file});
+      caches.emplace_back(HeadPlan<float16>{shape}, options, Engine{{}, file});
       test::feed(caches.back(), random, {100});
       alone.push_back(caches.back().fork());
     }
@@ -53,7 +53,7 @@ TEST_CASE("offload: a batch leaves out the sequence whose rows cannot be read or
       sequences.push_back({&cache});
     }
     test::Chunk<> chunk{random, shape, 120}, expected = chunk;
-    Batch<half, Engine> batch{Engine{{}, file}};
+    Batch<float16, Engine> batch{Engine{{}, file}};
     calls.fail_after(allowed, EIO);
     const auto found =
         batch.step(0, sequences, indptr, chunk.q.view(), chunk.k.view(), chunk.v.view(), chunk.out.view());

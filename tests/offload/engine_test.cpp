@@ -32,13 +32,13 @@ using kvpolicy::offload::FileResource;
 namespace {
 
 using Engine = kvpolicy::offload::FetchingEngine<kvpolicy::ScalarEngine>;
-using Plan = kvpolicy::HeadPlan<kvpolicy::half>;
-using Cache = kvpolicy::KvCache<kvpolicy::half, Engine>;
-using Control = kvpolicy::KvCache<kvpolicy::half>;
-using Full = kvpolicy::FullCache<kvpolicy::DenseStorage<kvpolicy::half>>;
-using Quantized = kvpolicy::QuantizedResidualCache<kvpolicy::half, kvpolicy::Granularity::per_channel>;
-using Window = kvpolicy::SinkRecentCache<kvpolicy::DenseStorage<kvpolicy::half>>;
-using Retrieval = kvpolicy::ChunkRetrievalCache<kvpolicy::DenseStorage<kvpolicy::half>>;
+using Plan = kvpolicy::HeadPlan<kvpolicy::float16>;
+using Cache = kvpolicy::KvCache<kvpolicy::float16, Engine>;
+using Control = kvpolicy::KvCache<kvpolicy::float16>;
+using Full = kvpolicy::FullCache<kvpolicy::DenseStorage<kvpolicy::float16>>;
+using Quantized = kvpolicy::QuantizedResidualCache<kvpolicy::float16, kvpolicy::Granularity::per_channel>;
+using Window = kvpolicy::SinkRecentCache<kvpolicy::DenseStorage<kvpolicy::float16>>;
+using Retrieval = kvpolicy::ChunkRetrievalCache<kvpolicy::DenseStorage<kvpolicy::float16>>;
 constexpr std::size_t KiB = 1024;
 
 Plan mixed_plan(std::size_t layers) {
@@ -122,7 +122,7 @@ TEST_CASE("offload: selected reads touch no page of the file") {
   Plan plan{ModelShape{.layers = 2, .q_heads = 4, .kv_heads = 2, .head_dim = 64},
             Retrieval::Config{.chunk = 8, .budget = 128}};
   plan.set(0, 1,
-           kvpolicy::ChunkRetrievalCache<kvpolicy::PerChannelStorage<kvpolicy::half>>::Config{
+           kvpolicy::ChunkRetrievalCache<kvpolicy::PerChannelStorage<kvpolicy::float16>>::Config{
                .chunk = 16, .budget = 64, .storage = {.bits = 4, .key_group = 16, .residual = 20}});
   Sequence s{plan, {.max_rollback = 8, .max_append = 100}, 0};
   s.fill(900);

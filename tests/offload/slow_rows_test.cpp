@@ -171,7 +171,7 @@ TEST_CASE("slow rows: a storage shows the same rows, whatever window it has") {
   for (const std::size_t window : {unlimited_rows, std::size_t{1}, std::size_t{15}, std::size_t{16},
                                    std::size_t{33}, std::size_t{100}}) {
     check<DenseStorage<float>>({}, window, ++seed);
-    check<DenseStorage<half>>({}, window, ++seed);
+    check<DenseStorage<float16>>({}, window, ++seed);
     check<PerToken>({.bits = 4, .residual = 21}, window, ++seed);
     check<PerToken>({.bits = 2, .residual = 24, .flush = Flush::kivi}, window, ++seed);
   }

@@ -248,15 +248,15 @@ TEST_CASE("rows of other heads than a rank's are refused") {
 }
 
 TEST_CASE("what fails on one rank in the middle of a prompt fails on all, and nobody waits") {
-  using Plan = HeadPlan<half>;
+  using Plan = HeadPlan<float16>;
   constexpr std::size_t layers = 3;
   constexpr std::size_t tokens = 31;
   const Plan plan{ModelShape{layers, 2, 2, head_dim}};
   const Shards shards = balance(plan, 1000, {.ranks = 3});
   const PromptBlocks blocks{tokens, 3};
   const auto read = [&](Communicator& ranks, std::size_t layer_that_fails, bool before_attention) {
-    RankCache<half> cache{plan, shards, ranks};
-    PromptAttention<half, ScalarEngine> attention{cache, tokens};
+    RankCache<float16> cache{plan, shards, ranks};
+    PromptAttention<float16, ScalarEngine> attention{cache, tokens};
     std::size_t own = 0;
     for (const auto& block : blocks.of_rank(ranks.rank())) own += block.rows();
     try {

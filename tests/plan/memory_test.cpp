@@ -36,8 +36,8 @@ struct IdleEngine {
 };
 static_assert(AttentionEngine<IdleEngine>);
 
-using Plan = HeadPlan<half>;
-using Cache = KvCache<half, IdleEngine>;
+using Plan = HeadPlan<float16>;
+using Cache = KvCache<float16, IdleEngine>;
 constexpr ModelShape shape{.layers = 2, .q_heads = 4, .kv_heads = 2, .head_dim = 64};
 
 /// Feeds tokens whose numbers do not matter.
@@ -46,18 +46,18 @@ class Feeder {
   void step(Cache& cache, std::size_t tokens) {
     const ModelShape& own = cache.plan().shape();
     const std::size_t row = own.q_heads * own.head_dim;
-    if (rows_.size() < tokens * row) rows_.assign(tokens * row, half{0.25F});
+    if (rows_.size() < tokens * row) rows_.assign(tokens * row, float16{0.25F});
     out_.resize(std::max(out_.size(), tokens * row));
-    const TensorView<const half> q{rows_.data(), tokens, own.q_heads, own.head_dim};
-    const TensorView<const half> kv{rows_.data(), tokens, own.kv_heads, own.head_dim};
-    const TensorView<half> out{out_.data(), tokens, own.q_heads, own.head_dim};
+    const TensorView<const float16> q{rows_.data(), tokens, own.q_heads, own.head_dim};
+    const TensorView<const float16> kv{rows_.data(), tokens, own.kv_heads, own.head_dim};
+    const TensorView<float16> out{out_.data(), tokens, own.q_heads, own.head_dim};
     for (std::size_t layer = 0; layer < own.layers; ++layer)
       cache.step(layer, q, kv, kv, out, {.scores_rows = true});
   }
 
  private:
-  std::vector<half> rows_;
-  std::vector<half> out_;
+  std::vector<float16> rows_;
+  std::vector<float16> out_;
 };
 
 CacheOptions random_options(Random& random, std::pmr::memory_resource* memory) {
@@ -78,7 +78,7 @@ std::size_t random_chunk(Random& random) {
 
 bool any_head(const Plan& plan, bool HeadRoles::*does) {
   bool any = false;
-  plan.for_each_head([&](std::size_t, std::size_t, const HeadSettings<half>& settings) {
+  plan.for_each_head([&](std::size_t, std::size_t, const HeadSettings<float16>& settings) {
     any = any || settings.roles().*does;
   });
   return any;
@@ -103,7 +103,7 @@ TEST_CASE("a cache holds what its plan predicts, for every policy and any divisi
     // Each policy alone in turn, then mixtures.
     const Plan plan =
         round < 48
-            ? Plan{shape, random_settings<half>(random, static_cast<std::size_t>(round) % policy_count)}
+            ? Plan{shape, random_settings<float16>(random, static_cast<std::size_t>(round) % policy_count)}
             : random_plan<Plan>(shape, random);
     if (accumulates(plan)) options.max_rollback = 0;
     if (pick(random, 0, 1) == 0 && !selects(plan)) options.slow_memory = &slow;
@@ -128,16 +128,16 @@ TEST_CASE("a cache holds what its plan predicts, for every policy and any divisi
 }
 
 TEST_CASE("the parts of an estimate are right") {
-  const Plan plan{shape, FullCache<DenseStorage<half>>::Config{}};
+  const Plan plan{shape, FullCache<DenseStorage<float16>>::Config{}};
   const CacheOptions options{.max_rollback = 7, .max_append = 3, .page_rows = 32};
   const MemoryEstimate estimate = plan.memory(100, options);
-  const std::size_t row = 64 * sizeof(half);
+  const std::size_t row = 64 * sizeof(float16);
   CHECK(estimate.heads == 2 * 2 * 2 * 96 * row);  // 93 rows: 3 pages of 32, keys and values
   CHECK(estimate.tail == 2 * 2 * 2 * 10 * row);
   CHECK(estimate.queries == 0);
   CHECK(estimate.total() == estimate.heads + estimate.tail);
 
-  HeadBudgetCache<DenseStorage<half>>::Config budget{.budget = 20};
+  HeadBudgetCache<DenseStorage<float16>>::Config budget{.budget = 20};
   budget.scorer.observation_window = 4;
   Plan mixed = plan;
   mixed.set(1, 0, budget);
@@ -163,8 +163,8 @@ TEST_CASE("the bound of a head with a budget never falls, and the head never exc
       CHECK((!falls && !exceeds));
     }
   };
-  check(std::type_identity<HeadBudgetCache<DenseStorage<half>>>{});
-  check(std::type_identity<HeadBudgetCache<PerTokenStorage<half>>>{});
+  check(std::type_identity<HeadBudgetCache<DenseStorage<float16>>>{});
+  check(std::type_identity<HeadBudgetCache<PerTokenStorage<float16>>>{});
 }
 
 TEST_CASE("a compressed cache holds what its plan predicts") {
@@ -177,7 +177,7 @@ TEST_CASE("a compressed cache holds what its plan predicts") {
     options.max_rollback = 0;
     Plan plan = random_plan<Plan>(shape, random);
     const std::size_t budget_policy = pick(random, 5, 6);
-    plan.set(0, 0, random_settings<half>(random, budget_policy));
+    plan.set(0, 0, random_settings<float16>(random, budget_policy));
     REQUIRE(compresses(plan));
     Cache cache{plan, options};
     const std::size_t tokens = pick(random, 1, 500);
@@ -203,7 +203,7 @@ TEST_CASE("max_context: so many tokens fit at every step, and one more does not"
     CacheOptions options = random_options(random, &unlimited);
     Plan plan{shape};
     do {
-      plan = round % 2 == 0 ? Plan{shape, random_settings<half>(random, pick(random, 0, policy_count - 1))}
+      plan = round % 2 == 0 ? Plan{shape, random_settings<float16>(random, pick(random, 0, policy_count - 1))}
                             : random_plan<Plan>(shape, random);
     } while (compresses(plan));
     const bool is_slow = pick(random, 0, 1) == 0 && !selects(plan);
@@ -244,7 +244,7 @@ TEST_CASE("max_context: so many tokens fit at every step, and one more does not"
 }
 
 TEST_CASE("max_context is quick for plans with long periods") {
-  QuantizedResidualCache<half>::Config config;
+  QuantizedResidualCache<float16>::Config config;
   config.storage = {.bits = 4, .residual = (std::size_t{1} << 39) + 7, .flush = Flush::kivi};
   const Plan plan{shape, config};
   const auto most = plan.max_context(std::size_t{80} << 30);
@@ -254,13 +254,13 @@ TEST_CASE("max_context is quick for plans with long periods") {
 }
 
 TEST_CASE("max_context at its limits") {
-  const Plan full{shape, FullCache<DenseStorage<half>>::Config{}};
-  const std::size_t page = 2 * 2 * 2 * 64 * 64 * sizeof(half);  // one page for every plane
+  const Plan full{shape, FullCache<DenseStorage<float16>>::Config{}};
+  const std::size_t page = 2 * 2 * 2 * 64 * 64 * sizeof(float16);  // one page for every plane
   const std::size_t tail = full.memory(0).total();
   CHECK_FALSE(full.max_context(0).has_value());
   CHECK_FALSE(full.max_context(tail + page - 1).has_value());
   CHECK(full.max_context(tail + page) == 64);
   CHECK(full.max_context(tail + 10 * page - 1) == 9 * 64);
-  const Plan bounded{shape, SinkRecentCache<DenseStorage<half>>::Config{.sinks = 4, .recent = 60}};
+  const Plan bounded{shape, SinkRecentCache<DenseStorage<float16>>::Config{.sinks = 4, .recent = 60}};
   CHECK(bounded.max_context(tail + 4 * page) == std::size_t{1} << 40);
 }

@@ -95,8 +95,8 @@ void alone(const HeadSpec& spec, std::uint64_t seed) {
   CHECK(memory.faults() == 0);
 }
 
-using PerToken = ResidualStorage<half, Granularity::per_token>;
-using PerChannel = ResidualStorage<half, Granularity::per_channel>;
+using PerToken = ResidualStorage<float16, Granularity::per_token>;
+using PerChannel = ResidualStorage<float16, Granularity::per_channel>;
 
 // Rows [count, head_dim] of one head; all channels of a row have the same number.
 Segment level_rows(const std::vector<float>& numbers, std::size_t first, std::size_t count) {

@@ -14,7 +14,7 @@
 #include "cache/random_operations.hpp"
 #include "state/twins.hpp"
 
-using kvpolicy::half;
+using kvpolicy::float16;
 
 namespace {
 
@@ -59,10 +59,10 @@ TEST_CASE("a head's contents are everything it holds, for every policy") {
     CAPTURE(seed);
     test::Random random{seed};
     kvpolicy::testing::Random settings{static_cast<unsigned>(seed)};
-    const auto plan = test::random_saved_plan<half>(shape, settings, /*rollback=*/false);
+    const auto plan = test::random_saved_plan<float16>(shape, settings, /*rollback=*/false);
     kvpolicy::CacheOptions options;
     options.page_rows = 64;
-    kvpolicy::KvCache<half> cache{plan, options};
+    kvpolicy::KvCache<float16> cache{plan, options};
     for (std::size_t i = 0; i < 6; ++i) {
       const kvpolicy::AttendOptions how{.read = i % 2 == 0 ? kvpolicy::Read::all : kvpolicy::Read::selected,
                                         .refresh_selection = i % 3 == 1,

@@ -32,7 +32,7 @@ class Stages(unittest.TestCase):
                       'cat >build/$2/Testing/Temporary/LastTest.log <<EOT',
                       '1/2 Testing: policy', '[doctest] test cases: 3 | ${GOOD:-3} passed | ${BAD:-0} failed | 0 skipped',
                       '${POLICY:-Test Passed.}', '2/2 Testing: docs.tables', 'Test Passed.', 'EOT', 'exit ${BAD:-0}')
-        for name in ("nvcc", "clang++-14", "clang++-18", "doxygen", "aarch64-linux-gnu-g++", "qemu-aarch64-static"):
+        for name in ("nvcc", "python3", "clang++-14", "clang++-18", "doxygen", "aarch64-linux-gnu-g++", "qemu-aarch64-static"):
             self.stand_in("bin/" + name)
         for name in ("docs", "compile-cost"):
             self.stand_in("scripts/" + name)
@@ -102,6 +102,18 @@ class Stages(unittest.TestCase):
         status, output, _ = self.run_test("--stage", "cuda", "--stage", "asan")
         self.assertEqual((status, output.splitlines()[-1]), (1, "4 passed, 1 failed"), output)
         self.assertIn("no such kernel", output)
+        self.stand_in("bin/cmake")
+        self.stand_in("bin/python3", "echo this is ambiguous; exit 1")
+        status, output, called = self.run_test("--stage", "cuda")
+        self.assertEqual((status, output.splitlines()[-1]), (1, "0 passed, 1 failed"), output)
+        self.assertIn("this is ambiguous", output)
+        self.assertIn("python3 tests/cuda/gpu/front_ends.py build/ptx", called)
+
+    def test_a_skipped_stage_is_named_and_not_passed(self):
+        (self.folder / "bin/nvcc").unlink()
+        status, output, _ = self.run_test("--stage", "cuda", "--stage", "docs", PATH=f"{self.folder / 'bin'}:/usr/bin:/bin")
+        self.assertEqual((status, output.splitlines()[-2:]), (0, ["1 skipped: the stage cuda", "1 passed, 0 failed"]), output)
+        self.assertIn("skipping stage cuda: nvcc is not on the PATH", output)
 
     def test_each_part_has_its_day(self):
         for day in range(10, 10 + len(ROTA)):

@@ -16,7 +16,7 @@
 #include "shared_memory.hpp"
 #include "warpgroup_state.hpp"
 
-namespace kvpolicy::cuda::simt {
+namespace kvpolicy::gpu::simt {
 
 struct Block;
 struct Grid;
@@ -159,4 +159,4 @@ class Random {
   std::uint64_t state_ = 1;
 };
 
-}  // namespace kvpolicy::cuda::simt
+}  // namespace kvpolicy::gpu::simt

@@ -19,7 +19,7 @@
 #include "simt/run_kernel.hpp"
 
 using namespace kvpolicy;
-using namespace kvpolicy::cuda;
+using namespace kvpolicy::gpu;
 using simt::count_seeds;
 using simt::run_kernel;
 

@@ -14,7 +14,7 @@
 #include "simt/run_kernel.hpp"
 
 using namespace kvpolicy;
-using namespace kvpolicy::cuda;
+using namespace kvpolicy::gpu;
 using simt::count_seeds;
 using simt::run_kernel;
 
@@ -271,7 +271,7 @@ TEST_CASE("weights that are written while a product reads them") {
   const auto run = [](int mistake) {
     run_kernel({1, 1, 128, 16 * 1024}, One{mistake}, [](const One p) {
       for (int i = thread_index(); i < 8 * 1024; i += 128) {
-        reinterpret_cast<std::uint16_t*>(shared_memory())[i] = from_float<half>(1.0F);
+        reinterpret_cast<std::uint16_t*>(shared_memory())[i] = from_float<float16>(1.0F);
       }
       fence_shared_for_products();
       sync_block();
@@ -279,8 +279,8 @@ TEST_CASE("weights that are written while a product reads them") {
       std::uint32_t a[2][4] = {};
       wgmma_fence(d, a);
       if (p.mistake == 1) a[1][2] = 5;
-      wgmma_transposed<half, 64, 0>(d, a[0], matrix_descriptor(0, 1024, 1024));
-      wgmma_transposed<half, 64, 0>(d, a[1], matrix_descriptor(2048, 1024, 1024));
+      wgmma_transposed<float16, 64, 0>(d, a[0], matrix_descriptor(0, 1024, 1024));
+      wgmma_transposed<float16, 64, 0>(d, a[1], matrix_descriptor(2048, 1024, 1024));
       if (p.mistake == 2) a[0][0] = 7;
       wgmma_commit();
       wgmma_wait<0>(d, a);
@@ -298,13 +298,13 @@ TEST_CASE("accumulators are NaN until they have been waited for") {
   int numbers = 0;
   run_kernel({1, 1, 128, 16 * 1024}, Out{&numbers}, [](const Out p) {
     for (int i = thread_index(); i < 8 * 1024; i += 128) {
-      reinterpret_cast<std::uint16_t*>(shared_memory())[i] = from_float<half>(1.0F);
+      reinterpret_cast<std::uint16_t*>(shared_memory())[i] = from_float<float16>(1.0F);
     }
     fence_shared_for_products();
     sync_block();
     float d[12][4] = {};
     wgmma_fence(d);
-    wgmma<half, 96, false>(d, matrix_descriptor(0, 0, 1024), matrix_descriptor(0, 0, 1024));
+    wgmma<float16, 96, false>(d, matrix_descriptor(0, 0, 1024), matrix_descriptor(0, 0, 1024));
     wgmma_commit();
     for (const auto& four : d) {
       for (const float x : four) *p.numbers += !std::isnan(x);

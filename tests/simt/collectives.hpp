@@ -8,7 +8,7 @@
 
 #include "scheduler.hpp"
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 namespace simt {
 
 template <class T>
@@ -105,4 +105,4 @@ inline Words4 load_shared_by_blocks(const Words4* address) {
   return *address;
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

@@ -11,7 +11,7 @@
 
 #include "simt/run_kernel.hpp"
 
-using namespace kvpolicy::cuda;
+using namespace kvpolicy::gpu;
 using simt::run_kernel;
 
 namespace {

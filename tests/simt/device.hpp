@@ -22,7 +22,7 @@
 #include "runtime_names.hpp"
 #include "shared_memory.hpp"
 
-namespace kvpolicy::cuda::simt {
+namespace kvpolicy::gpu::simt {
 
 enum class WorkKind : std::uint8_t {
   any,
@@ -44,22 +44,22 @@ struct Capture {
   bool invalid = false;
 };
 
-}  // namespace kvpolicy::cuda::simt
+}  // namespace kvpolicy::gpu::simt
 
 struct CUstream_st {
   std::uint64_t number = 0;
   bool blocking = true;  // waits for, and is waited for by, the default stream
   bool eager = false;    // works at once even if others are late
-  std::shared_ptr<kvpolicy::cuda::simt::Capture> capture;
-  bool began_capture = false;                      // rather than joined it
-  std::deque<kvpolicy::cuda::simt::Work> pending;  // only for streams that work late
+  std::shared_ptr<kvpolicy::gpu::simt::Capture> capture;
+  bool began_capture = false;                     // rather than joined it
+  std::deque<kvpolicy::gpu::simt::Work> pending;  // only for streams that work late
   std::uint64_t submitted = 0;
   std::uint64_t done = 0;
 };
 struct CUevent_st {
   CUstream_st* stream = nullptr;  // recorded on this stream, after `ticket` pieces of work
   std::uint64_t ticket = 0;
-  std::weak_ptr<kvpolicy::cuda::simt::Capture> capture;
+  std::weak_ptr<kvpolicy::gpu::simt::Capture> capture;
   bool in_capture = false;
   double milliseconds = 0.0;
 };
@@ -76,13 +76,13 @@ struct CUmemPoolHandle_st {
   }
 };
 struct CUgraph_st {
-  std::vector<kvpolicy::cuda::simt::Work> work;
+  std::vector<kvpolicy::gpu::simt::Work> work;
 };
 struct CUgraphExec_st {
-  std::vector<kvpolicy::cuda::simt::Work> work;
+  std::vector<kvpolicy::gpu::simt::Work> work;
 };
 
-namespace kvpolicy::cuda::simt {
+namespace kvpolicy::gpu::simt {
 
 enum class MemoryKind : std::uint8_t { device, pinned };
 
@@ -348,4 +348,4 @@ inline void fail_after(std::uint64_t n, cudaError_t error = cudaErrorUnknown) {
 /// Bytes of device memory that are allocated.
 inline std::size_t live_bytes() { return device().live_bytes(); }
 
-}  // namespace kvpolicy::cuda::simt
+}  // namespace kvpolicy::gpu::simt

@@ -23,7 +23,7 @@ struct DeviceRadixSort {
       scratch_bytes = 256;
       return cudaSuccess;
     }
-    return kvpolicy::cuda::simt::call([=](auto& d) {
+    return kvpolicy::gpu::simt::call([=](auto& d) {
       return d.submit(stream, [=] {
         std::vector<int> order(static_cast<std::size_t>(count));
         std::iota(order.begin(), order.end(), 0);

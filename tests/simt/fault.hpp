@@ -7,7 +7,7 @@
 #include <stdexcept>
 #include <string>
 
-namespace kvpolicy::cuda::simt {
+namespace kvpolicy::gpu::simt {
 
 /// Any broken rule. The message gives the block, the thread, what it did, and the seed of the order.
 class Fault : public std::runtime_error {
@@ -34,4 +34,4 @@ class OutOfBounds : public Fault {
   using Fault::Fault;
 };
 
-}  // namespace kvpolicy::cuda::simt
+}  // namespace kvpolicy::gpu::simt

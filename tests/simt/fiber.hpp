@@ -34,7 +34,7 @@
 #include <sanitizer/common_interface_defs.h>
 #endif
 
-namespace kvpolicy::cuda::simt {
+namespace kvpolicy::gpu::simt {
 
 /// A flow of control. A default-constructed one stands for the flow that runs already, whose stack is not
 /// ours; `start` gives it a stack and a function, which must never return.
@@ -153,4 +153,4 @@ class Fiber {
   void* argument_ = nullptr;
 };
 
-}  // namespace kvpolicy::cuda::simt
+}  // namespace kvpolicy::gpu::simt

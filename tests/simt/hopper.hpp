@@ -19,7 +19,7 @@
 
 #define KVPOLICY_HOPPER_KERNEL(threads) inline void
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 inline constexpr bool has_warpgroups = true;
 
@@ -434,4 +434,4 @@ inline void wgmma_transposed(float (&all)[All][4], const std::uint32_t (&a)[4], 
   simt::start_product<E>(all + First, {.b = b, .columns = Columns, .first_column = First}, &a, true);
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

@@ -14,7 +14,7 @@
 #include "device.hpp"
 #include "scheduler.hpp"
 
-namespace kvpolicy::cuda::simt {
+namespace kvpolicy::gpu::simt {
 
 /// Like cudaLaunchKernel; what a device would refuse is refused with the same error.
 template <class Params>
@@ -49,4 +49,4 @@ inline cudaError_t launch(void (*kernel)(const Params), unsigned grid_x, unsigne
   return device().submit(stream, Work{run, early ? WorkKind::early_kernel : WorkKind::kernel});
 }
 
-}  // namespace kvpolicy::cuda::simt
+}  // namespace kvpolicy::gpu::simt

@@ -25,7 +25,7 @@
 #include "memory.hpp"
 #include "numbers.hpp"
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 inline void wait_for_kernel_before() { simt::self->block->grid->wait_for_kernel_before(); }
 inline int thread_index() { return simt::self->index; }
@@ -37,4 +37,4 @@ inline int block_y() { return simt::self->block->y; }
 inline int grid_x() { return simt::self->block->grid->launch.grid_x; }
 inline int grid_y() { return simt::self->block->grid->launch.grid_y; }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

@@ -13,7 +13,7 @@
 
 #include "memory.hpp"
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 namespace simt {
 
 struct MatrixRow {
@@ -128,4 +128,4 @@ inline void multiply_add(float (&d)[4], const std::uint32_t (&a)[4], std::uint32
   simt::add_products(d, all, g, t);
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

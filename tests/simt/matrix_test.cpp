@@ -12,7 +12,7 @@
 #include "simt/run_kernel.hpp"
 
 using namespace kvpolicy;
-using namespace kvpolicy::cuda;
+using namespace kvpolicy::gpu;
 using simt::run_kernel;
 
 namespace {
@@ -73,7 +73,7 @@ float entry(int matrix, int row, int column) {
   return static_cast<float>((matrix * 7 + row * 13 + column * 29) % 31 - 15) / 8.0F;
 }
 
-TEST_CASE_TEMPLATE("multiply_add is the product of the two matrices", E, half, bfloat16) {
+TEST_CASE_TEMPLATE("multiply_add is the product of the two matrices", E, float16, bfloat16) {
   struct Params {
     float* out;  // [16, 8]
   };
@@ -117,7 +117,7 @@ TEST_CASE("one NaN reaches exactly its row of the product") {
     std::uint32_t a[4] = {0, 0, 0, 0};
     if (lane_index() == 4 * 3 + 1) a[3] = 0x7e00U << 16;  // row 11, column 11
     float d[4] = {};
-    multiply_add<half>(d, a, 0, 0);
+    multiply_add<float16>(d, a, 0, 0);
     for (int i = 0; i < 4; ++i) {
       const bool expected = lane_index() / 4 == 3 && i >= 2;
       if (std::isnan(d[i]) == expected) atomic_add(reinterpret_cast<std::uint32_t*>(p.nans), 1);
@@ -127,7 +127,7 @@ TEST_CASE("one NaN reaches exactly its row of the product") {
 }
 
 // A product of larger matrices, computed as in kernels: rows go through shared memory, with both loads.
-TEST_CASE_TEMPLATE("matrices from shared memory", E, half, bfloat16) {
+TEST_CASE_TEMPLATE("matrices from shared memory", E, float16, bfloat16) {
   constexpr int inner = 64;
   struct Params {
     float* out;  // [16, 8]

@@ -10,7 +10,7 @@
 
 #include "collectives.hpp"
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 namespace simt {
 
 /// Lines of 128 bytes that kernels asked the second-level cache for, and those that were loaded; for one test at a
@@ -99,4 +99,4 @@ inline void cp_async_wait() {
   me.copies.erase(me.copies.begin(), copy);
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

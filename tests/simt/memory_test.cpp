@@ -12,7 +12,7 @@
 #include "simt/run_kernel.hpp"
 
 using namespace kvpolicy;
-using namespace kvpolicy::cuda;
+using namespace kvpolicy::gpu;
 using simt::run_kernel;
 
 namespace {
@@ -29,7 +29,7 @@ TEST_CASE("shared memory is NaN in every block, whatever the block before wrote"
       const std::uint32_t word = words[3];
       const auto low = static_cast<std::uint16_t>(word);
       *p.numbers += !std::isnan(float_of_bits(word));
-      *p.numbers += !std::isnan(to_float<half>(low)) + !std::isnan(to_float<bfloat16>(low));
+      *p.numbers += !std::isnan(to_float<float16>(low)) + !std::isnan(to_float<bfloat16>(low));
       *p.numbers += reinterpret_cast<std::uintptr_t>(words) % 16 != 0;
       words[3] = 0;
     });

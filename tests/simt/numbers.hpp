@@ -11,7 +11,7 @@
 
 #include "shared_memory.hpp"
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 namespace simt {
 
 /// A subnormal float becomes a zero of the same sign.
@@ -19,11 +19,11 @@ inline float flushed(float x) { return std::fpclassify(x) == FP_SUBNORMAL ? std:
 
 /// a b + c, rounded once. The product of two halves is exact in double. Information that the next two
 /// roundings drop is kept in the last bit ("round to odd"), so that only the third rounding, to half, counts.
-inline half fused(half a, half b, half c) {
+inline float16 fused(float16 a, float16 b, float16 c) {
   const double product = static_cast<double>(static_cast<float>(a)) * static_cast<float>(b);
   const double addend = static_cast<float>(c);
   double sum = product + addend;
-  if (!std::isfinite(sum)) return half{static_cast<float>(sum)};
+  if (!std::isfinite(sum)) return float16{static_cast<float>(sum)};
   const double of_addend = sum - product;
   const double dropped = (product - (sum - of_addend)) + (addend - of_addend);
   if (dropped != 0.0) {
@@ -35,11 +35,11 @@ inline half fused(half a, half b, half c) {
     const bool away = std::fabs(static_cast<double>(narrow)) > std::fabs(sum);
     narrow = std::bit_cast<float>((std::bit_cast<std::uint32_t>(narrow) - (away ? 1 : 0)) | 1);
   }
-  return half{narrow};
+  return float16{narrow};
 }
 
-inline half half_of(std::uint32_t bits) {
-  half h;
+inline float16 half_of(std::uint32_t bits) {
+  float16 h;
   h.bits = static_cast<std::uint16_t>(bits);
   return h;
 }
@@ -100,4 +100,4 @@ inline std::uint32_t permute_bytes(std::uint32_t a, std::uint32_t b, std::uint32
   return out;
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

@@ -11,7 +11,7 @@
 #include <kvpolicy/cuda/kernels/simt.cuh>
 
 using namespace kvpolicy;
-using namespace kvpolicy::cuda;
+using namespace kvpolicy::gpu;
 
 namespace {
 
@@ -35,7 +35,7 @@ TEST_CASE("exponential at the ends of its range") {
   CHECK(std::isnan(exponential(std::nan(""))));
 }
 
-TEST_CASE_TEMPLATE("16-bit numbers go to float and back", E, half, bfloat16) {
+TEST_CASE_TEMPLATE("16-bit numbers go to float and back", E, float16, bfloat16) {
   for (std::uint32_t bits = 0; bits < 0x10000U; ++bits) {
     const auto number = static_cast<std::uint16_t>(bits);
     const float value = to_float<E>(number);
@@ -51,14 +51,14 @@ std::uint16_t nearest_half(long double exact) {
   const long double magnitude = exact < 0 ? -exact : exact;
   for (std::uint32_t step = 0x4000U; step > 0; step /= 2) {
     if (low + step <= 0x7bffU &&
-        static_cast<long double>(to_float<half>(static_cast<std::uint16_t>(low + step))) <= magnitude) {
+        static_cast<long double>(to_float<float16>(static_cast<std::uint16_t>(low + step))) <= magnitude) {
       low += step;
     }
   }
-  const long double below = to_float<half>(static_cast<std::uint16_t>(low));
+  const long double below = to_float<float16>(static_cast<std::uint16_t>(low));
   const long double above =
       low == 0x7bffU ? 65536.0L
-                     : static_cast<long double>(to_float<half>(static_cast<std::uint16_t>(low + 1)));
+                     : static_cast<long double>(to_float<float16>(static_cast<std::uint16_t>(low + 1)));
   const long double up = above - magnitude;
   const long double down = magnitude - below;
   if (up < down || (up == down && low % 2 == 1)) ++low;
@@ -79,15 +79,15 @@ TEST_CASE("half2_multiply_add rounds once") {
     const std::uint16_t a = draw();
     const std::uint16_t b = draw();
     const std::uint16_t c = draw();
-    const long double product = static_cast<long double>(to_float<half>(a)) * to_float<half>(b);
-    const long double exact = product + to_float<half>(c);
+    const long double product = static_cast<long double>(to_float<float16>(a)) * to_float<float16>(b);
+    const long double exact = product + to_float<float16>(c);
     const std::uint32_t got =
         half2_multiply_add(a | std::uint32_t{c} << 16, b | 0x3c000000U, c | std::uint32_t{a} << 16);
     REQUIRE((got & 0xffffU) == (exact == 0 ? 0U : nearest_half(exact)));
-    const long double other = static_cast<long double>(to_float<half>(c)) + to_float<half>(a);
+    const long double other = static_cast<long double>(to_float<float16>(c)) + to_float<float16>(a);
     REQUIRE((got >> 16) == (other == 0 ? 0U : nearest_half(other)));
-    const float twice = static_cast<float>(product) + to_float<half>(c);
-    ties_broken += from_float<half>(twice) != (got & 0xffffU);
+    const float twice = static_cast<float>(product) + to_float<float16>(c);
+    ties_broken += from_float<float16>(twice) != (got & 0xffffU);
   }
   CHECK(ties_broken > 0);  // the test includes numbers where it matters
   CHECK(half2_multiply_add(0x7c00U, 0x3c00U, 0x3c00U) == 0x7c00U);

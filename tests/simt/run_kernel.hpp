@@ -10,7 +10,7 @@
 
 #include "launch.hpp"
 
-namespace kvpolicy::cuda::simt {
+namespace kvpolicy::gpu::simt {
 
 struct Shape {
   unsigned grid_x = 1;
@@ -38,4 +38,4 @@ int count_seeds(int seeds, Body body) {
   return count;
 }
 
-}  // namespace kvpolicy::cuda::simt
+}  // namespace kvpolicy::gpu::simt

@@ -12,14 +12,14 @@
 #include "device.hpp"
 
 // ---- errors ----------------------------------------------------------------------------------
-inline cudaError_t cudaPeekAtLastError() { return kvpolicy::cuda::simt::device().last_error(); }
+inline cudaError_t cudaPeekAtLastError() { return kvpolicy::gpu::simt::device().last_error(); }
 inline cudaError_t cudaGetLastError() {
   const cudaError_t error = cudaPeekAtLastError();
-  kvpolicy::cuda::simt::device().clear_error();
+  kvpolicy::gpu::simt::device().clear_error();
   return error;
 }
 
-namespace kvpolicy::cuda::simt {
+namespace kvpolicy::gpu::simt {
 
 /// A call of the runtime: fails if a test asks for it, otherwise runs its body.
 template <class Body>
@@ -33,27 +33,27 @@ cudaError_t call_outside_capture(Body body) {
   return call([&](Device& d) { return d.spoils_capture() ? cudaErrorStreamCaptureUnsupported : body(d); });
 }
 
-}  // namespace kvpolicy::cuda::simt
+}  // namespace kvpolicy::gpu::simt
 
 // ---- the device ------------------------------------------------------------------------------
 inline cudaError_t cudaGetDeviceCount(int* count) {
-  return kvpolicy::cuda::simt::call([=](auto& d) {
+  return kvpolicy::gpu::simt::call([=](auto& d) {
     *count = d.devices;
     return d.devices > 0 ? cudaSuccess : cudaErrorNoDevice;
   });
 }
 inline cudaError_t cudaGetDevice(int* number) {
-  return kvpolicy::cuda::simt::call([=](auto& d) {
+  return kvpolicy::gpu::simt::call([=](auto& d) {
     *number = 0;
     return d.devices > 0 ? cudaSuccess : cudaErrorNoDevice;
   });
 }
 inline cudaError_t cudaSetDevice(int number) {
-  return kvpolicy::cuda::simt::call(
+  return kvpolicy::gpu::simt::call(
       [=](auto& d) { return number >= 0 && number < d.devices ? cudaSuccess : cudaErrorInvalidDevice; });
 }
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int number) {
-  return kvpolicy::cuda::simt::call([=](auto& d) {
+  return kvpolicy::gpu::simt::call([=](auto& d) {
     if (number < 0 || number >= d.devices) return cudaErrorInvalidDevice;
     switch (attribute) {
       case cudaDevAttrMaxThreadsPerBlock: *value = 1024; break;
@@ -72,7 +72,7 @@ inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, 
   });
 }
 inline cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute attribute, int value) {
-  return kvpolicy::cuda::simt::call([=](auto& d) {
+  return kvpolicy::gpu::simt::call([=](auto& d) {
     if (function == nullptr) return cudaErrorInvalidDeviceFunction;
     const bool fits = attribute != cudaFuncAttributeMaxDynamicSharedMemorySize ||
                       (value >= 0 && value <= d.max_shared_bytes);
@@ -84,14 +84,14 @@ cudaError_t cudaFuncSetAttribute(Function* function, cudaFuncAttribute attribute
   return cudaFuncSetAttribute(reinterpret_cast<const void*>(function), attribute, value);
 }
 inline cudaError_t cudaDeviceSynchronize() {
-  return kvpolicy::cuda::simt::call_outside_capture([](auto& d) {
+  return kvpolicy::gpu::simt::call_outside_capture([](auto& d) {
     d.note_wait();
     d.finish_all();
     return cudaSuccess;
   });
 }
 inline cudaError_t cudaMemGetInfo(std::size_t* free_bytes, std::size_t* total_bytes) {
-  return kvpolicy::cuda::simt::call([=](auto& d) {
+  return kvpolicy::gpu::simt::call([=](auto& d) {
     *total_bytes = d.total_bytes;
     *free_bytes = d.total_bytes - std::min(d.total_bytes, d.live_bytes());
     return cudaSuccess;
@@ -100,8 +100,8 @@ inline cudaError_t cudaMemGetInfo(std::size_t* free_bytes, std::size_t* total_by
 
 // ---- memory ----------------------------------------------------------------------------------
 inline cudaError_t cudaMalloc(void** address, std::size_t bytes) {
-  return kvpolicy::cuda::simt::call_outside_capture(
-      [=](auto& d) { return d.allocate(address, bytes, kvpolicy::cuda::simt::MemoryKind::device); });
+  return kvpolicy::gpu::simt::call_outside_capture(
+      [=](auto& d) { return d.allocate(address, bytes, kvpolicy::gpu::simt::MemoryKind::device); });
 }
 template <class T>
 cudaError_t cudaMalloc(T** address, std::size_t bytes) {
@@ -117,7 +117,7 @@ cudaError_t cudaMallocAsync(T** address, std::size_t bytes, cudaStream_t stream)
   return cudaMallocAsync(reinterpret_cast<void**>(address), bytes, stream);
 }
 inline cudaError_t cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolProps* wanted) {
-  return kvpolicy::cuda::simt::call_outside_capture([=](auto& d) {
+  return kvpolicy::gpu::simt::call_outside_capture([=](auto& d) {
     const bool fits = wanted->allocType == cudaMemAllocationTypePinned &&
                       wanted->location.type == cudaMemLocationTypeDevice && wanted->location.id < d.devices;
     if (!fits) return cudaErrorInvalidValue;
@@ -126,41 +126,41 @@ inline cudaError_t cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolProps
   });
 }
 inline cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t pool, cudaMemPoolAttr, void* value) {
-  return kvpolicy::cuda::simt::call([=](auto&) {
+  return kvpolicy::gpu::simt::call([=](auto&) {
     pool->threshold = *static_cast<const std::uint64_t*>(value);
     return cudaSuccess;
   });
 }
 inline cudaError_t cudaMemPoolTrimTo(cudaMemPool_t pool, std::size_t kept) {
-  return kvpolicy::cuda::simt::call_outside_capture([=](auto&) {
+  return kvpolicy::gpu::simt::call_outside_capture([=](auto&) {
     pool->give_back(kept);
     return cudaSuccess;
   });
 }
 inline cudaError_t cudaMallocFromPoolAsync(void** address, std::size_t bytes, cudaMemPool_t pool,
                                            cudaStream_t) {
-  return kvpolicy::cuda::simt::call_outside_capture(
+  return kvpolicy::gpu::simt::call_outside_capture(
       [=](auto& d) { return d.allocate_from(*pool, address, bytes); });
 }
 inline cudaError_t cudaFree(void* address) {
-  auto& d = kvpolicy::cuda::simt::device();
+  auto& d = kvpolicy::gpu::simt::device();
   d.note_wait();
   if (d.spoils_capture()) return d.answer(cudaErrorStreamCaptureUnsupported);
   d.finish_all();
-  return d.release(address, kvpolicy::cuda::simt::MemoryKind::device);
+  return d.release(address, kvpolicy::gpu::simt::MemoryKind::device);
 }
 inline cudaError_t cudaFreeAsync(void* address, cudaStream_t stream) {
-  auto& d = kvpolicy::cuda::simt::device();
+  auto& d = kvpolicy::gpu::simt::device();
   if (address == nullptr) return cudaSuccess;
   if (d.spoils_capture()) return d.answer(cudaErrorStreamCaptureUnsupported);
-  if (!d.holds(address, 1, kvpolicy::cuda::simt::MemoryKind::device)) {
+  if (!d.holds(address, 1, kvpolicy::gpu::simt::MemoryKind::device)) {
     return d.answer(cudaErrorInvalidValue);
   }
-  return d.submit(stream, [&d, address] { d.release(address, kvpolicy::cuda::simt::MemoryKind::device); });
+  return d.submit(stream, [&d, address] { d.release(address, kvpolicy::gpu::simt::MemoryKind::device); });
 }
 inline cudaError_t cudaMallocHost(void** address, std::size_t bytes) {
-  return kvpolicy::cuda::simt::call_outside_capture(
-      [=](auto& d) { return d.allocate(address, bytes, kvpolicy::cuda::simt::MemoryKind::pinned); });
+  return kvpolicy::gpu::simt::call_outside_capture(
+      [=](auto& d) { return d.allocate(address, bytes, kvpolicy::gpu::simt::MemoryKind::pinned); });
 }
 template <class T>
 cudaError_t cudaMallocHost(T** address, std::size_t bytes) {
@@ -172,14 +172,14 @@ cudaError_t cudaHostAlloc(T** address, std::size_t bytes, unsigned) {
 }
 /// Does not wait. Nothing guarantees that a device waits, so this reveals work that still needs the memory.
 inline cudaError_t cudaFreeHost(void* address) {
-  auto& d = kvpolicy::cuda::simt::device();
+  auto& d = kvpolicy::gpu::simt::device();
   d.note_wait();
   if (d.spoils_capture()) return d.answer(cudaErrorStreamCaptureUnsupported);
-  return d.release(address, kvpolicy::cuda::simt::MemoryKind::pinned);
+  return d.release(address, kvpolicy::gpu::simt::MemoryKind::pinned);
 }
 inline cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* address) {
-  return kvpolicy::cuda::simt::call([=](auto& d) {
-    using kvpolicy::cuda::simt::MemoryKind;
+  return kvpolicy::gpu::simt::call([=](auto& d) {
+    using kvpolicy::gpu::simt::MemoryKind;
     *attributes = {cudaMemoryTypeUnregistered, -2, nullptr, const_cast<void*>(address)};
     if (d.holds(address, 1, MemoryKind::device)) {
       *attributes = {cudaMemoryTypeDevice, 0, const_cast<void*>(address), nullptr};
@@ -190,7 +190,7 @@ inline cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, c
   });
 }
 
-namespace kvpolicy::cuda::simt {
+namespace kvpolicy::gpu::simt {
 
 /// Whether the addresses of a copy are what its kind says. Taking a host address for a device address is the
 /// most common mistake that the emulation's host memory would hide.
@@ -203,13 +203,13 @@ inline bool sides_are_right(const Device& d, const void* to, const void* from, s
          d.holds(from, bytes, MemoryKind::device) == from_device;
 }
 
-}  // namespace kvpolicy::cuda::simt
+}  // namespace kvpolicy::gpu::simt
 
 inline cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind,
                                    cudaStream_t stream = nullptr) {
-  return kvpolicy::cuda::simt::call([=](auto& d) {
+  return kvpolicy::gpu::simt::call([=](auto& d) {
     if (bytes == 0) return cudaSuccess;
-    if (!kvpolicy::cuda::simt::sides_are_right(d, to, from, bytes, kind)) {
+    if (!kvpolicy::gpu::simt::sides_are_right(d, to, from, bytes, kind)) {
       return cudaErrorInvalidValue;
     }
     CUstream_st* const where = d.stream_of(stream);
@@ -245,8 +245,8 @@ inline cudaError_t cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void*
   return cudaSuccess;
 }
 inline cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) {
-  return kvpolicy::cuda::simt::call_outside_capture([=](auto& d) {
-    if (!kvpolicy::cuda::simt::sides_are_right(d, to, from, bytes, kind)) {
+  return kvpolicy::gpu::simt::call_outside_capture([=](auto& d) {
+    if (!kvpolicy::gpu::simt::sides_are_right(d, to, from, bytes, kind)) {
       return cudaErrorInvalidValue;
     }
     d.note_wait();
@@ -257,14 +257,14 @@ inline cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cud
 }
 inline cudaError_t cudaMemsetAsync(void* address, int value, std::size_t bytes,
                                    cudaStream_t stream = nullptr) {
-  return kvpolicy::cuda::simt::call([=](auto& d) {
+  return kvpolicy::gpu::simt::call([=](auto& d) {
     if (bytes == 0) return cudaSuccess;
     if (!d.owns(address, bytes)) return cudaErrorInvalidValue;
     return d.submit(stream, [=] { std::memset(address, value, bytes); });
   });
 }
 inline cudaError_t cudaMemset(void* address, int value, std::size_t bytes) {
-  return kvpolicy::cuda::simt::call_outside_capture([=](auto& d) {
+  return kvpolicy::gpu::simt::call_outside_capture([=](auto& d) {
     if (!d.owns(address, bytes)) return cudaErrorInvalidValue;
     d.finish_blocking();
     if (bytes > 0) std::memset(address, value, bytes);

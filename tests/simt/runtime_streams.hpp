@@ -11,7 +11,7 @@
 
 // ---- streams and events ----------------------------------------------------------------------
 inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
-  return kvpolicy::cuda::simt::call([=](auto& d) {
+  return kvpolicy::gpu::simt::call([=](auto& d) {
     *stream = d.create_stream(flags != cudaStreamNonBlocking);
     return cudaSuccess;
   });
@@ -20,21 +20,21 @@ inline cudaError_t cudaStreamCreate(cudaStream_t* stream) {
   return cudaStreamCreateWithFlags(stream, cudaStreamDefault);
 }
 inline cudaError_t cudaStreamDestroy(cudaStream_t stream) {
-  auto& d = kvpolicy::cuda::simt::device();
+  auto& d = kvpolicy::gpu::simt::device();
   if (!d.knows(stream)) return d.answer(cudaErrorInvalidResourceHandle);
   d.destroy_stream(stream);
   return cudaSuccess;
 }
 /// Not one of the calls that fail on demand: who asks for an id does without one.
 inline cudaError_t cudaStreamGetId(cudaStream_t handle, unsigned long long* id) {
-  auto& d = kvpolicy::cuda::simt::device();
+  auto& d = kvpolicy::gpu::simt::device();
   CUstream_st* const stream = d.stream_of(handle);
   if (!d.knows(stream)) return d.answer(cudaErrorInvalidResourceHandle);
   *id = stream->number + 1;
   return cudaSuccess;
 }
 inline cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
-  return kvpolicy::cuda::simt::call([=](auto& d) {
+  return kvpolicy::gpu::simt::call([=](auto& d) {
     CUstream_st* const stream = d.stream_of(handle);
     if (!d.knows(stream)) return cudaErrorInvalidResourceHandle;
     if (stream->capture != nullptr) {
@@ -47,7 +47,7 @@ inline cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
   });
 }
 inline cudaError_t cudaStreamQuery(cudaStream_t handle) {
-  return kvpolicy::cuda::simt::call([=](auto& d) {
+  return kvpolicy::gpu::simt::call([=](auto& d) {
     CUstream_st* const stream = d.stream_of(handle);
     if (!d.knows(stream)) return cudaErrorInvalidResourceHandle;
     if (stream->capture != nullptr) {
@@ -58,11 +58,11 @@ inline cudaError_t cudaStreamQuery(cudaStream_t handle) {
   });
 }
 inline cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* argument) {
-  return kvpolicy::cuda::simt::call([=](auto& d) { return d.submit(stream, [=] { function(argument); }); });
+  return kvpolicy::gpu::simt::call([=](auto& d) { return d.submit(stream, [=] { function(argument); }); });
 }
 
 inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
-  return kvpolicy::cuda::simt::call([=](auto&) {
+  return kvpolicy::gpu::simt::call([=](auto&) {
     *event = std::make_unique<CUevent_st>().release();
     return cudaSuccess;
   });
@@ -75,7 +75,7 @@ inline cudaError_t cudaEventDestroy(cudaEvent_t event) {
   return cudaSuccess;
 }
 inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t handle = nullptr) {
-  return kvpolicy::cuda::simt::call([=](auto& d) {
+  return kvpolicy::gpu::simt::call([=](auto& d) {
     CUstream_st* const stream = d.stream_of(handle);
     if (!d.knows(stream)) return cudaErrorInvalidResourceHandle;
     event->stream = stream;
@@ -88,7 +88,7 @@ inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t handle = null
   });
 }
 inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-  return kvpolicy::cuda::simt::call([=](auto& d) {
+  return kvpolicy::gpu::simt::call([=](auto& d) {
     if (event->in_capture) return cudaErrorCapturedEvent;
     if (d.spoils_capture()) return cudaErrorStreamCaptureUnsupported;
     d.note_wait();
@@ -97,7 +97,7 @@ inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   });
 }
 inline cudaError_t cudaEventQuery(cudaEvent_t event) {
-  return kvpolicy::cuda::simt::call([=](auto& d) {
+  return kvpolicy::gpu::simt::call([=](auto& d) {
     if (event->in_capture) return cudaErrorCapturedEvent;
     if (d.spoils_capture()) return cudaErrorStreamCaptureUnsupported;
     const bool open =
@@ -106,14 +106,14 @@ inline cudaError_t cudaEventQuery(cudaEvent_t event) {
   });
 }
 inline cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t from, cudaEvent_t to) {
-  return kvpolicy::cuda::simt::call([=](auto&) {
+  return kvpolicy::gpu::simt::call([=](auto&) {
     if (from->stream == nullptr || to->stream == nullptr) return cudaErrorInvalidResourceHandle;
     *milliseconds = static_cast<float>(to->milliseconds - from->milliseconds);
     return cudaSuccess;
   });
 }
 inline cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event, unsigned = 0) {
-  return kvpolicy::cuda::simt::call([=](auto& d) {
+  return kvpolicy::gpu::simt::call([=](auto& d) {
     CUstream_st* const stream = d.stream_of(handle);
     if (!d.knows(stream)) return cudaErrorInvalidResourceHandle;
     if (event->in_capture) {
@@ -130,12 +130,12 @@ inline cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event, u
 
 // ---- graphs ----------------------------------------------------------------------------------
 inline cudaError_t cudaStreamBeginCapture(cudaStream_t handle, cudaStreamCaptureMode mode) {
-  return kvpolicy::cuda::simt::call([=](auto& d) {
+  return kvpolicy::gpu::simt::call([=](auto& d) {
     CUstream_st* const stream = d.stream_of(handle);
     if (stream == &d.default_stream()) return cudaErrorStreamCaptureUnsupported;
     if (!d.knows(stream)) return cudaErrorInvalidResourceHandle;
     if (stream->capture != nullptr) return cudaErrorIllegalState;
-    stream->capture = std::make_shared<kvpolicy::cuda::simt::Capture>();
+    stream->capture = std::make_shared<kvpolicy::gpu::simt::Capture>();
     stream->capture->relaxed = mode == cudaStreamCaptureModeRelaxed;
     stream->began_capture = true;
     return cudaSuccess;
@@ -143,13 +143,13 @@ inline cudaError_t cudaStreamBeginCapture(cudaStream_t handle, cudaStreamCapture
 }
 /// The thread's own mode decides what it may call while it captures.
 inline cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
-  return kvpolicy::cuda::simt::call([=](auto& d) {
+  return kvpolicy::gpu::simt::call([=](auto& d) {
     *mode = std::exchange(d.thread_mode, *mode);
     return cudaSuccess;
   });
 }
 inline cudaError_t cudaStreamIsCapturing(cudaStream_t handle, cudaStreamCaptureStatus* status) {
-  return kvpolicy::cuda::simt::call([=](auto& d) {
+  return kvpolicy::gpu::simt::call([=](auto& d) {
     CUstream_st* const stream = d.stream_of(handle);
     if (!d.knows(stream)) return cudaErrorInvalidResourceHandle;
     *status = stream->capture == nullptr ? cudaStreamCaptureStatusNone
@@ -159,7 +159,7 @@ inline cudaError_t cudaStreamIsCapturing(cudaStream_t handle, cudaStreamCaptureS
   });
 }
 inline cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
-  return kvpolicy::cuda::simt::call([=](auto& d) {
+  return kvpolicy::gpu::simt::call([=](auto& d) {
     *graph = nullptr;
     if (!d.knows(stream) || stream->capture == nullptr) return cudaErrorIllegalState;
     if (!stream->began_capture) return cudaErrorStreamCaptureUnmatched;
@@ -175,14 +175,14 @@ inline cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph)
 }
 inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph,
                                         unsigned long long = 0) {
-  return kvpolicy::cuda::simt::call([=](auto&) {
+  return kvpolicy::gpu::simt::call([=](auto&) {
     if (graph == nullptr) return cudaErrorInvalidValue;
     *executable = std::make_unique<CUgraphExec_st>(CUgraphExec_st{graph->work}).release();
     return cudaSuccess;
   });
 }
 inline cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
-  return kvpolicy::cuda::simt::call([=](auto& d) {
+  return kvpolicy::gpu::simt::call([=](auto& d) {
     if (executable == nullptr) return cudaErrorInvalidValue;
     for (const auto& work : executable->work) {
       if (const cudaError_t error = d.submit(stream, work)) return error;

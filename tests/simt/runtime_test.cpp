@@ -14,7 +14,7 @@
 
 #include "simt/run_kernel.hpp"
 
-using namespace kvpolicy::cuda;
+using namespace kvpolicy::gpu;
 
 namespace {
 

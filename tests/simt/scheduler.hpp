@@ -25,7 +25,7 @@
 #include "block.hpp"
 #include "fault.hpp"
 
-namespace kvpolicy::cuda::simt {
+namespace kvpolicy::gpu::simt {
 
 /// The emulation of one kernel at a time; fibers and memory are kept from launch to launch.
 struct Grid {
@@ -118,4 +118,4 @@ inline const Exchange& meet(Collective kind, Leave leave) {
   return exchange;
 }
 
-}  // namespace kvpolicy::cuda::simt
+}  // namespace kvpolicy::gpu::simt

@@ -15,9 +15,9 @@
 
 #include "fiber.hpp"
 
-namespace kvpolicy::cuda::simt {
+namespace kvpolicy::gpu::simt {
 
-/// A NaN as float, half and bfloat16, and a wild index as an integer.
+/// A NaN as float, float16 and bfloat16, and a wild index as an integer.
 inline constexpr std::uint32_t poison_word = 0x7fc07fc0U;
 
 /// Fills memory with poison_word, also where `bytes` is not a multiple of 4.
@@ -103,4 +103,4 @@ class SharedMemory {
   std::size_t bytes_ = 0;
 };
 
-}  // namespace kvpolicy::cuda::simt
+}  // namespace kvpolicy::gpu::simt

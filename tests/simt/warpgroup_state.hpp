@@ -12,7 +12,7 @@
 #include <memory>
 #include <vector>
 
-namespace kvpolicy::cuda::simt {
+namespace kvpolicy::gpu::simt {
 
 struct Thread;
 
@@ -111,4 +111,4 @@ struct WarpgroupBlock {
   }
 };
 
-}  // namespace kvpolicy::cuda::simt
+}  // namespace kvpolicy::gpu::simt

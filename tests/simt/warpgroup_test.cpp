@@ -15,7 +15,7 @@
 #include "simt/run_kernel.hpp"
 
 using namespace kvpolicy;
-using namespace kvpolicy::cuda;
+using namespace kvpolicy::gpu;
 using simt::run_kernel;
 
 namespace {
@@ -142,7 +142,7 @@ void check_both_shared() {
   }
 }
 
-TEST_CASE_TEMPLATE("wgmma multiplies matrices of shared memory", E, half, bfloat16) {
+TEST_CASE_TEMPLATE("wgmma multiplies matrices of shared memory", E, float16, bfloat16) {
   check_both_shared<E, 96>();
   check_both_shared<E, 128>();
 }
@@ -193,7 +193,7 @@ void check_from_registers() {
   }
 }
 
-TEST_CASE_TEMPLATE("wgmma multiplies registers with a transposed matrix", E, half, bfloat16) {
+TEST_CASE_TEMPLATE("wgmma multiplies registers with a transposed matrix", E, float16, bfloat16) {
   check_from_registers<E, 64, 0>();
   check_from_registers<E, 128, 0>();
   check_from_registers<E, 128, 16>();

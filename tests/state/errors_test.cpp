@@ -92,13 +92,13 @@ TEST_CASE("what is no saved cache of this plan is refused, with the reason") {
   auto changed = plan;
   changed.set(
       0, 6,
-      kvpolicy::ChunkRetrievalCache<kvpolicy::DenseStorage<kvpolicy::half>, kvpolicy::MinMaxKey>::Config{
+      kvpolicy::ChunkRetrievalCache<kvpolicy::DenseStorage<kvpolicy::float16>, kvpolicy::MinMaxKey>::Config{
           .chunk = 3, .budget = 9});
   CHECK(refusal(changed, file) ==
         "saved cache: KV head 6 of layer 0 is \"chunk_retrieval over dense (summary minmax)\" with "
         "other settings than in the plan, must have the same");
   changed = plan;
-  changed.set(0, 3, kvpolicy::FullCache<kvpolicy::DenseStorage<kvpolicy::half>>::Config{});
+  changed.set(0, 3, kvpolicy::FullCache<kvpolicy::DenseStorage<kvpolicy::float16>>::Config{});
   CHECK(refusal(changed, file) ==
         "saved cache: KV head 3 of layer 0 is \"head_budget over dense\", must be \"full over "
         "dense\"");
@@ -125,7 +125,7 @@ TEST_CASE("what is no saved cache of this plan is refused, with the reason") {
 }
 
 TEST_CASE("a plan over fewer policies loads what a plan over all saved, if its heads are the same") {
-  using Full = kvpolicy::FullCache<kvpolicy::DenseStorage<kvpolicy::half>>;
+  using Full = kvpolicy::FullCache<kvpolicy::DenseStorage<kvpolicy::float16>>;
   const kvpolicy::ModelShape shape{1, 2, 2, 64};
   SmallCache wide{test::SmallPlan{shape}};
   test::small_step(wide, 20);

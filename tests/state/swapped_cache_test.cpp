@@ -136,7 +136,7 @@ TEST_CASE("without room, out or back, everything stays as it was") {
   test::Random random{3};
   test::feed(cache, random, {90});
   const auto expected = test::dump(cache);
-  std::optional<SwappedCache<half>> waiting;
+  std::optional<SwappedCache<float16>> waiting;
   std::size_t failures = 0;
   for (std::size_t successes = 0; !waiting; ++successes) {
     other.fail_after(successes);

@@ -86,9 +86,9 @@ TEST_CASE("an upper half stands for the middle of the codes that begin with it")
         const std::size_t grid = per_token ? row % 16 * layout.params_per_row + i / stores.format.group
                                            : row % 16 / stores.format.group * layout.params_per_row + i;
         const float scale =
-            static_cast<float>(reinterpret_cast<const half*>(page + layout.scales_offset)[grid]);
+            static_cast<float>(reinterpret_cast<const float16*>(page + layout.scales_offset)[grid]);
         const float zero =
-            static_cast<float>(reinterpret_cast<const half*>(page + layout.zeros_offset)[grid]);
+            static_cast<float>(reinterpret_cast<const float16*>(page + layout.zeros_offset)[grid]);
         // The code that `exact` has, by arithmetic of its own.
         const auto code = static_cast<unsigned>(std::lround((exact[i] - zero) / scale));
         const double middle = scale * (16.0 * (code / 16) + 7.5) + zero;

@@ -27,7 +27,7 @@ template <class E>
 double kept_as(float x) {
   if (std::is_same_v<E, float> || !std::isfinite(x)) return x;
   const double step =
-      std::abs(x) < 65536 ? (std::is_same_v<E, half> ? 32 : 256) : (std::is_same_v<E, half> ? 64 : 512);
+      std::abs(x) < 65536 ? (std::is_same_v<E, float16> ? 32 : 256) : (std::is_same_v<E, float16> ? 64 : 512);
   return std::nearbyint(static_cast<double>(x) / step) * step;
 }
 
@@ -96,7 +96,7 @@ void check_edge() {
 
 TEST_CASE("a number is refused where its group would read NaN or beyond its step, and nowhere else") {
   check_edge<float, Granularity::per_token>();
-  check_edge<half, Granularity::per_token>();
+  check_edge<float16, Granularity::per_token>();
   check_edge<bfloat16, Granularity::per_token>();
   check_edge<bfloat16, Granularity::per_channel>();
 }

@@ -100,7 +100,7 @@ struct Rows {
     const std::size_t at =
         16 * head_dim * bits() / 8 + (place.row * groups + channel * groups / head_dim) * bytes;
     if (format.codebook == Codebook::normal) {
-      half stored;
+      float16 stored;
       std::memcpy(&stored, place.page + at, 2);
       return static_cast<float>(stored);
     }

@@ -47,18 +47,18 @@ TEST_CASE("rounding a number to half downwards and upwards") {
   for (int i = 0; i < 200000; ++i) {
     // All magnitudes that half represents, and smaller ones.
     const float x = std::ldexp(test::normal(random), static_cast<int>(test::below(random, 44)) - 30);
-    if (std::abs(x) > half::largest) continue;
+    if (std::abs(x) > float16::largest) continue;
     const auto low = static_cast<float>(detail::half_at_most(x));
     const auto high = static_cast<float>(detail::half_at_least(x));
     wrong += low <= x && x <= high ? 0 : 1;
     // Two neighbouring halves, or the number itself twice.
     wrong += low == high ? (x == low ? 0 : 1)
-                         : (static_cast<float>(detail::neighbour(half{low}, true)) == high ? 0 : 1);
+                         : (static_cast<float>(detail::neighbour(float16{low}, true)) == high ? 0 : 1);
   }
   CHECK(wrong == 0);
-  CHECK(static_cast<float>(detail::neighbour(half{0.0F}, true)) == 0x1p-24F);
-  CHECK(static_cast<float>(detail::neighbour(half{-0.0F}, false)) == -0x1p-24F);
-  CHECK(static_cast<float>(detail::neighbour(half{0x1p-24F}, false)) == 0.0F);
+  CHECK(static_cast<float>(detail::neighbour(float16{0.0F}, true)) == 0x1p-24F);
+  CHECK(static_cast<float>(detail::neighbour(float16{-0.0F}, false)) == -0x1p-24F);
+  CHECK(static_cast<float>(detail::neighbour(float16{0x1p-24F}, false)) == 0.0F);
 }
 
 TEST_CASE("NaN and infinity have codes, too, because files may contain them") {
@@ -69,9 +69,9 @@ TEST_CASE("NaN and infinity have codes, too, because files may contain them") {
     CHECK(grid.encode(-infinity, encoding) == 0);
     CHECK(grid.encode(infinity, encoding) == (1U << bits_of(encoding)) - 1U);
     for (const float odd : {not_a_number, infinity, -infinity}) {
-      CHECK(AffineGrid{half{odd}, half{1.0F}}.encode(infinity, encoding) == 0);
-      CHECK(AffineGrid{half{1.0F}, half{not_a_number}}.encode(odd, encoding) == 0);
-      CHECK(AffineGrid{half{1.0F}, half{infinity}}.encode(infinity, encoding) == 0);
+      CHECK(AffineGrid{float16{odd}, float16{1.0F}}.encode(infinity, encoding) == 0);
+      CHECK(AffineGrid{float16{1.0F}, float16{not_a_number}}.encode(odd, encoding) == 0);
+      CHECK(AffineGrid{float16{1.0F}, float16{infinity}}.encode(infinity, encoding) == 0);
     }
   }
 }
@@ -192,8 +192,8 @@ TEST_CASE("packed rows: the channels of a byte are half or a quarter of a row ap
     CHECK(layout.scales_offset == 16 * layout.row_bytes);
     CHECK(layout.zeros_offset == layout.scales_offset + 16 * 2);
     CHECK(layout.page_bytes == layout.zeros_offset + 16 * 2);
-    CHECK(reinterpret_cast<const half*>(bytes + layout.scales_offset)[0].bits == half{1.0F}.bits);
-    CHECK(reinterpret_cast<const half*>(bytes + layout.zeros_offset)[0].bits == half{0.0F}.bits);
+    CHECK(reinterpret_cast<const float16*>(bytes + layout.scales_offset)[0].bits == float16{1.0F}.bits);
+    CHECK(reinterpret_cast<const float16*>(bytes + layout.zeros_offset)[0].bits == float16{0.0F}.bits);
   }
 }
 
@@ -246,8 +246,8 @@ TEST_CASE("columns of rows have a grid each") {
       for (float& x : rows) x = 10.0F * test::normal(random);
       GridRow grids;
       grids.resize(columns);
-      std::vector<half> scales(columns);
-      std::vector<half> zeros(columns);
+      std::vector<float16> scales(columns);
+      std::vector<float16> zeros(columns);
       grids.cover_columns(rows, encoding, scales.data(), zeros.data());
       std::vector<std::byte> packed(columns * bits_of(encoding) / 8);
       for (std::size_t column = 0; column < columns; ++column) {
@@ -276,7 +276,7 @@ TEST_CASE("codes are rounded to nearest, ties to even") {
   // how the library rounds.
   for (const Encoding encoding : encodings) {
     const int levels = (1 << bits_of(encoding)) - 1;
-    const AffineGrid grid{half{1.0F}, half{-3.0F}};
+    const AffineGrid grid{float16{1.0F}, float16{-3.0F}};
     for (int twice = -8; twice <= 2 * levels + 8; ++twice) {
       const double exact = std::clamp(twice / 2.0, 0.0, static_cast<double>(levels));
       CHECK(grid.encode(static_cast<float>(twice / 2.0 - 3.0), encoding) == std::nearbyint(exact));

@@ -126,7 +126,7 @@ TEST_CASE("dense: pieces of a reservation") {
 }
 
 TEST_CASE("residual, per token: pieces of a reservation") {
-  using Storage = ResidualStorage<half, Granularity::per_token>;
+  using Storage = ResidualStorage<float16, Granularity::per_token>;
   std::uint64_t seed = 0;
   for (const std::size_t window : {std::size_t{1}, std::size_t{16}, std::size_t{45}, unlimited_rows}) {
     for (const std::size_t residual : std::initializer_list<std::size_t>{0, 1, 16, 30, 100}) {
@@ -181,7 +181,7 @@ TEST_CASE("a failed reservation leaks nothing") {
 }
 
 TEST_CASE("select keeps rows unchanged and renumbers them") {
-  using Storage = ResidualStorage<half, Granularity::per_token>;
+  using Storage = ResidualStorage<float16, Granularity::per_token>;
   Random random{1};
   Tensor<float> keys{90, 1, head_dim}, values{90, 1, head_dim};
   keys.randomize(random);
@@ -213,7 +213,7 @@ TEST_CASE("select keeps rows unchanged and renumbers them") {
   }
   CountingResource memory;
   PagePool pool{&memory, {.max_slab_bytes = 0}};
-  DenseStorage<half> dense{{}, {head_dim, 16, &pool}};
+  DenseStorage<float16> dense{{}, {head_dim, 16, &pool}};
   dense.append(segment_of(keys, values, 0, 90));
   const auto kept = dense.select(std::vector<std::size_t>{1, 88});
   CHECK(kept.end() == 2);
@@ -270,7 +270,7 @@ TEST_CASE("a plane store drops its first rows, skips rows, and is copied with a 
 TEST_CASE("growing allocates memory by pages, and rarely more") {
   CountingResource memory;
   PagePool pool{&memory, {.max_slab_bytes = 0}};
-  DenseStorage<half> storage{{}, {head_dim, 64, &pool}};
+  DenseStorage<float16> storage{{}, {head_dim, 64, &pool}};
   Tensor<float> row{1, 1, head_dim};
   row.fill([](auto...) { return 1.0F; });
   for (int i = 0; i < 1000; ++i) storage.append(segment_of(row, row, 0, 1));

@@ -17,40 +17,40 @@
 
 namespace test {
 
-using SmallPlan = kvpolicy::HeadPlan<kvpolicy::half>;
-using SmallCache = kvpolicy::KvCache<kvpolicy::half>;
+using SmallPlan = kvpolicy::HeadPlan<kvpolicy::float16>;
+using SmallCache = kvpolicy::KvCache<kvpolicy::float16>;
 inline constexpr kvpolicy::ModelShape small_shape{1, 9, 9, 64};
 
 inline SmallPlan small_plan() {
   using namespace kvpolicy;
   SmallPlan plan{small_shape};
-  QuantizedResidualCache<half, Granularity::per_channel>::Config kivi;
+  QuantizedResidualCache<float16, Granularity::per_channel>::Config kivi;
   kivi.storage.bits = 2;
   kivi.storage.key_group = 4;
   kivi.storage.residual = 3;
   plan.set(0, 1, kivi);
-  SinkRecentCache<PerTokenStorage<half>>::Config window;
+  SinkRecentCache<PerTokenStorage<float16>>::Config window;
   window.sinks = 2;
   window.recent = 5;
   window.rotary_in_cache = RotaryConfig{};
   window.storage.residual = 2;
   plan.set(0, 2, window);
   plan.set(0, 3,
-           HeadBudgetCache<DenseStorage<half>>::Config{.budget = 2, .scorer = {.observation_window = 2}});
-  HeadBudgetCache<PerTokenStorage<half>>::Config budget;
+           HeadBudgetCache<DenseStorage<float16>>::Config{.budget = 2, .scorer = {.observation_window = 2}});
+  HeadBudgetCache<PerTokenStorage<float16>>::Config budget;
   budget.budget = 3;
   budget.scorer.observation_window = 1;
   budget.storage.bits = 8;
   budget.storage.residual = 2;
   plan.set(0, 4, budget);
-  plan.set(0, 5, HeadBudgetCache<DenseStorage<half>, KeyNormScorer>::Config{.budget = 3});
-  plan.set(0, 6, ChunkRetrievalCache<DenseStorage<half>, MinMaxKey>::Config{.chunk = 3, .budget = 6});
-  ChunkRetrievalCache<PerTokenStorage<half>>::Config retrieval;
+  plan.set(0, 5, HeadBudgetCache<DenseStorage<float16>, KeyNormScorer>::Config{.budget = 3});
+  plan.set(0, 6, ChunkRetrievalCache<DenseStorage<float16>, MinMaxKey>::Config{.chunk = 3, .budget = 6});
+  ChunkRetrievalCache<PerTokenStorage<float16>>::Config retrieval;
   retrieval.chunk = 2;
   retrieval.budget = 4;
   retrieval.storage.residual = 4;
   plan.set(0, 7, retrieval);
-  plan.set(0, 8, HeadBudgetCache<DenseStorage<half>, TovaScorer>::Config{.budget = 3});
+  plan.set(0, 8, HeadBudgetCache<DenseStorage<float16>, TovaScorer>::Config{.budget = 3});
   return plan;
 }
 
@@ -59,20 +59,20 @@ inline SmallPlan small_plan() {
 inline SmallPlan low_bit_plan() {
   using namespace kvpolicy;
   SmallPlan plan{{1, 5, 5, 64}};
-  QuantizedResidualCache<half, Granularity::per_channel>::Config by_channel;
+  QuantizedResidualCache<float16, Granularity::per_channel>::Config by_channel;
   by_channel.sinks = 2;
   by_channel.storage.bits = 3;
   by_channel.storage.key_group = 4;
   by_channel.storage.residual = 1;
   by_channel.storage.key_hadamard = by_channel.storage.value_hadamard = true;
   plan.set(0, 0, by_channel);
-  QuantizedResidualCache<half>::Config by_row;
+  QuantizedResidualCache<float16>::Config by_row;
   by_row.sinks = 1;
   by_row.storage.key_bits = 5;
   by_row.storage.value_bits = 6;
   by_row.storage.residual = 2;
   plan.set(0, 1, by_row);
-  SinkRecentCache<PerTokenStorage<half>>::Config window;
+  SinkRecentCache<PerTokenStorage<float16>>::Config window;
   window.sinks = 2;
   window.recent = 5;
   window.storage.bits = 6;
@@ -80,7 +80,7 @@ inline SmallPlan low_bit_plan() {
   window.storage.residual = 2;
   window.storage.value_hadamard = true;
   plan.set(0, 2, window);
-  HeadBudgetCache<PerTokenStorage<half>>::Config budget;
+  HeadBudgetCache<PerTokenStorage<float16>>::Config budget;
   budget.budget = 3;
   budget.scorer.observation_window = 1;
   budget.storage.bits = 5;
@@ -88,7 +88,7 @@ inline SmallPlan low_bit_plan() {
   budget.storage.residual = 2;
   budget.storage.key_hadamard = true;
   plan.set(0, 3, budget);
-  ChunkRetrievalCache<PerChannelStorage<half>>::Config retrieval;
+  ChunkRetrievalCache<PerChannelStorage<float16>>::Config retrieval;
   retrieval.chunk = 4;
   retrieval.budget = 4;
   retrieval.storage.bits = 6;
@@ -121,11 +121,11 @@ inline SmallPlan codebook_plan() {
                                           .value_codebook = Codebook::nvfp4,
                                           .key_scale = 0.5}};
   for (std::size_t head = 0; head < rows.size(); ++head) {
-    QuantizedResidualCache<half>::Config config;
+    QuantizedResidualCache<float16>::Config config;
     config.storage = rows[head];
     plan.set(0, head, config);
   }
-  QuantizedResidualCache<half, Granularity::per_channel>::Config by_channel;
+  QuantizedResidualCache<float16, Granularity::per_channel>::Config by_channel;
   by_channel.sinks = 1;
   by_channel.storage.bits = 2;
   by_channel.storage.key_group = 4;

@@ -16,7 +16,7 @@
 
 namespace test {
 
-using SmallPrefixes = kvpolicy::PrefixCache<kvpolicy::half>;
+using SmallPrefixes = kvpolicy::PrefixCache<kvpolicy::float16>;
 
 [[nodiscard]] inline std::vector<std::int32_t> small_tokens(std::size_t count) {
   std::vector<std::int32_t> tokens(count);

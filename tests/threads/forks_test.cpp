@@ -76,7 +76,7 @@ TEST_CASE("a page that a fork in another thread released is written again") {
   MESSAGE("forks are checked by ThreadSanitizer");
 #endif
   write_again<DenseStorage<float>>({});
-  write_again<ResidualStorage<half>>({.bits = 4, .residual = 20});
+  write_again<ResidualStorage<float16>>({.bits = 4, .residual = 20});
 }
 
 TEST_CASE("forks of one cache in separate threads give the results of a single thread") {

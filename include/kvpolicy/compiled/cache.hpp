@@ -16,10 +16,10 @@
 namespace kvpolicy {
 
 extern template class detail::LayerCalls<float, compiled::Engine>;
-extern template class detail::LayerCalls<half, compiled::Engine>;
+extern template class detail::LayerCalls<float16, compiled::Engine>;
 extern template class detail::LayerCalls<bfloat16, compiled::Engine>;
 extern template class KvCache<float, compiled::Engine>;
-extern template class KvCache<half, compiled::Engine>;
+extern template class KvCache<float16, compiled::Engine>;
 extern template class KvCache<bfloat16, compiled::Engine>;
 
 namespace compiled {
@@ -28,7 +28,7 @@ namespace compiled {
 template <Element E = float>
 using KvCache = kvpolicy::KvCache<E, Engine>;
 
-/// `io::parse_plan` over every shipped policy; E is float, half or bfloat16.
+/// `io::parse_plan` over every shipped policy; E is float, float16 or bfloat16.
 /// @throws FormatError
 template <Element E = float>
 [[nodiscard]] HeadPlan<E> parse_plan(std::string_view text, std::string_view origin = "plan");

@@ -40,7 +40,7 @@ enum class Codebook : std::uint8_t {
 [[nodiscard]] constexpr std::size_t scale_bytes(Codebook codebook) noexcept {
   switch (codebook) {
     case Codebook::even:
-    case Codebook::normal: return sizeof(half);
+    case Codebook::normal: return sizeof(float16);
     case Codebook::fp8: return 0;
     case Codebook::mxfp4:
     case Codebook::nvfp4: return 1;
@@ -53,7 +53,7 @@ enum class Codebook : std::uint8_t {
 
 /// Bytes of a group's scale, and of its zero if it has one.
 [[nodiscard]] constexpr std::size_t param_bytes_of_group(Codebook codebook) noexcept {
-  return scale_bytes(codebook) + (has_zeros(codebook) ? sizeof(half) : 0);
+  return scale_bytes(codebook) + (has_zeros(codebook) ? sizeof(float16) : 0);
 }
 
 /// The channels that share a scale where the format says so; 0 where the settings do.
@@ -104,7 +104,7 @@ struct NormalNumbers {
 /// What the integers of a group are multiplied by. `scale` are the bytes of its scale.
 [[nodiscard]] inline float code_factor(Codebook codebook, const std::byte* scale, float head_scale) noexcept {
   if (codebook == Codebook::normal) {
-    half stored;
+    float16 stored;
     std::memcpy(&stored, scale, sizeof stored);
     return static_cast<float>(stored);
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The element types of keys, values and queries: float, IEEE half and bfloat16. half and bfloat16
+// The element types of keys, values and queries: float, IEEE float16 and bfloat16. float16 and bfloat16
 // are plain 16-bit storage with conversions (round to nearest even); arithmetic is done in float.
 #pragma once
 
@@ -13,7 +13,7 @@
 namespace kvpolicy {
 
 struct bfloat16;
-struct half;
+struct float16;
 
 /// Whether `x` is neither NaN nor infinite. Tests the bits, because -ffast-math disables
 /// std::isfinite.
@@ -141,14 +141,14 @@ struct bfloat16 {
 };
 
 /// IEEE 754 binary16: 5 exponent bits, 10 stored mantissa bits, largest value 65504.
-struct half {
+struct float16 {
   std::uint16_t bits = 0;
   static constexpr float largest = 65504.0F;
 
-  constexpr half() = default;
-  constexpr explicit half(float value) noexcept : bits{encode(value)} {}
+  constexpr float16() = default;
+  constexpr explicit float16(float value) noexcept : bits{encode(value)} {}
   constexpr explicit operator float() const noexcept { return decode(bits); }
-  friend constexpr bool operator==(half, half) = default;
+  friend constexpr bool operator==(float16, float16) = default;
 
  private:
   static constexpr std::uint16_t encode(float value) noexcept {
@@ -186,12 +186,12 @@ struct half {
 
 /// The element types of rows, queries and outputs.
 template <class T>
-concept Element = std::same_as<T, float> || std::same_as<T, half> || std::same_as<T, bfloat16>;
+concept Element = std::same_as<T, float> || std::same_as<T, float16> || std::same_as<T, bfloat16>;
 
 /// The encoding of an element type's numbers.
 template <Element T>
-inline constexpr Encoding encoding_of = std::same_as<T, float>  ? Encoding::float32
-                                        : std::same_as<T, half> ? Encoding::float16
-                                                                : Encoding::bfloat16;
+inline constexpr Encoding encoding_of = std::same_as<T, float>     ? Encoding::float32
+                                        : std::same_as<T, float16> ? Encoding::float16
+                                                                   : Encoding::bfloat16;
 
 }  // namespace kvpolicy

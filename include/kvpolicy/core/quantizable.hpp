@@ -3,7 +3,7 @@
 // Decides which numbers can be quantised: those in the range of half, because the scale and the zero of a
 // group are stored as half. Host and device use the same function and differ only in the reaction. The host
 // refuses the call with a ShapeError before anything changes. A kernel cannot throw: it clamps the number
-// and counts it (cuda::KvCache::clamped_numbers).
+// and counts it (gpu::KvCache::clamped_numbers).
 //
 // The function tests the number's bits, because compilers that assume no NaNs and no infinities
 // (-ffast-math) remove comparisons of floats.

@@ -23,7 +23,7 @@ inline void load_dense(Encoding encoding, const std::byte* source, std::span<flo
   };
   switch (encoding) {
     case Encoding::float32: std::memcpy(out.data(), source, out.size_bytes()); return;
-    case Encoding::float16: return convert(half{});
+    case Encoding::float16: return convert(float16{});
     case Encoding::bfloat16: return convert(bfloat16{});
     default: KVPOLICY_ASSERT(false && "load_dense: quantised rows need their scales");
   }
@@ -37,7 +37,7 @@ inline void store_dense(Encoding encoding, std::span<const float> row, std::byte
   };
   switch (encoding) {
     case Encoding::float32: std::memcpy(out, row.data(), row.size_bytes()); return;
-    case Encoding::float16: return convert(half{});
+    case Encoding::float16: return convert(float16{});
     case Encoding::bfloat16: return convert(bfloat16{});
     default: KVPOLICY_ASSERT(false && "store_dense: quantised rows are written by groups");
   }
@@ -48,7 +48,7 @@ inline void round_dense(Encoding encoding, std::span<float> row) {
   const auto convert = [&]<class T>(T) {
     for (float& number : row) number = static_cast<float>(T{number});
   };
-  if (encoding == Encoding::float16) convert(half{});
+  if (encoding == Encoding::float16) convert(float16{});
   if (encoding == Encoding::bfloat16) convert(bfloat16{});
 }
 
@@ -68,8 +68,8 @@ inline void round_dense(Encoding encoding, std::span<float> row) {
 
 /// Dequantises the codes of one packed row, whose lower parts, if codes have any, begin at `lower`. Each scale and zero
 /// belongs to `group` neighbouring channels.
-inline void load_codes(Encoding encoding, const std::byte* codes, const std::byte* lower, const half* scales,
-                       const half* zeros, std::size_t group, std::span<float> out) {
+inline void load_codes(Encoding encoding, const std::byte* codes, const std::byte* lower,
+                       const float16* scales, const float16* zeros, std::size_t group, std::span<float> out) {
   // First writes the codes, in the order of load_code but without its division for each channel.
   const auto for_each_code = [&](const std::byte* packed, std::size_t bits, auto visit) {
     const std::size_t bytes = out.size() * bits / 8;
@@ -135,8 +135,8 @@ inline void load_row(const Plane& plane, std::size_t row, std::span<float> out) 
     load_numbers(plane.format, codes, codes + layout.lower_offset, scales, out);
   } else {
     const std::byte* zeros = scales + (layout.zeros_offset - layout.scales_offset);
-    load_codes(encoding, codes, codes + layout.lower_offset, reinterpret_cast<const half*>(scales),
-               reinterpret_cast<const half*>(zeros), per_token ? plane.format.group : 1, out);
+    load_codes(encoding, codes, codes + layout.lower_offset, reinterpret_cast<const float16*>(scales),
+               reinterpret_cast<const float16*>(zeros), per_token ? plane.format.group : 1, out);
   }
   if (plane.format.hadamard) rotate_hadamard(out);
 }

@@ -148,8 +148,8 @@ class ScalarEngine {
     const RowAddress place = keys.address_of(row);
     const bool per_token = keys.format.granularity == Granularity::per_token;
     const std::size_t first = (per_token ? place.row : place.row / keys.format.group) * layout.params_per_row;
-    const auto* scales = reinterpret_cast<const half*>(place.page + layout.scales_offset) + first;
-    const auto* zeros = reinterpret_cast<const half*>(place.page + layout.zeros_offset) + first;
+    const auto* scales = reinterpret_cast<const float16*>(place.page + layout.scales_offset) + first;
+    const auto* zeros = reinterpret_cast<const float16*>(place.page + layout.zeros_offset) + first;
     detail::KeyWidth sum;
     for (std::size_t channel = 0; channel < turned.size(); ++channel) {
       const std::size_t at = per_token ? channel / keys.format.group : channel;

@@ -7,7 +7,7 @@
 #ifdef KVPOLICY_SEPARATE_COMPILATION
 #define KVPOLICY_DECLARE_INSTANCES(INSTANCE) \
   INSTANCE(extern template, float)           \
-  INSTANCE(extern template, half)            \
+  INSTANCE(extern template, float16)         \
   INSTANCE(extern template, bfloat16)
 #else
 #define KVPOLICY_DECLARE_INSTANCES(INSTANCE)

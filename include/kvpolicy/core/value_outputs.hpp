@@ -116,7 +116,7 @@ void check_outputs_fit(const ModelShape& own, const ModelShape& planned, HasWeig
 
 /// The output projections of all layers: made once for a model, given to every cache over it
 /// (`CacheOptions::value_outputs`), and never changed while one of them lives. It holds views and copies no weight, so
-/// the weights must live as long as well. Any thread may read it. A device cache takes `cuda::ValueOutputs`.
+/// the weights must live as long as well. Any thread may read it. A device cache takes `gpu::ValueOutputs`.
 class ValueOutputs {
  public:
   /// No layer has its weights yet. @throws ConfigError for a shape that no model can have
@@ -125,7 +125,7 @@ class ValueOutputs {
     layers_.resize(shape_.layers);
   }
 
-  /// The weights of a layer's output projection, [outputs, q_heads, value_dim] in float, half or bfloat16, with any
+  /// The weights of a layer's output projection, [outputs, q_heads, value_dim] in float, float16 or bfloat16, with any
   /// strides: output i of the layer is the sum over query heads h and channels c of weights(i, h, c) times what head h
   /// has gathered in channel c. A checkpoint's `o_proj.weight`, [hidden, q_heads * value_dim], is that as it stands. A
   /// bias changes no row's part in the output.

@@ -31,12 +31,12 @@ class ByteCodes {
   static constexpr std::size_t most_groups = 8;
 
   [[nodiscard]] static std::size_t scratch_floats(std::size_t channels) {
-    return max_tile_rows * (channels + most_groups * sizeof(half)) / sizeof(float);
+    return max_tile_rows * (channels + most_groups * sizeof(float16)) / sizeof(float);
   }
   ByteCodes(std::size_t channels, float* scratch)
       : channels_{channels},
         rows_{reinterpret_cast<std::uint8_t*>(scratch)},
-        zeros_{reinterpret_cast<half*>(rows_ + max_tile_rows * channels)} {}
+        zeros_{reinterpret_cast<float16*>(rows_ + max_tile_rows * channels)} {}
 
   /// The side itself, or what it is in bytes if it is of normal numbers. Valid until the next call; `joined` joins
   /// codes of two parts.
@@ -57,11 +57,11 @@ class ByteCodes {
     }
     for (std::size_t row = 0; row < rows; ++row) {
       side_.codes[row] = reinterpret_cast<const std::byte*>(rows_ + row * channels_);
-      side_.scales[row] = reinterpret_cast<const half*>(side.code_scales[row]);
+      side_.scales[row] = reinterpret_cast<const float16*>(side.code_scales[row]);
       side_.zeros[row] = zeros_ + row * groups;
       for (std::size_t g = 0; g < groups; ++g) {
         // A power of two times a half is one, or beyond the largest: products are then computed otherwise.
-        zeros_[row * groups + g] = half{-128.0F * static_cast<float>(side_.scales[row][g])};
+        zeros_[row * groups + g] = float16{-128.0F * static_cast<float>(side_.scales[row][g])};
       }
     }
     return side_;
@@ -85,7 +85,7 @@ class ByteCodes {
 
   std::size_t channels_;
   std::uint8_t* rows_;  // [max_tile_rows, channels]
-  half* zeros_;         // [max_tile_rows, groups]
+  float16* zeros_;      // [max_tile_rows, groups]
   RowTileSide side_;
 };
 

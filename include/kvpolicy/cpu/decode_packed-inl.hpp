@@ -24,7 +24,7 @@ class RowParams {
   RowParams(float* scratch, std::size_t head_dim)
       : scales_{scratch}, zeros_{scratch + head_dim}, head_dim_{head_dim} {}
 
-  void use(const RowFormat& format, const half* scales, const half* zeros) {
+  void use(const RowFormat& format, const float16* scales, const float16* zeros) {
     if (scales == current_) return;
     current_ = scales;
     if (format.granularity == Granularity::per_channel) {
@@ -61,7 +61,7 @@ class RowParams {
   float* scales_;
   float* zeros_;
   std::size_t head_dim_;
-  const half* current_ = nullptr;
+  const float16* current_ = nullptr;
 };
 
 /// One scale and one zero for the whole row; can replace RowParams.
@@ -156,10 +156,10 @@ HWY_INLINE void decode_packed_row(const RowTileSide& side, std::size_t row, cons
 
 /// Writes the scales or zeros of a row tile's rows as float, `groups` of each row.
 template <std::size_t N>
-HWY_INLINE void gather_params(const std::array<const half*, max_tile_rows>& from, std::size_t rows,
+HWY_INLINE void gather_params(const std::array<const float16*, max_tile_rows>& from, std::size_t rows,
                               std::size_t groups, std::array<float, N>& to) {
   static_assert(N % lanes == 0);
-  std::array<half, N> halves;
+  std::array<float16, N> halves;
   for (std::size_t row = 0; row < rows; ++row) std::copy_n(from[row], groups, halves.data() + row * groups);
   for (std::size_t i = 0; i < rows * groups; i += lanes) {
     hn::StoreU(load_half(halves.data() + i), floats, to.data() + i);

@@ -6,7 +6,7 @@
 //     #include <kvpolicy/cpu/instances.hpp>
 //     KVPOLICY_DEFINE_INSTANCES(float)
 //     KVPOLICY_DEFINE_CPU_ENGINE()
-//     KVPOLICY_DEFINE_CPU_CACHES(float)  // half and bfloat16: likewise
+//     KVPOLICY_DEFINE_CPU_CACHES(float)  // float16 and bfloat16: likewise
 //
 // An engine with a ParallelFor of your own, and caches over it, are compiled where they are named; its inner loops are
 // those of KVPOLICY_DEFINE_CPU_ENGINE.

@@ -202,7 +202,7 @@ class IntegerKeys {
       }
     }
   }
-  [[nodiscard]] static HWY_INLINE VectorPair load_deinterleaved(const half* from) {
+  [[nodiscard]] static HWY_INLINE VectorPair load_deinterleaved(const float16* from) {
     const hn::ScalableTag<std::uint64_t> fours;
     const auto all = hn::LoadU(fours, reinterpret_cast<const std::uint64_t*>(from));
     alignas(64) std::uint64_t even[hn::MaxLanes(fours)];
@@ -215,8 +215,8 @@ class IntegerKeys {
   // Writes queries [q, q + Q) into `set`; if Scaled, times the scales of a run of rows. Returns false if a
   // number is not finite. It works on Q queries at once, because a single one would wait for its own sums.
   template <bool Scaled, std::size_t Q>
-  HWY_INLINE bool round_queries(const Set& set, std::size_t q, const half* row_scales, const half* row_zeros,
-                                float middle) const {
+  HWY_INLINE bool round_queries(const Set& set, std::size_t q, const float16* row_scales,
+                                const float16* row_zeros, float middle) const {
     const std::size_t head_dim = head_dim_;
     const std::size_t whole = deinterleaved_channels();
     const float* queries = deinterleaved_ + q * head_dim;
@@ -319,7 +319,7 @@ class IntegerKeys {
   }
 
   template <bool Scaled>
-  bool round_all_queries(const Set& set, const half* row_scales, const half* row_zeros, float middle) {
+  bool round_all_queries(const Set& set, const float16* row_scales, const float16* row_zeros, float middle) {
     deinterleave_queries();
     bool finite = true;
     for_each_portion<query_portion>(count_, [&]<std::size_t Q>(std::size_t q) KVPOLICY_CPU_LAMBDA {
@@ -374,7 +374,7 @@ class IntegerKeys {
   }
 
   // The end of the pointers that equal pointers[first].
-  [[nodiscard]] static HWY_INLINE std::size_t end_of_equal(const half* const* pointers, std::size_t first,
+  [[nodiscard]] static HWY_INLINE std::size_t end_of_equal(const float16* const* pointers, std::size_t first,
                                                            std::size_t count) {
     const hn::ScalableTag<std::uint64_t> longs;
     static_assert(sizeof(pointers) == sizeof(std::uint64_t));

@@ -24,8 +24,8 @@ using kvpolicy::detail::KeyWidth;
 
 /// The widths of the logits of Q queries, `apart` floats from each other, with keys that share a grid along the text.
 template <std::size_t Q>
-HWY_INLINE void channel_widths(const float* queries, std::size_t apart, const half* scales, const half* zeros,
-                               std::size_t head_dim, KeyWidth* widths) {
+HWY_INLINE void channel_widths(const float* queries, std::size_t apart, const float16* scales,
+                               const float16* zeros, std::size_t head_dim, KeyWidth* widths) {
   FloatVector reach[Q];
   FloatVector square[Q];
   FloatVector largest[Q];
@@ -62,7 +62,7 @@ HWY_INLINE void channel_widths(const float* queries, std::size_t apart, const ha
 }
 
 /// The same for one key, whose groups of neighbouring channels have grids of their own.
-[[nodiscard]] inline KeyWidth row_width(const float* query, const half* scales, const half* zeros,
+[[nodiscard]] inline KeyWidth row_width(const float* query, const float16* scales, const float16* zeros,
                                         std::size_t group, std::size_t head_dim) {
   KeyWidth sum;
   float largest = 0.0F;
@@ -120,8 +120,8 @@ class TileBounds {
   void find_widths(const RowTile& row_tile, std::size_t row, KeyWidth* widths) const {
     const RowFormat& format = row_tile.keys.format;
     KVPOLICY_ASSERT(format.codebook == Codebook::even);
-    const half* scales = row_tile.keys.scales[row];
-    const half* zeros = row_tile.keys.zeros[row];
+    const float16* scales = row_tile.keys.scales[row];
+    const float16* zeros = row_tile.keys.zeros[row];
     if (format.granularity == Granularity::per_token) {
       for (std::size_t m = 0; m < tile_.rows; ++m) {
         widths[m] = row_width(queries_ + m * apart_, scales, zeros, format.group, tile_.key_dim());

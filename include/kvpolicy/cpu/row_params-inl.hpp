@@ -39,7 +39,7 @@ class RowTileParams {
   /// only one. Zeros follow up to a whole vector of rows. Returns whether all are finite.
   bool load(const RowTileSide& side, std::size_t rows, std::size_t groups, float middle) {
     auto nothing = zero_vector();  // or NaN
-    const Distances apart = distances(groups * sizeof(half));
+    const Distances apart = distances(groups * sizeof(float16));
     for (std::size_t row = 0; row < rows; row += lanes) {
       const std::size_t count = std::min(rows - row, lanes);
       spread(side.scales.data() + row, count, groups, apart, scales_ + row);
@@ -82,7 +82,7 @@ class RowTileParams {
   }
 
   // Writes the numbers of `count` rows, `groups` for each, as out[group * max_tile_rows + row].
-  HWY_INLINE void spread(const half* const* numbers, std::size_t count, std::size_t groups,
+  HWY_INLINE void spread(const float16* const* numbers, std::size_t count, std::size_t groups,
                          const Distances& apart, float* out) const {
     if (count == lanes && are_neighbours(numbers, apart)) {
       if (groups == 1) return hn::StoreU(load_half(numbers[0]), floats, out);
@@ -91,7 +91,7 @@ class RowTileParams {
       }
     } else {
       for (std::size_t at = 0; at < groups * lanes; at += lanes) {
-        std::array<half, lanes> halves{};
+        std::array<float16, lanes> halves{};
         for (std::size_t i = at; i < at + lanes && i / groups < count; ++i) {
           halves[i - at] = numbers[i / groups][i % groups];
         }
@@ -122,8 +122,8 @@ class RowTileParams {
   }
 
   // Whether the numbers of `lanes` rows are contiguous in memory, as in most row tiles.
-  [[nodiscard]] static HWY_INLINE bool are_neighbours(const half* const* numbers, const Distances& apart) {
-    static_assert(sizeof(half) == 2 && sizeof(numbers) == sizeof(std::int64_t));
+  [[nodiscard]] static HWY_INLINE bool are_neighbours(const float16* const* numbers, const Distances& apart) {
+    static_assert(sizeof(float16) == 2 && sizeof(numbers) == sizeof(std::int64_t));
     const auto first = hn::Set(longs, reinterpret_cast<std::int64_t>(numbers[0]));
     auto different = hn::Zero(longs);
     KVPOLICY_CPU_UNROLL

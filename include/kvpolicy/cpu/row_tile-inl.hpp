@@ -27,8 +27,8 @@ struct RowTileSide {
   RowFormat format = {};
   std::size_t lower_offset = 0;  // bytes from a row's codes to their lower parts (PageLayout)
   std::array<const std::byte*, max_tile_rows> codes;
-  std::array<const half*, max_tile_rows> scales;
-  std::array<const half*, max_tile_rows> zeros;
+  std::array<const float16*, max_tile_rows> scales;
+  std::array<const float16*, max_tile_rows> zeros;
   std::array<const std::byte*, max_tile_rows> code_scales;
 };
 
@@ -227,8 +227,8 @@ class RowTileReader {
       for (std::size_t i = 0; i < count; ++i) side.code_scales[first + i] = own + i * layout.param_bytes;
       return;
     }
-    const auto* scales = reinterpret_cast<const half*>(address.page + layout.scales_offset);
-    const auto* zeros = reinterpret_cast<const half*>(address.page + layout.zeros_offset);
+    const auto* scales = reinterpret_cast<const float16*>(address.page + layout.scales_offset);
+    const auto* zeros = reinterpret_cast<const float16*>(address.page + layout.zeros_offset);
     if (plane.format.granularity == Granularity::per_token) {
       for (std::size_t i = 0; i < count; ++i) {
         const std::size_t at = (address.row + i) * layout.params_per_row;
@@ -239,7 +239,7 @@ class RowTileReader {
     }
     const std::size_t group = plane.format.group;
     std::size_t left = group - address.row % group;
-    const half* group_scales = scales + address.row / group * layout.params_per_row;
+    const float16* group_scales = scales + address.row / group * layout.params_per_row;
     for (std::size_t i = 0; i < count; left = group, group_scales += layout.params_per_row) {
       const std::size_t end = std::min(count, i + left);
       std::fill_n(side.scales.data() + first + i, end - i, group_scales);

@@ -92,7 +92,7 @@ template <Encoding E>
   if constexpr (E == Encoding::float32) {
     return hn::LoadU(floats, reinterpret_cast<const float*>(row) + channel);
   } else if constexpr (E == Encoding::float16) {
-    return load_half(row + channel * sizeof(half));
+    return load_half(row + channel * sizeof(float16));
   } else {
     const hn::Rebind<std::uint32_t, Floats> words;
     const auto bits = hn::LoadU(half_bits, reinterpret_cast<const std::uint16_t*>(row) + channel);

@@ -5,7 +5,7 @@
 
 #include <cstddef>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// Cuts one block of device memory into arrays; without a block it only counts the bytes that they need.
 class ArrayCarver {
@@ -26,4 +26,4 @@ class ArrayCarver {
   std::size_t bytes_ = 0;
 };
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

@@ -22,7 +22,7 @@
 #include <kvpolicy/cuda/kernels/prefill_hopper.cuh>
 #include <kvpolicy/cuda/runtime.hpp>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// The same call for the heads [first, first + count) of one sequence.
 [[nodiscard]] inline AttendParams heads_of(AttendParams params, std::size_t first, std::size_t count) {
@@ -64,7 +64,7 @@ class AttendLaunches {
   /// device's blocks have too little shared memory
   AttendLaunches(const ModelShape& shape, const Device& device) : head_dim_{shape.head_dim}, device_{device} {
     dispatch_head_dim(head_dim_, [&]<int D>() { lay_out<D>(); });
-    require(shape.kv_heads <= most_heads_, "cuda::Engine: kv_heads is ", shape.kv_heads, ", must be at most ",
+    require(shape.kv_heads <= most_heads_, "gpu::Engine: kv_heads is ", shape.kv_heads, ", must be at most ",
             most_heads_);
   }
 
@@ -79,14 +79,14 @@ class AttendLaunches {
   void check_heads(int sequences, int kv_heads) const {
     const bool fits = sequences >= 1 && kv_heads >= 1 &&
                       static_cast<std::size_t>(sequences) * static_cast<std::size_t>(kv_heads) <= most_heads_;
-    require<ShapeError>(fits, "cuda::Engine: ", sequences, " sequences of ", kv_heads,
+    require<ShapeError>(fits, "gpu::Engine: ", sequences, " sequences of ", kv_heads,
                         " KV heads in one call, must be 1 to ", most_heads_, " heads in all");
   }
   /// @throws ShapeError
   static void check_queries(int queries, int group) {
-    require<ShapeError>(group >= 1 && group <= 16, "cuda::Engine: ", group,
+    require<ShapeError>(group >= 1 && group <= 16, "gpu::Engine: ", group,
                         " query heads share a KV head, the kernels serve 1 to 16");
-    require<ShapeError>(queries < most_query_rows / group, "cuda::Engine: ", queries, " queries of ", group,
+    require<ShapeError>(queries < most_query_rows / group, "gpu::Engine: ", queries, " queries of ", group,
                         " heads each in one call, must be fewer than ", most_query_rows / group);
   }
 
@@ -146,7 +146,7 @@ class AttendLaunches {
     constexpr bool packs = can_quantize<D>;
     most_heads_ = std::min(max_heads, decode_most_heads<E, D, packs>(device_.shared_bytes_of_block));
     require<DeviceError>(
-        most_heads_ > 0, "cuda::Engine: a block of device ", device_.id, " may have ",
+        most_heads_ > 0, "gpu::Engine: a block of device ", device_.id, " may have ",
         device_.shared_bytes_of_block, " bytes of shared memory, head_dim ", D, " needs ",
         std::max(decode_shared_bytes<E, D, 1, packs>(1), decode_shared_bytes<E, D, 2, packs>(1)), " or more");
     decode_grid_ = device_.multiprocessors * decode_blocks_per_multiprocessor;
@@ -225,4 +225,4 @@ class AttendLaunches {
   Counts counts_;
 };
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

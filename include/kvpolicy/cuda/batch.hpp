@@ -20,7 +20,7 @@
 #include <kvpolicy/cuda/layer_call.hpp>
 #include <kvpolicy/cuda/sequence_table.hpp>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// Steps of many sequences, whose caches share the batch's engine. Tensors are ragged and in device memory: the
 /// tokens of all sequences one after another, and on the host `indptr`, which says where each sequence's begin.
@@ -98,7 +98,7 @@ class Batch {
   };
 
   [[nodiscard]] std::size_t checked_layers(std::size_t max_sequences) const {
-    check_sequence_count("cuda::Batch", *engine_, max_sequences);
+    check_sequence_count("gpu::Batch", *engine_, max_sequences);
     return engine_->shape().layers;
   }
 
@@ -110,20 +110,20 @@ class Batch {
     kvpolicy::detail::check_whole("out", MutableTensor{out}, q.tokens);
     check_written_once(MutableTensor{out});
     kvpolicy::detail::check_sequences("step", sequences, indptr, q.tokens, caches_);
-    require<ShapeError>(sequences.size() <= max_sequences(), "cuda::Batch::step: ", sequences.size(),
+    require<ShapeError>(sequences.size() <= max_sequences(), "gpu::Batch::step: ", sequences.size(),
                         " sequences, the batch takes ", max_sequences());
     for (std::size_t i = 0; i < sequences.size(); ++i) {
       const Sequence& one = sequences[i];
-      require(one.cache->engine() == engine_, "cuda::Batch::step: sequence ", i,
+      require(one.cache->engine() == engine_, "gpu::Batch::step: sequence ", i,
               " has another engine; the caches of a batch share its engine");
       const AttendOptions& first = sequences[0].options;
       const AttendOptions& own = one.options;
       const bool alike = own.scale == first.scale && own.softcap == first.softcap &&
                          own.attention_sink_bias.data() == first.attention_sink_bias.data();
-      require(alike, "cuda::Batch::step: sequence ", i,
+      require(alike, "gpu::Batch::step: sequence ", i,
               " has another scale, soft cap or sink logits than sequence 0; one launch makes all logits");
       require(one.cache->options().page_rows == sequences[0].cache->options().page_rows,
-              "cuda::Batch::step: sequence ", i, " has pages of ", one.cache->options().page_rows,
+              "gpu::Batch::step: sequence ", i, " has pages of ", one.cache->options().page_rows,
               " rows, sequence 0 of ", sequences[0].cache->options().page_rows,
               "; those of one launch have as many");
     }
@@ -245,4 +245,4 @@ class Batch {
   std::vector<std::string_view> own_summaries_;
 };
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

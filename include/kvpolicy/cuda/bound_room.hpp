@@ -14,7 +14,7 @@
 #include <kvpolicy/cuda/memory.hpp>
 #include <kvpolicy/cuda/runtime.hpp>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// What the memory of a call goes by.
 struct BoundExtent {
@@ -86,4 +86,4 @@ class BoundRoom {
   std::size_t bytes_ = 0;
 };
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

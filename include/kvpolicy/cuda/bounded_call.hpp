@@ -21,7 +21,7 @@
 #include <kvpolicy/cuda/memory.hpp>
 #include <kvpolicy/cuda/runtime.hpp>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// One call of one layer of one sequence.
 template <Element E>
@@ -116,4 +116,4 @@ class BoundedCall {
   DeviceBuffer block_;
 };
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

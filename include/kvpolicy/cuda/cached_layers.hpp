@@ -28,11 +28,11 @@
 #include <kvpolicy/cuda/writes.hpp>
 #include <kvpolicy/plan/head_plan.hpp>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// Refuses a call that cannot be recorded in a graph. @throws CapacityError if the stream captures
 inline void refuse_capture(cudaStream_t stream, const char* what) {
-  require<CapacityError>(!is_capturing(stream), "cuda::KvCache: ", what,
+  require<CapacityError>(!is_capturing(stream), "gpu::KvCache: ", what,
                          " cannot be part of a graph, but the stream captures");
 }
 
@@ -40,7 +40,7 @@ inline void refuse_capture(cudaStream_t stream, const char* what) {
 template <Element E>
 class CachedLayers {
  public:
-  static constexpr std::string_view name = "cuda::KvCache";  // in messages
+  static constexpr std::string_view name = "gpu::KvCache";  // in messages
 
   HeadPlan<E> plan;
   CacheOptions options;
@@ -58,7 +58,7 @@ class CachedLayers {
       : plan{std::move(own_plan)}, options{own_options}, engine{std::move(own_engine)}, order{stream} {
     options.validate();
     if (engine == nullptr) engine = std::make_shared<Engine<E>>(plan.shape(), options.memory, stream);
-    require(engine->shape() == plan.shape(), "cuda::KvCache: the engine was made for another model shape");
+    require(engine->shape() == plan.shape(), "gpu::KvCache: the engine was made for another model shape");
   }
   CachedLayers(CachedLayers&&) noexcept = default;
   CachedLayers& operator=(CachedLayers&& other) noexcept {
@@ -91,7 +91,7 @@ class CachedLayers {
         engine->own_kernels().check_has(head_rule);
         check_pages(head_rule, options, shape.head_dim * sizeof(E));
         check_outputs<E>(head_rule, options, l);
-        check_rollback(name, l, head, head_rule.compress_every > 0, cuda::accumulates(head_rule),
+        check_rollback(name, l, head, head_rule.compress_every > 0, gpu::accumulates(head_rule),
                        options.max_rollback);
       }
     }
@@ -134,7 +134,7 @@ class CachedLayers {
   }
   /// A layer's number, if there is such a layer. @throws ShapeError
   [[nodiscard]] std::size_t checked(std::size_t layer) const {
-    require<ShapeError>(layer < held(layers).size(), "cuda::KvCache: there is no layer ", layer,
+    require<ShapeError>(layer < held(layers).size(), "gpu::KvCache: there is no layer ", layer,
                         ", the plan has ", layers.size());
     return layer;
   }
@@ -147,7 +147,7 @@ class CachedLayers {
   /// changes, and gives memory that was in use back once nothing reads it any more.
   /// @throws CapacityError, std::bad_alloc, DeviceError
   void grow(std::size_t first, std::size_t count, std::size_t tokens, cudaStream_t stream) {
-    require<CapacityError>(tokens < (std::size_t{1} << 30), "cuda::KvCache: ", tokens,
+    require<CapacityError>(tokens < (std::size_t{1} << 30), "gpu::KvCache: ", tokens,
                            " tokens, must be fewer than 2^30");
     std::vector<HeadStore::Growth> growths;
     const std::span<Layer> growing{layers.data() + first, count};
@@ -190,7 +190,7 @@ class CachedLayers {
     check_room(name, layer, tokens, options.max_tokens);
     const std::size_t end = layer.tokens + tokens;
     if (end <= layer.reserved) return;
-    require<CapacityError>(!capturing, "cuda::KvCache: ", tokens, " more tokens after ", layer.tokens,
+    require<CapacityError>(!capturing, "gpu::KvCache: ", tokens, " more tokens after ", layer.tokens,
                            " need more room than the ", layer.reserved,
                            " tokens reserved, and a graph cannot ask for it; reserve first");
     std::size_t pages = (end + options.page_rows - 1) / options.page_rows * options.page_rows;
@@ -224,4 +224,4 @@ class CachedLayers {
   }
 };
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

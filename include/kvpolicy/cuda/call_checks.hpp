@@ -14,7 +14,7 @@
 #include <kvpolicy/cuda/kernels/attend.cuh>
 #include <kvpolicy/cuda/kernels/head.cuh>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// @throws ShapeError, as all of them.
 template <class E>
@@ -25,12 +25,12 @@ void check_rows(const char* name, const TensorView<const E>& rows, std::size_t t
   const bool aligned = reinterpret_cast<std::uintptr_t>(rows.data) % 16 == 0 &&
                        (rows.tokens <= 1 || rows.token_stride % numbers == 0) &&
                        (rows.heads <= 1 || rows.head_stride % numbers == 0);
-  require<ShapeError>(tokens == 0 || aligned, "cuda::KvCache: ", name, " has a token stride of ",
+  require<ShapeError>(tokens == 0 || aligned, "gpu::KvCache: ", name, " has a token stride of ",
                       rows.token_stride, " and a head stride of ", rows.head_stride, " elements at ",
                       static_cast<const void*>(rows.data),
                       "; the kernels read rows that are aligned to 16 bytes (", numbers, " elements)");
   constexpr std::size_t most = std::size_t{1} << 24;
-  require<ShapeError>(tokens <= most, "cuda::KvCache: ", name, " has ", tokens,
+  require<ShapeError>(tokens <= most, "gpu::KvCache: ", name, " has ", tokens,
                       " tokens, a call takes at most 2^24");
 }
 
@@ -40,7 +40,7 @@ inline void check_spans(const AttendOptions& options, std::size_t tokens, std::s
   on_host.attention_sink_bias = {};
   check_options(on_host, tokens, q_heads, kv_heads);
   require<ShapeError>(options.attention_sink_bias.empty() || options.attention_sink_bias.size() == q_heads,
-                      "cuda::KvCache: attention_sink_bias has ", options.attention_sink_bias.size(),
+                      "gpu::KvCache: attention_sink_bias has ", options.attention_sink_bias.size(),
                       " numbers, must have q_heads = ", q_heads, " or none");
 }
 
@@ -63,4 +63,4 @@ inline void set_logits(AttendParams& params, const AttendOptions& options, std::
   params.softcap = options.softcap;
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

@@ -14,7 +14,7 @@
 #include <kvpolicy/cuda/call_checks.hpp>
 #include <kvpolicy/cuda/compression.hpp>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// Writes `rows` rows, or none, and commits; the device's counters move on after them. `k` and `v` may be null
 /// where `rows` is 0. @throws DeviceError
@@ -120,4 +120,4 @@ void compress_layers(CachedLayers<E>& cache, std::size_t first, std::size_t coun
   }
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

@@ -19,7 +19,7 @@
 #include <kvpolicy/cuda/row_scoring.hpp>
 #include <kvpolicy/cuda/shared_budget.hpp>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// What a compression needs on the device while it goes on.
 struct CompressionMemory {
@@ -203,4 +203,4 @@ class LayerCompression {
   std::optional<SharedBudget<E>> shared_;  // of heads that do within the layer
 };
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

@@ -2,9 +2,9 @@
 //
 // A tier of a PagePool whose pages kernels can read: device memory, or memory of the host that is pinned.
 //
-//     cuda::DeviceProvider fast{cuda::default_memory(), stream};
+//     gpu::DeviceProvider fast{gpu::default_memory(), stream};
 //     PagePool pool{std::array<PageProvider*, 1>{&fast}};
-//     cuda::KvCache cache{plan, {.pool = &pool}, stream};
+//     gpu::KvCache cache{plan, {.pool = &pool}, stream};
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@
 #include <kvpolicy/cuda/memory.hpp>
 #include <kvpolicy/memory/page_provider.hpp>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// Asks a memory resource for slabs, and gives them back, in the order of one stream. The caches that share the
 /// pool work on this stream. Both must outlive the pool.
@@ -22,7 +22,7 @@ class DeviceProvider final : public PageProvider {
   /// @throws ConfigError if `memory` is null
   explicit DeviceProvider(MemoryResource* memory = default_memory(), cudaStream_t stream = nullptr)
       : memory_{memory}, stream_{stream} {
-    require(memory != nullptr, "cuda::DeviceProvider: memory is null, must be a memory resource");
+    require(memory != nullptr, "gpu::DeviceProvider: memory is null, must be a memory resource");
   }
 
   [[nodiscard]] cudaStream_t stream() const { return stream_; }
@@ -39,4 +39,4 @@ class DeviceProvider final : public PageProvider {
   cudaStream_t stream_;
 };
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

@@ -17,7 +17,7 @@
 #include <kvpolicy/cuda/served_rule.hpp>
 #include <kvpolicy/cuda/writes.hpp>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// Not synchronised; writes go on the stream of their DeviceWrites.
 class DeviceState {
@@ -95,4 +95,4 @@ class DeviceState {
   std::vector<std::pair<RotaryConfig, DeviceBuffer>> frequencies_;
 };
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

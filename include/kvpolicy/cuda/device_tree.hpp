@@ -15,7 +15,7 @@
 #include <kvpolicy/cuda/memory.hpp>
 #include <kvpolicy/cuda/writes.hpp>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// Not synchronised. Work put on the stream before reads what was there before.
 class DeviceTree {
@@ -120,4 +120,4 @@ class DeviceTree {
   std::size_t bytes_ = 0;
 };
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

@@ -15,7 +15,7 @@
 #define KVPOLICY_CUDA_HEAD_DIMS 64, 80, 96, 128, 256
 #endif
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// Calls `f.template operator()<HeadDim>()`. @throws ConfigError for one that is not compiled.
 template <class F>
@@ -26,10 +26,10 @@ void dispatch_head_dim(std::size_t head_dim, F f) {
     if (found) return;
     std::string known;
     ((known += (known.empty() ? "" : ", ") + std::to_string(Dims)), ...);
-    fail<ConfigError>("cuda::Engine: head_dim is ", head_dim, ", kernels were compiled for ", known,
+    fail<ConfigError>("gpu::Engine: head_dim is ", head_dim, ", kernels were compiled for ", known,
                       " (KVPOLICY_CUDA_HEAD_DIMS)");
   };
   among(std::integer_sequence<int, KVPOLICY_CUDA_HEAD_DIMS>{});
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

@@ -40,7 +40,7 @@
 #include <kvpolicy/cuda/staging.hpp>
 #include <kvpolicy/policy/key_norm_scorer.hpp>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// Launches the kernels, for all caches that share it.
 /// Not synchronised. Its workspace serves one stream at a time: work on another one waits for what came before, so
@@ -64,7 +64,7 @@ class Engine {
         order_{stream} {
     serve<KeyNormScorer>();
     require<CapacityError>(!is_capturing(stream),
-                           "cuda::Engine: memory cannot be asked for inside a "
+                           "gpu::Engine: memory cannot be asked for inside a "
                            "graph, but the stream captures");
     workspace_ = allocate(memory_, own_bytes(), stream);
     // Tickets are zero between calls; what blocks leave for each other needs no beginning.
@@ -405,7 +405,7 @@ class Engine {
   static const ModelShape& checked(const ModelShape& shape) {
     shape.validate();
     check_served(shape);
-    require(shape.queries_per_kv() <= 16, "cuda::Engine: ", shape.queries_per_kv(),
+    require(shape.queries_per_kv() <= 16, "gpu::Engine: ", shape.queries_per_kv(),
             " query heads share a KV head, the kernels serve 1 to 16");
     return shape;
   }
@@ -457,4 +457,4 @@ class Engine {
   OwnKernels<E> own_kernels_;
 };
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

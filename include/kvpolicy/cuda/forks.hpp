@@ -15,7 +15,7 @@
 #include <kvpolicy/cuda/commit.hpp>
 #include <kvpolicy/plan/head_plan.hpp>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// What carries out KvCache::fork and KvCache::fork_as, which are what to call.
 template <Element E>
@@ -195,4 +195,4 @@ class CacheForks {
   }
 };
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

@@ -16,7 +16,7 @@
 #include <kvpolicy/cuda/packed_pages.hpp>
 #include <kvpolicy/policy/head_contents.hpp>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// One head, copied to the host. The copies are complete once `stream` has been waited for.
 template <Element E>
@@ -205,4 +205,4 @@ class HeadDownload {
   std::vector<std::vector<const std::byte*>> tables_;
 };
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

@@ -13,7 +13,7 @@
 #include <kvpolicy/cuda/slow_store.hpp>
 #include <kvpolicy/memory/page_pool.hpp>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// What all heads of a cache have in common.
 struct StoreContext {
@@ -138,4 +138,4 @@ class HeadGeometry {
   bool quantization_deferred_;
 };
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

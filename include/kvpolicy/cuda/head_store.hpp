@@ -19,7 +19,7 @@
 #include <kvpolicy/cuda/served_rule.hpp>
 #include <kvpolicy/cuda/slow_store.hpp>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// Rows of one head. Not synchronised; every member puts its work on the stream of `writes`.
 class HeadStore {
@@ -370,4 +370,4 @@ class HeadStore {
   HeadView view_;
 };
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

@@ -18,7 +18,7 @@
 #include <kvpolicy/cuda/packed_pages.hpp>
 #include <kvpolicy/policy/head_contents.hpp>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// One head's rows on their way to the device. Lives until its stream was waited for: what is copied lies
 /// in it.
@@ -267,4 +267,4 @@ class HeadUpload {
   std::vector<DeviceBuffer> blocks_;
 };
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

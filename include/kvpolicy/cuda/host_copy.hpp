@@ -18,7 +18,7 @@
 #include <kvpolicy/cuda/head_upload.hpp>
 #include <kvpolicy/cuda/kv_cache.hpp>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 namespace detail {
 
@@ -244,4 +244,4 @@ template <Element E, class HostEngine>
   return device;
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

@@ -18,7 +18,7 @@
 #include <kvpolicy/cuda/head_store.hpp>
 #include <kvpolicy/cuda/kernels/packing.cuh>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 struct CachedRows {
   /// The text position of each row, ascending; then the positions of the nodes of a pending tree.
@@ -52,7 +52,7 @@ inline void load_packed_row(const std::byte* page, const HeadView& head, int hea
   const std::byte* tile =
       page + (key ? 0 : layout.values_offset) + row / tile_rows * layout.tile_bytes.of(key);
   const auto param = [&](int offset, int index) {
-    half number;
+    float16 number;
     std::memcpy(&number, page + offset + 2 * index, sizeof number);
     return static_cast<float>(number);
   };
@@ -172,4 +172,4 @@ template <Element E>
   return rows;
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

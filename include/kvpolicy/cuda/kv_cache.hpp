@@ -29,7 +29,7 @@
 #include <kvpolicy/cuda/options.hpp>
 #include <kvpolicy/plan/head_plan.hpp>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 template <Element E>
 class HostCopies;
@@ -42,7 +42,7 @@ class SwappedCache;
 
 /// One sequence on a device: the calls of kvpolicy::KvCache, each put on a stream.
 /// Shapes: q and out [tokens, q_heads, head_dim], k and v [tokens, kv_heads, head_dim], in device
-/// memory, of the plan's element type (half or bfloat16), each row aligned to 16 bytes, any token
+/// memory, of the plan's element type (float16 or bfloat16), each row aligned to 16 bytes, any token
 /// and head stride; keys already rotated to their text position. `out` must not overlap the inputs.
 /// The spans of AttendOptions are device memory as well.
 ///
@@ -69,8 +69,8 @@ class KvCache {
   using element_type = E;
   using Plan = HeadPlan<E>;
   static_assert(!std::same_as<element_type, float>,
-                "cuda::KvCache: the kernels compute with half or bfloat16 rows; make the plan over "
-                "DenseStorage<half> or <bfloat16>");
+                "gpu::KvCache: the kernels compute with float16 or bfloat16 rows; make the plan over "
+                "DenseStorage<float16> or <bfloat16>");
 
   /// Caches may share an engine, and with it its workspace; then their calls do not overlap on the device.
   /// @throws ConfigError for options that do not work, alone or with the plan; ShapeError for `value_outputs` of
@@ -123,7 +123,7 @@ class KvCache {
   /// @throws CapacityError beyond max_tokens, std::bad_alloc
   void reserve(std::size_t tokens, cudaStream_t stream = nullptr) {
     require<CapacityError>(options().max_tokens == 0 || tokens <= options().max_tokens,
-                           "cuda::KvCache::reserve: ", tokens,
+                           "gpu::KvCache::reserve: ", tokens,
                            " tokens, must be at most max_tokens = ", options().max_tokens);
     refuse_capture(stream, "reserve");
     static_cast<void>(held(cache_.layers));
@@ -338,7 +338,7 @@ class KvCache {
                                 std::size_t appended = 0, cudaStream_t stream = nullptr) const {
     refuse_capture(stream, "rows");
     const ModelShape& shape = plan().shape();
-    require(head < shape.kv_heads, "cuda::KvCache: there is no KV head ", head, ", the shape has ",
+    require(head < shape.kv_heads, "gpu::KvCache: there is no KV head ", head, ", the shape has ",
             shape.kv_heads);
     const Layer& own = cache_.layers[cache_.checked(layer)];
     const Request request{.queries = static_cast<int>(std::max<std::size_t>(appended, 1)),
@@ -382,7 +382,7 @@ class KvCache {
   /// on page r / page_rows. Valid until the next call that changes the cache.
   [[nodiscard]] std::span<const PageId> page_ids(std::size_t layer, std::size_t head) const {
     const std::size_t kv_heads = cache_.plan.shape().kv_heads;
-    require<ShapeError>(head < kv_heads, "cuda::KvCache: there is no KV head ", head, ", the shape has ",
+    require<ShapeError>(head < kv_heads, "gpu::KvCache: there is no KV head ", head, ", the shape has ",
                         kv_heads);
     return cache_.layers[cache_.checked(layer)].heads[head].exact().ids();
   }
@@ -417,7 +417,7 @@ class KvCache {
     const std::size_t more = std::min(times, most) * std::min(tokens, most);
     for (std::size_t l = 0; l < cache_.layers.size(); ++l) {
       const Layer& layer = cache_.layers[l];
-      require<CapacityError>(layer.tokens + more <= layer.reserved, "cuda::KvCache::replayed: ", more,
+      require<CapacityError>(layer.tokens + more <= layer.reserved, "gpu::KvCache::replayed: ", more,
                              " more tokens after ", layer.tokens, " exceed the ", layer.reserved,
                              " that layer ", l, " has room for; reserve more first");
     }
@@ -459,7 +459,7 @@ class KvCache {
   CachedLayers<E> cache_;
 };
 
-/// `cuda::KvCache cache{plan}`, of any plan.
+/// `gpu::KvCache cache{plan}`, of any plan.
 template <class... T>
 KvCache(const HeadPlan<T...>&, const CacheOptions& = {},
         cudaStream_t = nullptr) -> KvCache<typename HeadPlan<T...>::element_type>;
@@ -468,4 +468,4 @@ KvCache(const HeadPlan<T...>&, const CacheOptions&, cudaStream_t,
         std::shared_ptr<Engine<typename HeadPlan<T...>::element_type>>)
     -> KvCache<typename HeadPlan<T...>::element_type>;
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

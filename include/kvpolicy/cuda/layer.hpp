@@ -26,7 +26,7 @@
 #include <kvpolicy/cuda/query_ring.hpp>
 #include <kvpolicy/cuda/staging.hpp>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// The choices of chunks that a head remembers, as the device does (select.cuh).
 struct HeadChoices {
@@ -317,7 +317,7 @@ class Layer : public TextProgress<std::size_t> {
   }
   /// Whether a head adds up the attention of calls, so that they cannot be taken back.
   [[nodiscard]] bool accumulates() const {
-    return std::ranges::any_of(heads, [](const HeadStore& h) { return cuda::accumulates(h.settings()); });
+    return std::ranges::any_of(heads, [](const HeadStore& h) { return gpu::accumulates(h.settings()); });
   }
   /// Whether a head waits for scoring passes.
   [[nodiscard]] bool waits_for_scoring() const {
@@ -350,7 +350,7 @@ class Layer : public TextProgress<std::size_t> {
   /// queries to choose by.
   void check_queries(std::string_view call, bool in_model = false) const {
     for (std::size_t head = 0; head < heads.size(); ++head) {
-      kvpolicy::check_queries("cuda::KvCache", call, queries, heads[head].settings().observation_window,
+      kvpolicy::check_queries("gpu::KvCache", call, queries, heads[head].settings().observation_window,
                               tokens, ranks(head, in_model));
     }
   }
@@ -361,7 +361,7 @@ class Layer : public TextProgress<std::size_t> {
     check_queries(call, in_model);
     for (std::size_t head = 0; head < heads.size(); ++head) {
       if (!ranks(head, in_model)) continue;
-      check_scored("cuda::KvCache", number, head, unscored_rows(head), tokens - heads[head].evicted());
+      check_scored("gpu::KvCache", number, head, unscored_rows(head), tokens - heads[head].evicted());
     }
   }
 
@@ -481,7 +481,7 @@ class Layer : public TextProgress<std::size_t> {
   }
 
   [[nodiscard]] static bool adds_up(const HeadStore& head, bool scores_rows) {
-    return cuda::accumulates(head.settings()) && (scores_rows || !head.settings().waits_for_scoring);
+    return gpu::accumulates(head.settings()) && (scores_rows || !head.settings().waits_for_scoring);
   }
   // Heads that share over the model do not compress by themselves, and are ranked with those of other layers.
   [[nodiscard]] bool shares_in_layer(std::size_t head) const {
@@ -517,4 +517,4 @@ class Layer : public TextProgress<std::size_t> {
   std::uint64_t stage_id_ = next_stage_id();
 };
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

@@ -17,7 +17,7 @@
 #include <kvpolicy/cuda/commit.hpp>
 #include <kvpolicy/cuda/kernels/call_sequence.cuh>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// Lives as long as the call. Everything is checked, and all memory obtained, before the first launch.
 template <Element E>
@@ -153,7 +153,7 @@ class LayerCall {
     // While a graph is captured, the `append` before this call was only recorded.
     require<ShapeError>(
         capturing_ ? q.tokens <= cache_->options.tail_rows() : q.tokens <= layer_->uncommitted(),
-        "cuda::KvCache::attend: ", q.tokens, " queries, but only the latest ", layer_->uncommitted(),
+        "gpu::KvCache::attend: ", q.tokens, " queries, but only the latest ", layer_->uncommitted(),
         " rows have not been committed");
     refuse_staging();
     if (options_->tree == nullptr) {
@@ -189,15 +189,15 @@ class LayerCall {
     check_spans(*options_, q.tokens, shape.q_heads, shape.kv_heads);
     // `replayed` takes it that a call chooses by its last query.
     require<CapacityError>(!capturing_ || options_->selection_query.value_or(q.tokens - 1) + 1 == q.tokens,
-                           "cuda::KvCache: selection_query is ", options_->selection_query.value_or(0),
+                           "gpu::KvCache: selection_query is ", options_->selection_query.value_or(0),
                            ", in a graph only the last of a call's ", q.tokens, " queries chooses");
     note_stream();
     check_bound(q.tokens);
-    require<CapacityError>(!capturing_ || !layer_->compresses_by_itself(), "cuda::KvCache: layer ", l_,
+    require<CapacityError>(!capturing_ || !layer_->compresses_by_itself(), "gpu::KvCache: layer ", l_,
                            " compresses by itself, for which it asks for memory: not in a graph");
     // The host knows which rows were scored, and not how often a graph is launched.
     require<CapacityError>(
-        !capturing_ || !options_->scores_rows || !layer_->waits_for_scoring(), "cuda::KvCache: layer ", l_,
+        !capturing_ || !options_->scores_rows || !layer_->waits_for_scoring(), "gpu::KvCache: layer ", l_,
         " has heads that wait for scoring passes, whose calls (scores_rows) cannot be part of "
         "a graph");
   }
@@ -209,14 +209,14 @@ class LayerCall {
     const bool needs_memory =
         BoundedCall<E>::needs_memory(options_->bound, static_cast<int>(columns), layer_->has_halves());
     require<CapacityError>(!capturing_ || !needs_memory || room.rows() >= layer_->tokens,
-                           "cuda::KvCache: Read::bounded of ", layer_->tokens,
+                           "gpu::KvCache: Read::bounded of ", layer_->tokens,
                            " tokens needs memory that a graph cannot ask for, and there is room for ",
                            room.rows(), "; reserve first");
     require(
         !cache_->options.has_slow_memory(),
-        "cuda::KvCache: Read::bounded chooses among rows on the device, and this cache has slow_memory; read "
+        "gpu::KvCache: Read::bounded chooses among rows on the device, and this cache has slow_memory; read "
         "all or selected");
-    require(options_->bound.certainty != Certainty::four_sigma, "cuda::KvCache: bound.certainty is '",
+    require(options_->bound.certainty != Certainty::four_sigma, "gpu::KvCache: bound.certainty is '",
             names_of(Certainty{})[static_cast<std::size_t>(Certainty::four_sigma)],
             "', which is estimated on the host; a device has 'sure' and 'none'");
   }
@@ -320,7 +320,7 @@ class LayerCall {
 
   void refuse_captured_tree() const {
     require<CapacityError>(!capturing_,
-                           "cuda::KvCache: a tree of guesses cannot be part of a graph, but "
+                           "gpu::KvCache: a tree of guesses cannot be part of a graph, but "
                            "the stream captures");
   }
   // `tokens` tokens are about to be added. After this check the layer can note the tree without failing.
@@ -350,7 +350,7 @@ class LayerCall {
   // ---- rows in slow memory
 
   void refuse_staging() const {
-    require<CapacityError>(!capturing_ || !layer_->stages(reads_selected()), "cuda::KvCache: layer ", l_,
+    require<CapacityError>(!capturing_ || !layer_->stages(reads_selected()), "gpu::KvCache: layer ", l_,
                            " has heads in slow memory that read all their "
                            "rows, which are brought page by page as the text grows: not in a graph");
   }
@@ -394,4 +394,4 @@ class LayerCall {
   const HeadView* heads_ = nullptr;  // as the call reads them
 };
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

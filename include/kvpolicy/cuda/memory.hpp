@@ -17,7 +17,7 @@
 #include <kvpolicy/cuda/runtime.hpp>
 #include <kvpolicy/cuda/stream_order.hpp>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// Gives and takes device memory. Addresses are aligned to at least 256 bytes. Calls come from the
 /// threads that use the caches; a resource that several share must be safe for that.
@@ -157,4 +157,4 @@ class DeviceBuffer {
   return {memory, bytes, stream};
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

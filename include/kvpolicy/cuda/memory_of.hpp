@@ -11,7 +11,7 @@
 #include <kvpolicy/cuda/served_rule.hpp>
 #include <kvpolicy/plan/head_plan.hpp>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// What KvCache::bytes is once there is room for `tokens` (KvCache::reserve, or steps that came so
 /// far: these make room by whole pages, up to max_tokens). Before any compression; a compressed
@@ -26,7 +26,7 @@ template <class... T>
 [[nodiscard]] MemoryEstimate memory_of(const HeadPlan<T...>& plan, std::size_t tokens,
                                        const CacheOptions& options = {}) {
   options.validate();
-  require<CapacityError>(tokens < (std::size_t{1} << 30), "cuda::memory_of: ", tokens,
+  require<CapacityError>(tokens < (std::size_t{1} << 30), "gpu::memory_of: ", tokens,
                          " tokens, must be fewer than 2^30");
   const ModelShape& shape = plan.shape();
   check_served(shape);
@@ -54,4 +54,4 @@ template <class... T>
   return estimate;
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

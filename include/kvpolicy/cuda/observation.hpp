@@ -16,7 +16,7 @@
 #include <kvpolicy/cuda/memory.hpp>
 #include <kvpolicy/cuda/writes.hpp>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// Describes an observation by a layer's kept queries, whose logits are made as those of its latest call.
 /// The rows are those that the next query would read. Clears the tickets. @throws DeviceError
@@ -122,4 +122,4 @@ void download_observation(const Engine<E>& engine, const Layer& layer, const Hea
   }
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

@@ -3,7 +3,7 @@
 // A device cache together with the stream of all its calls, for code that knows no streams:
 // speculative decoding takes it as it takes a cache on the host.
 //
-//     cuda::OnStream target{cache, stream};
+//     gpu::OnStream target{cache, stream};
 //     SpeculativeDecoder decoder{model, target, draft};
 #pragma once
 
@@ -12,7 +12,7 @@
 
 #include <cuda_runtime_api.h>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// Refers to a cache, which must outlive it. Not synchronised.
 template <class Cache>
@@ -39,4 +39,4 @@ class OnStream {
   cudaStream_t stream_;
 };
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

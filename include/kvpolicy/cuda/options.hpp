@@ -13,7 +13,7 @@
 #include <kvpolicy/cuda/value_outputs.hpp>
 #include <kvpolicy/memory/page_pool.hpp>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// How a layer's heads are launched.
 enum class Launches : std::uint8_t {
@@ -21,7 +21,7 @@ enum class Launches : std::uint8_t {
   separate  ///< One for each run of neighbouring heads of one kind: for tests and comparisons.
 };
 
-/// Options of cuda::KvCache, as kvpolicy::CacheOptions has them, and what a device needs besides.
+/// Options of gpu::KvCache, as kvpolicy::CacheOptions has them, and what a device needs besides.
 struct CacheOptions {
   /// Latest rows that `truncate` can take back.
   std::size_t max_rollback = 0;
@@ -70,34 +70,34 @@ struct CacheOptions {
   /// @throws ConfigError
   void validate() const {
     constexpr std::size_t most = std::size_t{1} << 20;
-    require(max_rollback <= most, "cuda::CacheOptions: max_rollback is ", max_rollback, ", must be at most ",
+    require(max_rollback <= most, "gpu::CacheOptions: max_rollback is ", max_rollback, ", must be at most ",
             most);
-    require(max_append >= 1 && max_append <= most, "cuda::CacheOptions: max_append is ", max_append,
+    require(max_append >= 1 && max_append <= most, "gpu::CacheOptions: max_append is ", max_append,
             ", must be 1 to ", most);
     const std::size_t least = has_engine_pages() ? 16 : 64;
     require(std::has_single_bit(page_rows) && page_rows >= least && page_rows <= 4096,
-            "cuda::CacheOptions: page_rows is ", page_rows, ", must be a power of two from ", least,
+            "gpu::CacheOptions: page_rows is ", page_rows, ", must be a power of two from ", least,
             " to 4096");
     require(pool == nullptr || slow_memory == nullptr,
-            "cuda::CacheOptions: pool and slow_memory are both given; "
+            "gpu::CacheOptions: pool and slow_memory are both given; "
             "the slow memory must be a tier of the pool, or the pool null");
-    require(!has_engine_pages() || pool->tiers() == 1, "cuda::CacheOptions: the pool has ",
+    require(!has_engine_pages() || pool->tiers() == 1, "gpu::CacheOptions: the pool has ",
             pool == nullptr ? 0 : pool->tiers(),
             " tiers; rows in an engine's tensor cannot go to slow memory, so "
             "it must have 1");
     for (std::size_t tier = 0; pool != nullptr && !has_engine_pages() && tier < pool->tiers(); ++tier) {
-      require(dynamic_cast<DeviceProvider*>(pool->provider(tier)) != nullptr, "cuda::CacheOptions: tier ",
+      require(dynamic_cast<DeviceProvider*>(pool->provider(tier)) != nullptr, "gpu::CacheOptions: tier ",
               tier,
-              " of the pool is no memory that kernels can read; its provider must be a cuda::DeviceProvider");
+              " of the pool is no memory that kernels can read; its provider must be a gpu::DeviceProvider");
     }
-    require(page_rows >= 64 || kept_queries == 0, "cuda::CacheOptions: kept_queries is ", kept_queries,
+    require(page_rows >= 64 || kept_queries == 0, "gpu::CacheOptions: kept_queries is ", kept_queries,
             ", must be 0 where a page has fewer than 64 rows, not ", page_rows);
-    require(kept_queries <= most, "cuda::CacheOptions: kept_queries is ", kept_queries, ", must be at most ",
+    require(kept_queries <= most, "gpu::CacheOptions: kept_queries is ", kept_queries, ", must be at most ",
             most);
-    require(latest_rows <= most, "cuda::CacheOptions: latest_rows is ", latest_rows, ", must be at most ",
+    require(latest_rows <= most, "gpu::CacheOptions: latest_rows is ", latest_rows, ", must be at most ",
             most);
-    require(memory != nullptr, "cuda::CacheOptions: memory is null, must be a memory resource");
+    require(memory != nullptr, "gpu::CacheOptions: memory is null, must be a memory resource");
   }
 };
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

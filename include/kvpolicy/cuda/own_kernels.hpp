@@ -18,7 +18,7 @@
 #include <kvpolicy/policy/chunk_summary.hpp>
 #include <kvpolicy/policy/row_scorer.hpp>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// How such a kernel is launched: `blocks` for each of `heads` heads.
 struct OwnLaunch {
@@ -47,7 +47,7 @@ class OwnKernels {
   template <class S>
     requires SummaryChannel<typename S::Channel>
   void add() {
-    static_assert(S::vectors <= 2, "cuda::Engine::serve: kernels score chunks by one or two vectors");
+    static_assert(S::vectors <= 2, "gpu::Engine::serve: kernels score chunks by one or two vectors");
     using Channel = typename S::Channel;
     put(summaries_, {S::name,
                      [](const OwnSummaryParams& params, const OwnLaunch& how) {
@@ -130,4 +130,4 @@ class OwnKernels {
   std::vector<SummaryKernels> summaries_;
 };
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

@@ -15,7 +15,7 @@
 #include <kvpolicy/cuda/kernels/packing.cuh>
 #include <kvpolicy/cuda/served_rule.hpp>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// Translates pages of one head's rule. Not for the hot path.
 class PackedPages {
@@ -71,12 +71,13 @@ class PackedPages {
       }
     }
     for_each_param(key, [&](std::size_t on_device, std::size_t on_host) {
-      std::memcpy(host + to.scales_offset + on_host, device + scales_offset(key) + on_device, sizeof(half));
-      std::memcpy(host + to.zeros_offset + on_host, device + zeros_offset(key) + on_device, sizeof(half));
+      std::memcpy(host + to.scales_offset + on_host, device + scales_offset(key) + on_device,
+                  sizeof(float16));
+      std::memcpy(host + to.zeros_offset + on_host, device + zeros_offset(key) + on_device, sizeof(float16));
       if (!to.is_in_halves()) return;
       const std::byte* upper = device + layout_.upper_grids.of(key) + on_device;
-      std::memcpy(host + to.upper_scales_offset() + on_host, upper + scales_offset(key), sizeof(half));
-      std::memcpy(host + to.upper_zeros_offset() + on_host, upper + zeros_offset(key), sizeof(half));
+      std::memcpy(host + to.upper_scales_offset() + on_host, upper + scales_offset(key), sizeof(float16));
+      std::memcpy(host + to.upper_zeros_offset() + on_host, upper + zeros_offset(key), sizeof(float16));
     });
   }
 
@@ -104,16 +105,17 @@ class PackedPages {
       const auto to = static_cast<std::size_t>(
           key ? key_param(row, channel, head_dim_, page_rows_, per_channel_, key_group_)
               : value_param(row, channel, page_rows_, value_group_));
-      std::memcpy(device + scales_offset(key) + to * sizeof(half),
-                  at.page + layout.scales_offset + (first + i) * sizeof(half), sizeof(half));
-      std::memcpy(device + zeros_offset(key) + to * sizeof(half),
-                  at.page + layout.zeros_offset + (first + i) * sizeof(half), sizeof(half));
+      std::memcpy(device + scales_offset(key) + to * sizeof(float16),
+                  at.page + layout.scales_offset + (first + i) * sizeof(float16), sizeof(float16));
+      std::memcpy(device + zeros_offset(key) + to * sizeof(float16),
+                  at.page + layout.zeros_offset + (first + i) * sizeof(float16), sizeof(float16));
       if (!layout.is_in_halves()) continue;
-      std::byte* upper = device + layout_.upper_grids.of(key) + to * sizeof(half);
-      const std::size_t from_host = (first + i) * sizeof(half);
+      std::byte* upper = device + layout_.upper_grids.of(key) + to * sizeof(float16);
+      const std::size_t from_host = (first + i) * sizeof(float16);
       std::memcpy(upper + scales_offset(key), at.page + layout.upper_scales_offset() + from_host,
-                  sizeof(half));
-      std::memcpy(upper + zeros_offset(key), at.page + layout.upper_zeros_offset() + from_host, sizeof(half));
+                  sizeof(float16));
+      std::memcpy(upper + zeros_offset(key), at.page + layout.upper_zeros_offset() + from_host,
+                  sizeof(float16));
     }
   }
 
@@ -172,8 +174,8 @@ class PackedPages {
       for (int column = 0; column < columns; ++column) {
         const int on_host = row * columns + column;
         const int on_device = along ? on_host : column * page_rows_ + row;
-        visit(static_cast<std::size_t>(on_device) * sizeof(half),
-              static_cast<std::size_t>(on_host) * sizeof(half));
+        visit(static_cast<std::size_t>(on_device) * sizeof(float16),
+              static_cast<std::size_t>(on_host) * sizeof(float16));
       }
     }
   }
@@ -190,4 +192,4 @@ class PackedPages {
   std::vector<int> bits_in_tile_[2][2];  // of keys and values, of each part: [tile_rows, head_dim]
 };
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

@@ -13,7 +13,7 @@
 #include <kvpolicy/cuda/pool_pages.hpp>
 #include <kvpolicy/cuda/writes.hpp>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// Grows at its end, many pages to an allocation (a slab), or by pages of a pool. Forks share slabs, and a
 /// pool's pages one by one.
@@ -248,4 +248,4 @@ class Pages {
   std::size_t table_entries_ = 0;
 };
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

@@ -12,7 +12,7 @@
 #include <kvpolicy/cuda/memory.hpp>
 #include <kvpolicy/cuda/runtime.hpp>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// Page-locked memory of the host, mapped into the address space of every device. Asking for it takes
 /// the driver long, so a text that grows far should `reserve`. May be used from several threads.
@@ -90,4 +90,4 @@ class PinnedMemory final : public MemoryResource {
   std::size_t live_ = 0;  // blocks that are in use
 };
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

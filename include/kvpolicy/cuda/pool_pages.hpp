@@ -15,7 +15,7 @@
 #include <kvpolicy/cuda/runtime.hpp>
 #include <kvpolicy/memory/page_pool.hpp>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// How rows lie in a page, in bytes but for `page_rows`.
 using PageRows = PagePool::EngineRows;
@@ -42,16 +42,16 @@ inline void copy_page_rows(std::byte* to, const PageRows& to_rows, const std::by
 inline void check_pool(const PagePool& pool, std::size_t page_rows, std::size_t row_bytes) {
   const PageRows& rows = pool.engine_rows();
   require(rows.page_rows > 0 && rows.values_offset > 0,
-          "cuda::CacheOptions: the pool's pages must be an engine's with keys and values (EnginePages)");
+          "gpu::CacheOptions: the pool's pages must be an engine's with keys and values (EnginePages)");
   require(rows.page_rows == page_rows && rows.row_bytes == row_bytes,
-          "cuda::CacheOptions: the pool's pages have ", rows.page_rows, " rows of ", rows.row_bytes,
+          "gpu::CacheOptions: the pool's pages have ", rows.page_rows, " rows of ", rows.row_bytes,
           " bytes, the cache's ", page_rows, " rows of ", row_bytes, " bytes; they must be the same");
   require(rows.row_stride % 16 == 0 && rows.values_offset % 16 == 0,
-          "cuda::CacheOptions: the pool's row_stride is ", rows.row_stride, " and its values_offset ",
+          "gpu::CacheOptions: the pool's row_stride is ", rows.row_stride, " and its values_offset ",
           rows.values_offset, " bytes; kernels read 16 bytes at a time, so both must be multiples of 16");
   constexpr std::size_t most = std::size_t{1} << 31;
-  require(rows.row_stride < most / page_rows, "cuda::CacheOptions: the pool's row_stride is ",
-          rows.row_stride, " bytes, must be less than ", most / page_rows);
+  require(rows.row_stride < most / page_rows, "gpu::CacheOptions: the pool's row_stride is ", rows.row_stride,
+          " bytes, must be less than ", most / page_rows);
 }
 
 /// Owns one count of each of its pages. Not synchronised.
@@ -111,4 +111,4 @@ class PoolPages {
   std::vector<PageId> ids_;
 };
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

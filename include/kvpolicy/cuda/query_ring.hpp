@@ -14,7 +14,7 @@
 #include <kvpolicy/cuda/memory.hpp>
 #include <kvpolicy/cuda/runtime.hpp>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// Not synchronised. The positions are the host's knowledge: `push` and `truncate` keep it.
 class QueryRing {
@@ -151,4 +151,4 @@ class QueryRing {
   DeviceBuffer queries_;
 };
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

@@ -18,7 +18,7 @@
 #include <kvpolicy/cuda/score_launches.hpp>
 #include <kvpolicy/cuda/writes.hpp>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// Rankings for the kernels. `take` must see the same heads as `run`.
 template <Element E>
@@ -246,4 +246,4 @@ class RowScoring {
   bool weighs_outputs_ = false;  // or by those of what they become in the output projection
 };
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

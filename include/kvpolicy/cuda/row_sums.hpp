@@ -11,7 +11,7 @@
 #include <kvpolicy/cuda/memory.hpp>
 #include <kvpolicy/cuda/runtime.hpp>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// Rows that no query has seen yet have the sum 0, or a negative one if the head waits for scoring passes
 /// (`waits_for_scoring`), which tells them from rows to which no query paid anything.
@@ -76,4 +76,4 @@ class RowSums {
   bool waits_for_scoring_;
 };
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

@@ -18,7 +18,7 @@
 #endif
 #endif
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// Turns a failed launch into an error that names it.
 /// @throws DeviceError
@@ -167,4 +167,4 @@ template <class Params>
 #endif
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

@@ -13,7 +13,7 @@
 #include <kvpolicy/cache/saved_cache.hpp>
 #include <kvpolicy/cuda/host_copy.hpp>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 namespace detail {
 
@@ -70,4 +70,4 @@ void load(KvCache<E>& cache, const std::filesystem::path& path, std::string_view
   detail::load_from(cache, path, tag, stream);
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

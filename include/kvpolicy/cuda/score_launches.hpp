@@ -17,7 +17,7 @@
 #include <kvpolicy/cuda/kernels/weigh_values.cuh>
 #include <kvpolicy/cuda/runtime.hpp>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// Scores rows by how their keys differ from the mean direction of all keys. @throws DeviceError
 template <Element E>
@@ -97,4 +97,4 @@ void weigh_outputs(const Engine<E>& engine, const WeighOutputsParams& params, cu
   });
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

@@ -17,7 +17,7 @@
 #include <kvpolicy/cuda/kv_cache.hpp>
 #include <kvpolicy/cuda/sequence_table.hpp>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// Steps of the sequences that have a seat, `tokens` tokens each: the rows of seat i are
 /// [i * tokens, (i + 1) * tokens) of all tensors, and those of an empty seat are neither read nor written. A step
@@ -67,7 +67,7 @@ class SeatedBatch {
   void seat(std::size_t seat, Cache& cache, Read read = Read::all, cudaStream_t stream = nullptr) {
     static_cast<void>(checked(seat));
     require(read != Read::bounded,
-            "cuda::SeatedBatch: a seat reads with Read::bounded, which asks for memory by the length of the "
+            "gpu::SeatedBatch: a seat reads with Read::bounded, which asks for memory by the length of the "
             "text; it "
             "must read all, selected or upper_half");
     refuse_capture(stream, "giving a seat");
@@ -163,7 +163,7 @@ class SeatedBatch {
   }
 
  private:
-  static constexpr const char* name = "cuda::SeatedBatch";
+  static constexpr const char* name = "gpu::SeatedBatch";
 
   [[nodiscard]] std::size_t checked_layers() const {
     const ModelShape& shape = engine_->shape();
@@ -222,4 +222,4 @@ class SeatedBatch {
   StreamOrder order_;
 };
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

@@ -16,7 +16,7 @@
 #include <kvpolicy/cuda/runtime.hpp>
 #include <kvpolicy/cuda/writes.hpp>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// Not synchronised; writes go on the stream of their DeviceWrites.
 class SequenceTable {
@@ -56,4 +56,4 @@ void check_sequence_count(const char* name, const Engine& engine, std::size_t co
           ", for a call serves at most ", engine.most_heads(), " KV heads");
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

@@ -14,7 +14,7 @@
 #include <kvpolicy/plan/head_plan.hpp>
 #include <kvpolicy/policy/chunk_summary.hpp>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// Whether the head's chunks are summarised by their smallest and largest keys.
 [[nodiscard]] inline bool has_min_max_summary(const HeadRule& rule) {
@@ -146,15 +146,15 @@ inline void check_served(const HeadRule& rule, std::size_t head_dim) {
 /// @throws ConfigError
 inline void check_pages(const HeadRule& rule, const CacheOptions& options, std::size_t row_bytes) {
   require(options.page_rows >= 64 || (!rule.is_quantized() && !rule.compresses && rule.chunk == 0),
-          "cuda::CacheOptions: page_rows is ", options.page_rows,
+          "gpu::CacheOptions: page_rows is ", options.page_rows,
           ", must be at least 64 where a head quantises, compresses or chooses chunks");
   // Chunks are copied from there in whole tiles, and sinks would shift the tiles against the chunks.
   require(!options.has_slow_memory() || !rule.keeps_every_row() || rule.chunk == 0 || rule.sinks == 0,
-          "cuda::CacheOptions: slow_memory is given, and a head that chooses chunks has ", rule.sinks,
+          "gpu::CacheOptions: slow_memory is given, and a head that chooses chunks has ", rule.sinks,
           " sinks; in slow memory such a head must have none, because its first chunk is always read");
   if (!rule.engine_pages) return;
   require(options.pool != nullptr,
-          "cuda::CacheOptions: pool is null, but the plan has heads over "
+          "gpu::CacheOptions: pool is null, but the plan has heads over "
           "EnginePageStorage; it must be a pool of the engine's pages");
   check_pool(*options.pool, options.page_rows, row_bytes);
 }
@@ -166,12 +166,11 @@ void check_outputs(const HeadRule& rule, const CacheOptions& options, std::size_
   if (rule.value_norm != ValueNorm::output_l1) return;
   const ConstTensor* weights =
       options.value_outputs == nullptr ? nullptr : options.value_outputs->layer(layer);
-  require(weights != nullptr, "cuda::KvCache: value_norm is 'output_l1' in layer ", layer,
+  require(weights != nullptr, "gpu::KvCache: value_norm is 'output_l1' in layer ", layer,
           ", but the cache knows no output projection of the layer; give it "
-          "cuda::CacheOptions::value_outputs, or use 'value_l2'");
-  require(weights->encoding == encoding_of<E>, "cuda::KvCache: the output projection of layer ", layer,
-          " is ", name_of(weights->encoding), ", must be ", name_of(encoding_of<E>),
-          " as the plan's rows are");
+          "gpu::CacheOptions::value_outputs, or use 'value_l2'");
+  require(weights->encoding == encoding_of<E>, "gpu::KvCache: the output projection of layer ", layer, " is ",
+          name_of(weights->encoding), ", must be ", name_of(encoding_of<E>), " as the plan's rows are");
 }
 
 /// The rule of one head of a plan.
@@ -186,4 +185,4 @@ template <class... T>
   return rule;
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

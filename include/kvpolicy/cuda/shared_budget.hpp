@@ -20,7 +20,7 @@
 #include <kvpolicy/cuda/row_scoring.hpp>
 #include <kvpolicy/cuda/writes.hpp>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// A layer whose heads take part in a competition, with its heads and its counters on the device. All its rows are
 /// committed.
@@ -149,7 +149,7 @@ class SharedBudget {
       budget_ += own;
       kept_rows_ += rows - ranked;
       require<CapacityError>(candidates_ + kept_rows_ < INT_MAX,
-                             "cuda::KvCache: the heads that share a budget hold ", candidates_ + kept_rows_,
+                             "gpu::KvCache: the heads that share a budget hold ", candidates_ + kept_rows_,
                              " rows, must be fewer than 2^31");
     }
     first_.push_back(shared_.size());
@@ -174,4 +174,4 @@ class SharedBudget {
   std::vector<std::vector<List>> lists_;  // of each head of each layer
 };
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

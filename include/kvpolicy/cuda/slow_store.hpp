@@ -15,7 +15,7 @@
 #include <kvpolicy/cuda/runtime.hpp>
 #include <kvpolicy/cuda/writes.hpp>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// The sizes of a SlowStore.
 struct SlowGeometry {
@@ -174,4 +174,4 @@ class SlowStore {
   StageOffset stage_;
 };
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

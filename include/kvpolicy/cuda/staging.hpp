@@ -16,7 +16,7 @@
 #include <kvpolicy/cuda/pages.hpp>
 #include <kvpolicy/cuda/runtime.hpp>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// Room that a layer's slow rows take.
 struct StageExtent {
@@ -181,4 +181,4 @@ class Staging {
   DeviceBuffer block_;  // the buffers, then a page table, then views
 };
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

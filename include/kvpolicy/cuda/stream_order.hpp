@@ -14,7 +14,7 @@
 #include <kvpolicy/core/try.hpp>
 #include <kvpolicy/cuda/runtime.hpp>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// An event without a time, of the device that is current when it is made. Not synchronised.
 class Event {
@@ -183,4 +183,4 @@ class LastUse {
   std::shared_ptr<Mark> mark_;
 };
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

@@ -14,7 +14,7 @@
 #include <kvpolicy/cuda/kv_cache.hpp>
 #include <kvpolicy/cuda/memory.hpp>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// One sequence over other memory, such as PinnedMemory. On the device it takes what belongs to
 /// `KvCache::overhead_bytes` (page tables, positions, sums, choices) and its kept queries, and no page. Pages that
@@ -94,12 +94,12 @@ class SwappedCache {
     refuse_capture(stream, "moving a sequence out");
     require(
         !cache.options().has_slow_memory(),
-        "cuda::SwappedCache: the cache may have rows in slow memory, and must have them all on the device");
+        "gpu::SwappedCache: the cache may have rows in slow memory, and must have them all on the device");
     std::size_t total = 0;
     for (Layer& layer : held(cache.cache_.layers)) {
       for (HeadStore& head : layer.heads) {
         require(!head.settings().engine_pages,
-                "cuda::SwappedCache: rows lie in an inference engine's tensor, which the engine itself must "
+                "gpu::SwappedCache: rows lie in an inference engine's tensor, which the engine itself must "
                 "move");
         for (const Pages* pages : head.pages()) total += pages->page_total();
       }
@@ -112,4 +112,4 @@ class SwappedCache {
   Cache cache_;         // without its pages
 };
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

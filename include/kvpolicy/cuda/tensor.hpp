@@ -11,14 +11,14 @@
 
 #include <kvpolicy/core/tensor_view.hpp>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// Our name of one of CUDA's 16-bit types, const or not.
 template <class T>
 using element_of = std::conditional_t<
     std::is_const_v<T>,
-    const std::conditional_t<std::is_same_v<std::remove_const_t<T>, __half>, half, bfloat16>,
-    std::conditional_t<std::is_same_v<T, __half>, half, bfloat16>>;
+    const std::conditional_t<std::is_same_v<std::remove_const_t<T>, __half>, float16, bfloat16>,
+    std::conditional_t<std::is_same_v<T, __half>, float16, bfloat16>>;
 
 /// A view of numbers of CUDA's own types; strides in elements.
 template <class T>
@@ -36,4 +36,4 @@ template <class T>
   return view(data, tokens, heads, head_dim, heads * head_dim, head_dim);
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

@@ -16,7 +16,7 @@
 #include <kvpolicy/core/tensor_view.hpp>
 #include <kvpolicy/core/value_outputs.hpp>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// What kvpolicy::ValueOutputs is to a cache of the host, with weights in device memory: views, made once for a model
 /// and given to every cache over it (`CacheOptions::value_outputs`). Object and weights must outlive these caches and
@@ -30,7 +30,7 @@ class ValueOutputs {
     layers_.resize(shape_.layers);
   }
 
-  /// The weights of a layer's output projection, [outputs, q_heads, head_dim] in half or bfloat16, whichever the rows
+  /// The weights of a layer's output projection, [outputs, q_heads, head_dim] in float16 or bfloat16, whichever the rows
   /// of the caches are; a checkpoint's `o_proj.weight`, [hidden, q_heads * head_dim], is that as it stands. Each row of
   /// head_dim weights is aligned to 16 bytes.
   /// @throws ShapeError for another shape or alignment, a null pointer, or 2^30 outputs or more, with the object as it
@@ -44,12 +44,12 @@ class ValueOutputs {
     require<ShapeError>(reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0 &&
                             (view.tokens == 1 || view.token_stride % numbers == 0) &&
                             (view.heads == 1 || view.head_stride % numbers == 0),
-                        "cuda::ValueOutputs: the weights of layer ", layer, " have a stride of ",
+                        "gpu::ValueOutputs: the weights of layer ", layer, " have a stride of ",
                         view.token_stride, " from output to output and of ", view.head_stride,
                         " from head to head, in elements, at ", static_cast<const void*>(view.data),
                         "; kernels read rows that are aligned to 16 bytes (", numbers, " elements)");
-    require<ShapeError>(view.tokens < std::size_t{1} << 30, "cuda::ValueOutputs: the weights of layer ",
-                        layer, " have ", view.tokens, " outputs, must be fewer than 2^30");
+    require<ShapeError>(view.tokens < std::size_t{1} << 30, "gpu::ValueOutputs: the weights of layer ", layer,
+                        " have ", view.tokens, " outputs, must be fewer than 2^30");
     layers_[layer] = view;
   }
 
@@ -70,4 +70,4 @@ class ValueOutputs {
   std::vector<ConstTensor> layers_;  // without data where there are no weights
 };
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

@@ -10,7 +10,7 @@
 #include <kvpolicy/cuda/kernels/scatter.cuh>
 #include <kvpolicy/cuda/runtime.hpp>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// Writes become visible to work put on the stream after `flush`, in any order among themselves: no
 /// place may be written twice in between. Whoever throws them away without `flush` wrote nothing
@@ -46,4 +46,4 @@ class DeviceWrites {
   ScatterParams params_;
 };
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

@@ -10,7 +10,7 @@
 //      "heads": [[0, 1], [1, 1]]}
 //
 // A setting that is left out has its default; an unknown key is an error. The element type is not part of a
-// plan: one file serves float, half and bfloat16 caches.
+// plan: one file serves float, float16 and bfloat16 caches.
 //
 // If the layers of a model differ, the shape lists each layer, with the members of LayerShape that are not
 // 0:

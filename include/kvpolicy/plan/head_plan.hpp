@@ -21,7 +21,7 @@
 
 namespace kvpolicy {
 
-/// `HeadPlan<half>` holds the settings of every (layer, KV head), each of any policy over that element
+/// `HeadPlan<float16>` holds the settings of every (layer, KV head), each of any policy over that element
 /// type. `HeadPlan<P>` and `HeadPlan<P, Others...>` are plans whose heads start with the policy P.
 template <class First, class... Others>
 class HeadPlan;

@@ -15,9 +15,9 @@ namespace kvpolicy {
 
 /// Policies over rows of element type E, by name. Add a policy of your own like this:
 ///
-///     auto policies = kvpolicy::shipped_policies<half>();
+///     auto policies = kvpolicy::shipped_policies<float16>();
 ///     policies.add<StridedCache>();
-///     const auto plan = kvpolicy::io::load_plan<half>(path, policies);
+///     const auto plan = kvpolicy::io::load_plan<float16>(path, policies);
 ///
 /// Any number of threads may read one registry.
 template <Element E>

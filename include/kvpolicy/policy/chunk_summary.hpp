@@ -124,7 +124,7 @@ concept SummaryChannel = std::is_trivially_copyable_v<C> && std::default_initial
                          };
 
 /// The ChunkSummary of a SummaryChannel. A device cache serves it once its engine was told to
-/// (`cuda::Engine::serve`).
+/// (`gpu::Engine::serve`).
 template <SummaryChannel C>
 class ChannelSummary {
  public:

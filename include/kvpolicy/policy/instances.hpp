@@ -31,9 +31,9 @@ template <KvPolicy P>
 
 /// Declares POLICY<STORAGE<E>, ...> for each element type E, where a program compiles policies once.
 #ifdef KVPOLICY_SEPARATE_COMPILATION
-#define KVPOLICY_DECLARE_POLICY(POLICY, STORAGE, ...)                                          \
-  KVPOLICY_POLICY_INSTANCE(extern template, POLICY<STORAGE<float> __VA_OPT__(, ) __VA_ARGS__>) \
-  KVPOLICY_POLICY_INSTANCE(extern template, POLICY<STORAGE<half> __VA_OPT__(, ) __VA_ARGS__>)  \
+#define KVPOLICY_DECLARE_POLICY(POLICY, STORAGE, ...)                                            \
+  KVPOLICY_POLICY_INSTANCE(extern template, POLICY<STORAGE<float> __VA_OPT__(, ) __VA_ARGS__>)   \
+  KVPOLICY_POLICY_INSTANCE(extern template, POLICY<STORAGE<float16> __VA_OPT__(, ) __VA_ARGS__>) \
   KVPOLICY_POLICY_INSTANCE(extern template, POLICY<STORAGE<bfloat16> __VA_OPT__(, ) __VA_ARGS__>)
 #else
 #define KVPOLICY_DECLARE_POLICY(...)

@@ -33,7 +33,7 @@ struct ReadRequest {
 /// What a policy is.
 /// The customisation point. Required of a policy:
 ///
-///     using element_type = float | half | bfloat16;      // of its exact rows
+///     using element_type = float | float16 | bfloat16;      // of its exact rows
 ///     struct Config { using policy_type = …; … };        // a type of its own, equality comparable
 ///     Policy(const Config&, const StorageContext&);      // throws ConfigError
 ///     void reserve(std::size_t rows);                    // may throw; all memory for `commit`

@@ -86,7 +86,7 @@ concept KeyScorer = AnyScorer<S> && requires(const typename S::Config& config, s
 /// A KeyScorer whose function of the key is written once, for the host and for kernels: `Gather` is made from
 /// the settings in the head's rule, sees the key's numbers channel by channel, and then says the score. Its
 /// members are marked KVPOLICY_HOST_DEVICE. A device cache serves such a scorer once its engine was told to
-/// (`cuda::Engine::serve`).
+/// (`gpu::Engine::serve`).
 template <class S>
 concept GatheringKeyScorer = KeyScorer<S> && std::is_trivially_copyable_v<typename S::Gather> &&
                              requires(typename S::Gather gather, const KeyNumbers& numbers, float number) {

@@ -47,7 +47,7 @@ struct ModelCall {
   }
 };
 
-/// A cache whose latest rows can be taken back, such as KvCache and cuda::KvCache with `max_rollback`.
+/// A cache whose latest rows can be taken back, such as KvCache and gpu::KvCache with `max_rollback`.
 /// These members are used if the cache has them: `options()` with `max_rollback` and `max_tokens`,
 /// `commit()`, and `commit_changes_rows()`, which says whether a commit can change how rows read.
 template <class C>

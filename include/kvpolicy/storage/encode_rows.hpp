@@ -71,16 +71,16 @@ class RowEncoder {
       return memory_->codebook.encode(row(0), format_, own, codes, codes + layout_.lower_offset);
     }
     const std::size_t first = at / unit() * layout_.params_per_row;
-    half* scales = reinterpret_cast<half*>(page + layout_.scales_offset) + first;
-    half* zeros = reinterpret_cast<half*>(page + layout_.zeros_offset) + first;
+    float16* scales = reinterpret_cast<float16*>(page + layout_.scales_offset) + first;
+    float16* zeros = reinterpret_cast<float16*>(page + layout_.zeros_offset) + first;
     if (format_.granularity == Granularity::per_channel) {
       memory_->grids.cover_columns(numbers_, format_.encoding, scales, zeros);
     } else {
       cover_row(scales, zeros);
     }
     if (layout_.is_in_halves()) {
-      half* upper_scales = reinterpret_cast<half*>(page + layout_.upper_scales_offset()) + first;
-      half* upper_zeros = reinterpret_cast<half*>(page + layout_.upper_zeros_offset()) + first;
+      float16* upper_scales = reinterpret_cast<float16*>(page + layout_.upper_scales_offset()) + first;
+      float16* upper_zeros = reinterpret_cast<float16*>(page + layout_.upper_zeros_offset()) + first;
       for (std::size_t i = 0; i < layout_.params_per_row; ++i) {
         const AffineGrid upper = AffineGrid{scales[i], zeros[i]}.upper_half();
         upper_scales[i] = upper.scale;
@@ -119,7 +119,7 @@ class RowEncoder {
   }
 
   // One row, each group of channels with its own grid.
-  void cover_row(half* scales, half* zeros) const {
+  void cover_row(float16* scales, float16* zeros) const {
     for (std::size_t g = 0; g < layout_.params_per_row; ++g) {
       const std::size_t channel = g * format_.group;
       const auto grid =

@@ -21,9 +21,9 @@ namespace kvpolicy {
 namespace detail {
 
 /// The next half towards -infinity (`up` false) or +infinity.
-[[nodiscard]] inline half neighbour(half value, bool up) {
+[[nodiscard]] inline float16 neighbour(float16 value, bool up) {
   const bool negative = (value.bits & 0x8000U) != 0;
-  half next;
+  float16 next;
   if ((value.bits & 0x7fffU) == 0) {
     next.bits = up ? 0x0001U : 0x8001U;
   } else {
@@ -44,32 +44,34 @@ namespace detail {
 }
 
 /// The largest half that is not above `value`.
-[[nodiscard]] inline half half_at_most(float value) {
-  const half nearest{value};
+[[nodiscard]] inline float16 half_at_most(float value) {
+  const float16 nearest{value};
   return static_cast<float>(nearest) > value ? neighbour(nearest, false) : nearest;
 }
 
 /// The smallest half that is not below `value`.
-[[nodiscard]] inline half half_at_least(float value) {
-  const half nearest{value};
+[[nodiscard]] inline float16 half_at_least(float value) {
+  const float16 nearest{value};
   return static_cast<float>(nearest) < value ? neighbour(nearest, true) : nearest;
 }
 
 /// The same number, but 0 for -0: what is stored must not depend on which of two equal numbers came
 /// first.
-[[nodiscard]] inline half without_negative_zero(half value) { return value.bits == 0x8000U ? half{} : value; }
+[[nodiscard]] inline float16 without_negative_zero(float16 value) {
+  return value.bits == 0x8000U ? float16{} : value;
+}
 
 }  // namespace detail
 
 /// The scale and the zero of one group of numbers.
 struct AffineGrid {
-  half scale;
-  half zero;
+  float16 scale;
+  float16 zero;
 
   [[nodiscard]] static AffineGrid covering(float min, float max, Encoding encoding) {
     const auto levels = static_cast<float>((1U << bits_of(encoding)) - 1U);
-    const half zero = detail::without_negative_zero(detail::half_at_most(min));
-    const half scale = detail::half_at_least((max - static_cast<float>(zero)) / levels);
+    const float16 zero = detail::without_negative_zero(detail::half_at_most(min));
+    const float16 scale = detail::half_at_least((max - static_cast<float>(zero)) / levels);
     return {detail::without_negative_zero(scale), zero};
   }
 
@@ -77,7 +79,8 @@ struct AffineGrid {
   /// it.
   [[nodiscard]] AffineGrid upper_half() const {
     const float step = static_cast<float>(scale);
-    return {half{16.0F * step}, detail::without_negative_zero(half{static_cast<float>(zero) + 7.5F * step})};
+    return {float16{16.0F * step},
+            detail::without_negative_zero(float16{static_cast<float>(zero) + 7.5F * step})};
   }
 
   /// The code nearest to `value`, the even one where two are; 0 where that is no number. No caller's
@@ -118,7 +121,7 @@ class GridRow {
   }
 
   /// One for each column of `rows` [count, numbers], written to scales and zeros [numbers].
-  void cover_columns(std::span<const float> rows, Encoding encoding, half* scales, half* zeros) {
+  void cover_columns(std::span<const float> rows, Encoding encoding, float16* scales, float16* zeros) {
     const std::size_t numbers = steps_.size();
     std::copy_n(rows.begin(), numbers, zeros_.begin());  // the least until now
     std::copy_n(rows.begin(), numbers, steps_.begin());  // the largest

@@ -90,8 +90,8 @@ class CodebookRow {
     }
     // The outermost number stays in the range of half.
     constexpr float most = 515.5F;
-    static_assert(static_cast<float>(half{most}) * 127.0F <= largest_quantizable);
-    const half stored{fitted < most ? fitted : most};
+    static_assert(static_cast<float>(float16{most}) * 127.0F <= largest_quantizable);
+    const float16 stored{fitted < most ? fitted : most};
     std::memcpy(scale, &stored, sizeof stored);
     CodeNumbers counted{};
     for (std::size_t i = 0; i < counted.size(); ++i) counted[i] = static_cast<std::int8_t>(i);

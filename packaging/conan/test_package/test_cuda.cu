@@ -7,7 +7,7 @@
 
 int main() {
   int version = 0;
-  kvpolicy::cuda::check(cudaRuntimeGetVersion(&version), "cudaRuntimeGetVersion");
+  kvpolicy::gpu::check(cudaRuntimeGetVersion(&version), "cudaRuntimeGetVersion");
   std::printf("CUDA %d: %s\n", version, version == CUDART_VERSION ? "right" : "wrong");
   return version == CUDART_VERSION ? 0 : 1;
 }

@@ -5,7 +5,7 @@
 
 #include <kvpolicy/cuda/kernels/simt.cuh>
 
-namespace kvpolicy::cuda::llama {
+namespace kvpolicy::gpu::llama {
 
 inline constexpr int no_token = -1;
 
@@ -23,4 +23,4 @@ struct Choices {
   }
 };
 
-}  // namespace kvpolicy::cuda::llama
+}  // namespace kvpolicy::gpu::llama

@@ -12,7 +12,7 @@
 #include <reference_model/cuda/kernels/choices.cuh>
 #include <reference_model/cuda/kernels/random.cuh>
 
-namespace kvpolicy::cuda::llama {
+namespace kvpolicy::gpu::llama {
 
 struct DrawParams {
   const float* logits = nullptr;  ///< [vocabulary], the largest first; NaN may be at both ends
@@ -113,4 +113,4 @@ draw_kernel(const KVPOLICY_GRID_CONSTANT DrawParams p) {
   ++*p.draws;
 }
 
-}  // namespace kvpolicy::cuda::llama
+}  // namespace kvpolicy::gpu::llama

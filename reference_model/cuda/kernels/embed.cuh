@@ -8,7 +8,7 @@
 #include <kvpolicy/core/dtype.hpp>
 #include <kvpolicy/cuda/kernels/simt.cuh>
 
-namespace kvpolicy::cuda::llama {
+namespace kvpolicy::gpu::llama {
 
 struct AnglesParams {
   const int* position = nullptr;  ///< of the first row
@@ -63,4 +63,4 @@ embed_kernel(const KVPOLICY_GRID_CONSTANT EmbedParams p) {
   if (row == 0 && thread_index() == 0) *p.position += p.rows;
 }
 
-}  // namespace kvpolicy::cuda::llama
+}  // namespace kvpolicy::gpu::llama

@@ -8,7 +8,7 @@
 #include <kvpolicy/core/dtype.hpp>
 #include <kvpolicy/cuda/kernels/simt.cuh>
 
-namespace kvpolicy::cuda::llama {
+namespace kvpolicy::gpu::llama {
 
 struct QuantizeRowsParams {
   const std::uint16_t* x = nullptr;  ///< [rows, width], bfloat16, rows aligned to 8 bytes
@@ -109,4 +109,4 @@ dequantize_kernel(const KVPOLICY_GRID_CONSTANT DequantizeParams p) {
   }
 }
 
-}  // namespace kvpolicy::cuda::llama
+}  // namespace kvpolicy::gpu::llama

@@ -6,7 +6,7 @@
 #include <kvpolicy/cuda/kernels/simt.cuh>
 #include <reference_model/cuda/kernels/choices.cuh>
 
-namespace kvpolicy::cuda::llama {
+namespace kvpolicy::gpu::llama {
 
 struct LikeliestParams {
   const float* logits = nullptr;  ///< [vocabulary]
@@ -53,4 +53,4 @@ likeliest_kernel(const KVPOLICY_GRID_CONSTANT LikeliestParams p) {
   p.choices.record(best.token);
 }
 
-}  // namespace kvpolicy::cuda::llama
+}  // namespace kvpolicy::gpu::llama

@@ -7,7 +7,7 @@
 #include <kvpolicy/core/dtype.hpp>
 #include <kvpolicy/cuda/kernels/simt.cuh>
 
-namespace kvpolicy::cuda::llama {
+namespace kvpolicy::gpu::llama {
 
 struct NormParams {
   const float* x = nullptr;       ///< [rows, width]
@@ -41,4 +41,4 @@ norm_kernel(const KVPOLICY_GRID_CONSTANT NormParams p) {
   }
 }
 
-}  // namespace kvpolicy::cuda::llama
+}  // namespace kvpolicy::gpu::llama

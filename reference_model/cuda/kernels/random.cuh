@@ -6,7 +6,7 @@
 #include <kvpolicy/core/dtype.hpp>
 #include <kvpolicy/cuda/kernels/simt.cuh>
 
-namespace kvpolicy::cuda::llama {
+namespace kvpolicy::gpu::llama {
 
 /// The n-th number of a stream: splitmix64 (Steele et al., OOPSLA 2014) by its counter.
 KVPOLICY_DEVICE std::uint64_t random_bits(std::uint64_t seed, long long n) {
@@ -41,4 +41,4 @@ struct IsNan {
   KVPOLICY_DEVICE bool operator()(std::uint16_t bits) const { return (bits & 0x7fffU) > 0x7f80U; }
 };
 
-}  // namespace kvpolicy::cuda::llama
+}  // namespace kvpolicy::gpu::llama

@@ -7,7 +7,7 @@
 #include <kvpolicy/core/dtype.hpp>
 #include <kvpolicy/cuda/kernels/simt.cuh>
 
-namespace kvpolicy::cuda::llama {
+namespace kvpolicy::gpu::llama {
 
 struct RotateParams {
   std::uint16_t* rows = nullptr;   ///< [rows, row_width], bfloat16
@@ -47,4 +47,4 @@ rotate_kernel(const KVPOLICY_GRID_CONSTANT RotateParams p) {
   }
 }
 
-}  // namespace kvpolicy::cuda::llama
+}  // namespace kvpolicy::gpu::llama

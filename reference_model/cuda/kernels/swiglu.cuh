@@ -6,7 +6,7 @@
 #include <kvpolicy/core/dtype.hpp>
 #include <kvpolicy/cuda/kernels/simt.cuh>
 
-namespace kvpolicy::cuda::llama {
+namespace kvpolicy::gpu::llama {
 
 struct SwigluParams {
   const std::uint32_t* gate_up = nullptr;  ///< [rows, 2, words]: two bfloat16 a word
@@ -39,4 +39,4 @@ swiglu_kernel(const KVPOLICY_GRID_CONSTANT SwigluParams p) {
   }
 }
 
-}  // namespace kvpolicy::cuda::llama
+}  // namespace kvpolicy::gpu::llama

@@ -2,5 +2,5 @@
 #include "cuda/support/decode_trial.hpp"
 
 namespace test::decode {
-KVPOLICY_DECODE_PACKED(template, half)
+KVPOLICY_DECODE_PACKED(template, float16)
 }

@@ -1,4 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/compiled/instances.hpp"
 
-KVPOLICY_DEVICE_CACHE(template, kvpolicy::half)
+KVPOLICY_DEVICE_CACHE(template, kvpolicy::float16)

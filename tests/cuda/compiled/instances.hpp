@@ -10,10 +10,10 @@
 #include "cuda/support/device_backend.hpp"
 
 /// SPEC is `template` or `extern template`.
-#define KVPOLICY_DEVICE_CACHE(SPEC, E)   \
-  SPEC class kvpolicy::cuda::Engine<E>;  \
-  SPEC class kvpolicy::cuda::KvCache<E>; \
+#define KVPOLICY_DEVICE_CACHE(SPEC, E)  \
+  SPEC class kvpolicy::gpu::Engine<E>;  \
+  SPEC class kvpolicy::gpu::KvCache<E>; \
   SPEC class test::Sequence<E, test::DeviceBackend<E>>;
 
-KVPOLICY_DEVICE_CACHE(extern template, kvpolicy::half)
+KVPOLICY_DEVICE_CACHE(extern template, kvpolicy::float16)
 KVPOLICY_DEVICE_CACHE(extern template, kvpolicy::bfloat16)

@@ -10,17 +10,17 @@
 #include <kvpolicy/cuda.hpp>
 #include <kvpolicy/plan/shipped_policies.hpp>
 
-using Plan = kvpolicy::HeadPlan<kvpolicy::half>;
-using Cache = kvpolicy::cuda::KvCache<kvpolicy::half>;
+using Plan = kvpolicy::HeadPlan<kvpolicy::float16>;
+using Cache = kvpolicy::gpu::KvCache<kvpolicy::float16>;
 
-kvpolicy::cuda::CachedRows use(const Plan& plan, const __half* q, const __half* k, __half* out,
-                               cudaStream_t stream);
+kvpolicy::gpu::CachedRows use(const Plan& plan, const __half* q, const __half* k, __half* out,
+                              cudaStream_t stream);
 
-kvpolicy::cuda::CachedRows use(const Plan& plan, const __half* q, const __half* k, __half* out,
-                               cudaStream_t stream) {
-  using kvpolicy::cuda::view;
+kvpolicy::gpu::CachedRows use(const Plan& plan, const __half* q, const __half* k, __half* out,
+                              cudaStream_t stream) {
+  using kvpolicy::gpu::view;
   const kvpolicy::ModelShape& shape = plan.shape();
-  kvpolicy::cuda::PinnedMemory pinned;
+  kvpolicy::gpu::PinnedMemory pinned;
   Cache cache{plan, {.max_rollback = 8, .slow_memory = &pinned}, stream};
   cache.reserve(1024, stream);
   const auto queries = view(q, 1, shape.q_heads, shape.head_dim);
@@ -37,10 +37,10 @@ kvpolicy::cuda::CachedRows use(const Plan& plan, const __half* q, const __half* 
   cache.commit(stream);
   cache.compress(stream);
   Cache other = cache.fork(stream);
-  kvpolicy::cuda::Batch<kvpolicy::half> batch{cache.engine(), 2};
+  kvpolicy::gpu::Batch<kvpolicy::float16> batch{cache.engine(), 2};
   const std::vector<kvpolicy::BatchSequence<Cache>> sequences{{&other, {}}};
   batch.step(0, sequences, std::vector<std::int32_t>{0, 1}, queries, rows, rows, result, stream);
-  kvpolicy::cuda::SeatedBatch<kvpolicy::half> seated{cache.engine(), 1};
+  kvpolicy::gpu::SeatedBatch<kvpolicy::float16> seated{cache.engine(), 1};
   seated.seat(0, other, kvpolicy::Read::selected, stream);
   seated.replayed();
   seated.step(0, queries, rows, rows, result, {}, stream);

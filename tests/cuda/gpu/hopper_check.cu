@@ -8,8 +8,8 @@
 #error "compile this for sm_90a"
 #endif
 
-namespace kvpolicy::cuda {
-template __global__ void prefill_hopper_kernel<half, 64>(const __grid_constant__ AttendParams);
+namespace kvpolicy::gpu {
+template __global__ void prefill_hopper_kernel<float16, 64>(const __grid_constant__ AttendParams);
 template __global__ void prefill_hopper_kernel<bfloat16, 128>(const __grid_constant__ AttendParams);
-template __global__ void prefill_hopper_kernel<half, 256>(const __grid_constant__ AttendParams);
-}  // namespace kvpolicy::cuda
+template __global__ void prefill_hopper_kernel<float16, 256>(const __grid_constant__ AttendParams);
+}  // namespace kvpolicy::gpu

@@ -26,8 +26,8 @@ namespace test {
 /// One launch over the heads of one sequence.
 template <kvpolicy::Element E, int HeadDim>
 class BoundTrial {
-  using BoundParams = kvpolicy::cuda::BoundParams;
-  static constexpr int unit_rows = kvpolicy::cuda::tile_rows;
+  using BoundParams = kvpolicy::gpu::BoundParams;
+  static constexpr int unit_rows = kvpolicy::gpu::tile_rows;
 
  public:
   explicit BoundTrial(Random& random) {
@@ -46,16 +46,16 @@ class BoundTrial {
   std::size_t run(Random& random) {
     const auto columns = static_cast<std::size_t>(queries_ * group_);
     // Room for a text that is longer, as a graph's may be.
-    const kvpolicy::cuda::BoundExtent extent = kvpolicy::cuda::BoundExtent::of(
+    const kvpolicy::gpu::BoundExtent extent = kvpolicy::gpu::BoundExtent::of(
         static_cast<std::size_t>(tokens_) + 64 * below(random, 3), static_cast<int>(heads_.size()),
         static_cast<int>(columns), 1 + static_cast<int>(below(random, 4)));
     if (extent.units == 0) return 0;
     // Not a number until it is written.
     std::vector<std::byte> memory(extent.bytes(), std::byte{0xff});
-    kvpolicy::cuda::ArrayCarver carver{memory.data()};
-    std::vector<kvpolicy::cuda::HeadView> views;
+    kvpolicy::gpu::ArrayCarver carver{memory.data()};
+    std::vector<kvpolicy::gpu::HeadView> views;
     for (const auto& head : heads_) views.push_back(head->view());
-    const std::vector<kvpolicy::cuda::LayerState> states{{tokens_, tokens_}};
+    const std::vector<kvpolicy::gpu::LayerState> states{{tokens_, tokens_}};
     BoundParams params;
     params.call.heads = views.data();
     params.call.states = states.data();
@@ -64,7 +64,7 @@ class BoundTrial {
     params.call.page_rows = page_rows_;
     params.call.request = {.queries = queries_};
     params.call.q = {reinterpret_cast<std::byte*>(q_.data()), 0, token_stride(), HeadDim};
-    params.call.scale_log2 = scale_ * kvpolicy::cuda::log2_e;
+    params.call.scale_log2 = scale_ * kvpolicy::gpu::log2_e;
     params.call.softcap = softcap_;
     params.memory = extent.carve(carver);
     params.units = extent.units;
@@ -86,19 +86,19 @@ class BoundTrial {
   }
   template <int ColumnTiles>
   void launch(const BoundParams& params) const {
-    test::launch(kvpolicy::cuda::bound_kernel<E, HeadDim, ColumnTiles>, params.blocks, params.call.kv_heads,
-                 kvpolicy::cuda::bound_threads, kvpolicy::cuda::bound_shared_bytes<E, HeadDim, ColumnTiles>(),
+    test::launch(kvpolicy::gpu::bound_kernel<E, HeadDim, ColumnTiles>, params.blocks, params.call.kv_heads,
+                 kvpolicy::gpu::bound_threads, kvpolicy::gpu::bound_shared_bytes<E, HeadDim, ColumnTiles>(),
                  params);
   }
 
   void add_head(Random& random) {
-    kvpolicy::cuda::HeadView view{.sinks = static_cast<int>(one_of<std::size_t>(random, {0, 0, 1, 5})),
-                                  .key_encoding = kvpolicy::Encoding::uint4x2,
-                                  .value_encoding = kvpolicy::Encoding::uint4x2,
-                                  .key_per_channel = below(random, 3) != 0,
-                                  .key_hadamard = below(random, 4) == 0,
-                                  .value_group = 32,
-                                  .residual = static_cast<int>(below(random, 33))};
+    kvpolicy::gpu::HeadView view{.sinks = static_cast<int>(one_of<std::size_t>(random, {0, 0, 1, 5})),
+                                 .key_encoding = kvpolicy::Encoding::uint4x2,
+                                 .value_encoding = kvpolicy::Encoding::uint4x2,
+                                 .key_per_channel = below(random, 3) != 0,
+                                 .key_hadamard = below(random, 4) == 0,
+                                 .value_group = 32,
+                                 .residual = static_cast<int>(below(random, 33))};
     view.key_group =
         view.key_per_channel ? one_of<int>(random, {16, 32, 64}) : one_of<int>(random, {8, 16, 32, HeadDim});
     heads_.push_back(std::make_unique<DeviceHead<E>>(view, HeadDim, page_rows_, tokens_));
@@ -169,7 +169,7 @@ class BoundTrial {
     for (int i = 0; i < 8; ++i) {
       const auto drawn = static_cast<float>(E{1.0F + static_cast<float>(below(random, 128)) / 128.0F});
       const float product = drawn * scale;
-      const float lost = (product - static_cast<float>(kvpolicy::half{product})) / product;
+      const float lost = (product - static_cast<float>(kvpolicy::float16{product})) / product;
       if (lost > most_lost) best = drawn, most_lost = lost;
     }
     return best;
@@ -181,9 +181,9 @@ class BoundTrial {
     return static_cast<float>(number);
   }
 
-  std::size_t check(const BoundParams& params, const kvpolicy::cuda::LayerState& state,
+  std::size_t check(const BoundParams& params, const kvpolicy::gpu::LayerState& state,
                     std::size_t head) const {
-    const kvpolicy::cuda::HeadView& view = heads_[head]->view();
+    const kvpolicy::gpu::HeadView& view = heads_[head]->view();
     const int units = (view.packed_end(state.committed) - view.sinks) / unit_rows;
     REQUIRE(units <= params.units);
     const int columns = queries_ * group_;
@@ -253,9 +253,9 @@ inline std::size_t check_random_device_bounds(std::uint64_t seed) {
   Random random{seed};
   const auto run = [&]<class E, int D>() { return BoundTrial<E, D>{random}.run(random); };
   switch (seed % 4) {
-    case 0: return run.template operator()<kvpolicy::half, 64>();
+    case 0: return run.template operator()<kvpolicy::float16, 64>();
     case 1: return run.template operator()<OtherElement, 64>();
-    case 2: return run.template operator()<kvpolicy::half, 128>();
+    case 2: return run.template operator()<kvpolicy::float16, 128>();
     default: return run.template operator()<OtherElement, 128>();
   }
 }

@@ -21,7 +21,7 @@ struct Codes {
       : keys{of_keys}, values{of_values} {}
 
   [[nodiscard]] constexpr bool are_alike() const { return keys == values; }
-  void describe(kvpolicy::cuda::HeadView& view) const {
+  void describe(kvpolicy::gpu::HeadView& view) const {
     view.key_encoding = keys;
     view.value_encoding = values;
   }

@@ -19,11 +19,11 @@
 
 namespace test {
 
-namespace cuda = kvpolicy::cuda;
+namespace gpu = kvpolicy::gpu;
 
 /// A head and its text. `view` is as HeadView, without addresses.
 struct HeadCase {
-  cuda::HeadView view;
+  gpu::HeadView view;
   int tokens = 0;
   int committed = 0;
   std::vector<int> chosen = {};  ///< chunks, ascending, where the view selects
@@ -79,7 +79,7 @@ class DecodeLayer {
       }
       device.store(keys, values, {head.tokens, head.committed});
       if (head.view.chunk_rows > 0) {
-        cuda::Selections& chosen = device.selections();
+        gpu::Selections& chosen = device.selections();
         chosen.latest = 1;
         chosen.valid = head.chosen.empty() ? 0 : 1;
         chosen.ends[1] = head.chosen_end;
@@ -122,8 +122,8 @@ class DecodeLayer {
     std::vector<double> spread;     ///< the values' distances from the output
   };
 
-  [[nodiscard]] cuda::AttendParams params() const {
-    cuda::AttendParams p;
+  [[nodiscard]] gpu::AttendParams params() const {
+    gpu::AttendParams p;
     p.heads = views_.data();
     p.states = states_.data();
     p.sequences = static_cast<int>(states_.size());
@@ -137,7 +137,7 @@ class DecodeLayer {
       p.v = v_;
     }
     p.attention_sink_bias = call_.attention_sink_bias ? sinks_.data() : nullptr;
-    p.scale_log2 = scale() * cuda::log2_e;
+    p.scale_log2 = scale() * gpu::log2_e;
     p.softcap = call_.softcap;
     return p;
   }
@@ -172,7 +172,7 @@ class DecodeLayer {
     for (float& x : numbers) x = test::normal(random_);
     return numbers;
   }
-  cuda::Tensor tensor(std::vector<std::uint16_t>& data, int rows, int heads, int gap, float loudness) {
+  gpu::Tensor tensor(std::vector<std::uint16_t>& data, int rows, int heads, int gap, float loudness) {
     const long long pitch = static_cast<long long>(heads) * head_dim_ + gap;
     data.assign(static_cast<std::size_t>(rows * pitch), 0xffff);
     for (int r = 0; r < rows; ++r) {
@@ -191,7 +191,7 @@ class DecodeLayer {
   void add_row(Result& result, int sequence, int query, int q_head) const {
     const std::size_t h = static_cast<std::size_t>(sequence * kv_heads_ + q_head / group_);
     const HeadCase& head = cases_[h];
-    const cuda::LayerState& state = states_[static_cast<std::size_t>(sequence)];
+    const gpu::LayerState& state = states_[static_cast<std::size_t>(sequence)];
     // With a tree, `first` is where the text ends.
     const bool tree = !call_.tree.empty();
     const int older = tree ? static_cast<int>(call_.tree.size()) - call_.queries : 0;
@@ -329,10 +329,10 @@ class DecodeLayer {
   std::vector<float> frequencies_;
   std::vector<std::unique_ptr<DeviceHead<E>>> owned_;
   std::vector<Rows> rows_;
-  std::vector<cuda::HeadView> views_;
-  std::vector<cuda::LayerState> states_;
+  std::vector<gpu::HeadView> views_;
+  std::vector<gpu::LayerState> states_;
   std::vector<std::uint16_t> q_data_, k_data_, v_data_;
-  cuda::Tensor q_, k_, v_;
+  gpu::Tensor q_, k_, v_;
   std::vector<float> sinks_;
 };
 

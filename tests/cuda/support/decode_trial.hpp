@@ -23,11 +23,11 @@ namespace test::decode {
 
 using kvpolicy::Element;
 using kvpolicy::Encoding;
-using kvpolicy::half;
+using kvpolicy::float16;
 using test::all_codes;
 using test::Codes;
 using test::OtherElement;
-using namespace kvpolicy::cuda;
+using namespace kvpolicy::gpu;
 
 struct Output {
   std::vector<double> out;
@@ -81,14 +81,14 @@ Output run(AttendParams p, int grid) {
   SPEC Output run<E, 128, 1, true>(AttendParams, int); \
   SPEC Output run<E, 128, 2, true>(AttendParams, int);
 
-KVPOLICY_DECODE_PACKED(extern template, half)
+KVPOLICY_DECODE_PACKED(extern template, float16)
 KVPOLICY_DECODE_PACKED(extern template, kvpolicy::bfloat16)
 
 /// The same call over one head of all, [sequences, kv_heads].
 inline AttendParams only(AttendParams p, int head) {
   const int sequence = head / p.kv_heads;
   const int kv_head = head % p.kv_heads;
-  const auto move = [&](kvpolicy::cuda::Tensor& tensor, int tensor_head) {
+  const auto move = [&](kvpolicy::gpu::Tensor& tensor, int tensor_head) {
     if (tensor.data != nullptr) {
       tensor.data = reinterpret_cast<std::byte*>(tensor.row(sequence, 0, tensor_head));
     }

@@ -20,9 +20,9 @@
 namespace test {
 
 /// Counts what lives, fails on demand.
-class CountingDeviceMemory : public kvpolicy::cuda::MemoryResource {
+class CountingDeviceMemory : public kvpolicy::gpu::MemoryResource {
  public:
-  explicit CountingDeviceMemory(MemoryResource* from = kvpolicy::cuda::default_memory()) : from_{from} {}
+  explicit CountingDeviceMemory(MemoryResource* from = kvpolicy::gpu::default_memory()) : from_{from} {}
 
   void* allocate(std::size_t bytes, cudaStream_t stream) override {
     if (left_ == 0) throw std::bad_alloc{};
@@ -67,7 +67,7 @@ class CountingDeviceMemory : public kvpolicy::cuda::MemoryResource {
 
 /// Memory of the device, with memory of the host beside it.
 struct TwoDeviceMemories : CountingDeviceMemory {
-  kvpolicy::cuda::PinnedMemory pinned;
+  kvpolicy::gpu::PinnedMemory pinned;
   CountingDeviceMemory slow{&pinned};
 
   [[nodiscard]] std::size_t live_bytes() const {
@@ -82,9 +82,9 @@ struct TwoDeviceMemories : CountingDeviceMemory {
 /// Waits after each call: tests give their tensors back at once. Sink logits go to the device, where
 /// the cache copies them from.
 template <kvpolicy::Element E>
-class WaitingCache : public kvpolicy::cuda::KvCache<E> {
+class WaitingCache : public kvpolicy::gpu::KvCache<E> {
  public:
-  using Base = kvpolicy::cuda::KvCache<E>;
+  using Base = kvpolicy::gpu::KvCache<E>;
   using Base::Base;
   explicit WaitingCache(Base base) : Base{std::move(base)} {}
 
@@ -108,41 +108,41 @@ class WaitingCache : public kvpolicy::cuda::KvCache<E> {
   }
 
  protected:
-  static kvpolicy::cuda::DeviceBuffer move_sinks(kvpolicy::AttendOptions& options) {
+  static kvpolicy::gpu::DeviceBuffer move_sinks(kvpolicy::AttendOptions& options) {
     const std::size_t bytes = options.attention_sink_bias.size_bytes();
     if (bytes == 0) return {};
-    auto block = kvpolicy::cuda::allocate(kvpolicy::cuda::default_memory(), bytes, nullptr);
-    kvpolicy::cuda::check(cudaMemcpyAsync(block.get(), options.attention_sink_bias.data(), bytes,
-                                          cudaMemcpyHostToDevice, nullptr),
-                          "cudaMemcpyAsync");
+    auto block = kvpolicy::gpu::allocate(kvpolicy::gpu::default_memory(), bytes, nullptr);
+    kvpolicy::gpu::check(cudaMemcpyAsync(block.get(), options.attention_sink_bias.data(), bytes,
+                                         cudaMemcpyHostToDevice, nullptr),
+                         "cudaMemcpyAsync");
     options.attention_sink_bias = {reinterpret_cast<const float*>(block.get()),
                                    options.attention_sink_bias.size()};
     return block;
   }
-  static void wait() { kvpolicy::cuda::check(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize"); }
+  static void wait() { kvpolicy::gpu::check(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize"); }
 };
 
 template <kvpolicy::Element E>
 struct DeviceBackend {
   using Cache = WaitingCache<E>;
-  using Options = kvpolicy::cuda::CacheOptions;
+  using Options = kvpolicy::gpu::CacheOptions;
   using Memory = CountingDeviceMemory;
   using Out = E;
   // Probabilities and outputs are rounded to E, 2^-9 or 2^-12 of numbers up to about 3; quantised
   // rows to half, and in prefill to E.
-  static constexpr double out_error = std::same_as<E, kvpolicy::half> ? 4e-3 : 3e-2;
-  static constexpr double lse_error = std::same_as<E, kvpolicy::half> ? 4e-3 : 3e-2;
+  static constexpr double out_error = std::same_as<E, kvpolicy::float16> ? 4e-3 : 3e-2;
+  static constexpr double lse_error = std::same_as<E, kvpolicy::float16> ? 4e-3 : 3e-2;
   static constexpr double score_error = 1e-5;
-  static constexpr double mean_error = std::same_as<E, kvpolicy::half> ? 0.05 : 0.2;
+  static constexpr double mean_error = std::same_as<E, kvpolicy::float16> ? 0.05 : 0.2;
   static constexpr double bound_error = 1e-3;
   static constexpr Layout odd_layout = Layout::aligned;
-  static constexpr std::size_t flush_rows = kvpolicy::cuda::quantized_together;
+  static constexpr std::size_t flush_rows = kvpolicy::gpu::quantized_together;
   static constexpr bool trees = true;
 
   /// Rows of the text; the model knows the nodes of a pending tree.
   static Rows rows_of(const Cache& cache, std::size_t l, std::size_t h, Read read, std::size_t appended) {
     const std::size_t dim = cache.plan().shape().head_dim;
-    const kvpolicy::cuda::CachedRows cached = cache.rows(l, h, read, appended);
+    const kvpolicy::gpu::CachedRows cached = cache.rows(l, h, read, appended);
     Rows rows;
     bool once = true;
     for (std::size_t i = 0; i < cached.positions.size() - cached.nodes; ++i) {
@@ -166,7 +166,7 @@ struct DeviceBackend {
   }
   static void check_held(const Cache& cache, std::size_t l, std::size_t h, const Rows& rows,
                          const HeadModel& model) {
-    const kvpolicy::cuda::CachedRows cached = cache.rows(l, h);
+    const kvpolicy::gpu::CachedRows cached = cache.rows(l, h);
     const std::size_t text = cached.quantized.size() - cached.nodes;
     std::size_t wrong = text == rows.size() ? 0 : 1;
     for (std::size_t i = 0; i < text; ++i) {
@@ -195,7 +195,7 @@ struct SlowDeviceBackend : DeviceBackend<E> {
 
 /// Every kind of head that the kernels serve.
 inline std::vector<HeadSpec> device_heads() {
-  constexpr std::size_t block = kvpolicy::cuda::quantized_together;
+  constexpr std::size_t block = kvpolicy::gpu::quantized_together;
   std::vector<HeadSpec> heads{
       {},
       {.bits = 4, .residual = 20},

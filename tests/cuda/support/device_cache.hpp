@@ -25,8 +25,8 @@
 namespace test {
 
 using kvpolicy::AttendOptions;
-using DevicePlan = kvpolicy::HeadPlan<kvpolicy::half>;
-using DeviceCache = kvpolicy::cuda::KvCache<kvpolicy::half>;
+using DevicePlan = kvpolicy::HeadPlan<kvpolicy::float16>;
+using DeviceCache = kvpolicy::gpu::KvCache<kvpolicy::float16>;
 
 inline void succeed(cudaError_t status) { REQUIRE(status == cudaSuccess); }
 
@@ -54,7 +54,7 @@ class SmallDevice {
 
 #if !defined(__CUDACC__)
  private:
-  kvpolicy::cuda::simt::Device& device_ = kvpolicy::cuda::simt::device();
+  kvpolicy::gpu::simt::Device& device_ = kvpolicy::gpu::simt::device();
 #endif
 };
 
@@ -80,7 +80,7 @@ class LateStreams {
 
 #if !defined(__CUDACC__)
  private:
-  kvpolicy::cuda::simt::Device& device_ = kvpolicy::cuda::simt::device();
+  kvpolicy::gpu::simt::Device& device_ = kvpolicy::gpu::simt::device();
 #endif
 };
 
@@ -165,7 +165,7 @@ class DeviceArray {
 };
 
 /// The tensors of one layer's call, contiguous, in device memory.
-template <class E = kvpolicy::half>
+template <class E = kvpolicy::float16>
 struct DeviceChunk {
   kvpolicy::ModelShape shape;
   std::size_t tokens;
@@ -349,7 +349,7 @@ inline DevicePlan mixed_device_plan(const kvpolicy::ModelShape& shape) {
   for (std::size_t l = 0; l < shape.layers; ++l) {
     for (std::size_t h = 0; h < shape.kv_heads; ++h) heads.push_back(all[(h + 3 * l) % all.size()]);
   }
-  return plan_of<kvpolicy::half>(shape, heads);
+  return plan_of<kvpolicy::float16>(shape, heads);
 }
 
 }  // namespace test

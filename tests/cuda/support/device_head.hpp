@@ -33,7 +33,7 @@ class DeviceHead {
  public:
   /// `view` says everything but where the pages are; rings must be whole pages. There is room for
   /// `capacity` rows where they lie in a line. `selections` choices can be remembered.
-  DeviceHead(const kvpolicy::cuda::HeadView& view, int head_dim, int page_rows, int capacity,
+  DeviceHead(const kvpolicy::gpu::HeadView& view, int head_dim, int page_rows, int capacity,
              int selections = 2)
       : view_{view}, head_dim_{head_dim}, page_rows_{page_rows} {
     view_.exact_origin = whole_pages(view.sinks);
@@ -43,8 +43,8 @@ class DeviceHead {
                     bytes, layout_of_rows_ == 3 ? 16 : 0);
     view_.exact_pages = exact_.table.data();
     if (view.is_packed()) {
-      const kvpolicy::cuda::Sides widths{kvpolicy::cuda::code_width(view.key_encoding),
-                                         kvpolicy::cuda::code_width(view.value_encoding)};
+      const kvpolicy::gpu::Sides widths{kvpolicy::gpu::code_width(view.key_encoding),
+                                        kvpolicy::gpu::code_width(view.value_encoding)};
       layout_ = {widths, head_dim, page_rows, view.key_per_channel, view.key_group, view.value_group};
       packed_.allocate(whole_pages(view.packed_ring > 0 ? view.packed_ring : line), page_rows,
                        static_cast<std::size_t>(layout_.page_bytes));
@@ -79,9 +79,9 @@ class DeviceHead {
     }
   }
 
-  [[nodiscard]] const kvpolicy::cuda::HeadView& view() const { return view_; }
-  [[nodiscard]] kvpolicy::cuda::HeadView& view() { return view_; }
-  [[nodiscard]] kvpolicy::cuda::Selections& selections() { return *chosen_; }
+  [[nodiscard]] const kvpolicy::gpu::HeadView& view() const { return view_; }
+  [[nodiscard]] kvpolicy::gpu::HeadView& view() { return view_; }
+  [[nodiscard]] kvpolicy::gpu::Selections& selections() { return *chosen_; }
 
   // ---- exact rows ----------------------------------------------------------------------------
   /// The 16-bit numbers of the exact slot of a row.
@@ -94,7 +94,7 @@ class DeviceHead {
   // ---- quantised rows ------------------------------------------------------------------------
   [[nodiscard]] std::uint32_t code(Side side, int row, int channel) const {
     std::uint32_t code = 0;
-    for_each_part(side, row, channel, [&](std::byte* word, int bit, const kvpolicy::cuda::TilePart& part) {
+    for_each_part(side, row, channel, [&](std::byte* word, int bit, const kvpolicy::gpu::TilePart& part) {
       std::uint32_t bits = 0;
       std::memcpy(&bits, word, sizeof bits);
       code |= (bits >> bit & ((1U << part.bits) - 1U)) << part.shift;
@@ -102,7 +102,7 @@ class DeviceHead {
     return code;
   }
   void set_code(Side side, int row, int channel, std::uint32_t code) {
-    for_each_part(side, row, channel, [&](std::byte* word, int bit, const kvpolicy::cuda::TilePart& part) {
+    for_each_part(side, row, channel, [&](std::byte* word, int bit, const kvpolicy::gpu::TilePart& part) {
       const std::uint32_t mask = (1U << part.bits) - 1U;
       std::uint32_t bits = 0;
       std::memcpy(&bits, word, sizeof bits);
@@ -140,7 +140,7 @@ class DeviceHead {
   /// Writes all rows as a cache has them in this state; keys and values are [rows, head_dim] for
   /// rows 0 .. tokens - evicted, rounded to E here. Of a ring, the latest rows remain.
   void store(std::span<const float> keys, std::span<const float> values,
-             const kvpolicy::cuda::LayerState& state) {
+             const kvpolicy::gpu::LayerState& state) {
     const int rows = state.tokens - view_.evicted;
     const int packed_end = view_.packed_end(state.committed);
     for (int row = 0; row < rows; ++row) {
@@ -164,7 +164,7 @@ class DeviceHead {
     return side == Side::keys ? view_.key_hadamard : view_.value_hadamard;
   }
   /// A row as attention must see it, where it reads upper halves only or not.
-  [[nodiscard]] std::vector<float> row(Side side, int row, const kvpolicy::cuda::LayerState& state,
+  [[nodiscard]] std::vector<float> row(Side side, int row, const kvpolicy::gpu::LayerState& state,
                                        bool upper_half = false) const {
     std::vector<float> numbers(static_cast<std::size_t>(head_dim_));
     upper_half = upper_half && is_in_halves(side);
@@ -237,7 +237,7 @@ class DeviceHead {
   [[nodiscard]] kvpolicy::Encoding encoding(Side side) const {
     return side == Side::keys ? view_.key_encoding : view_.value_encoding;
   }
-  [[nodiscard]] int width(Side side) const { return kvpolicy::cuda::code_width(encoding(side)); }
+  [[nodiscard]] int width(Side side) const { return kvpolicy::gpu::code_width(encoding(side)); }
   // bytes from a grid's numbers to those of its upper half
   [[nodiscard]] int upper_grid(Side side) const { return layout_.upper_grids.of(side == Side::keys); }
 
@@ -245,17 +245,17 @@ class DeviceHead {
   template <class Visit>
   void for_each_part(Side side, int row, int channel, Visit visit) const {
     const int slot = view_.packed_slot(row);
-    const int tile_row = slot % kvpolicy::cuda::tile_rows;
-    const kvpolicy::cuda::TileOffset at = side == Side::keys
-                                              ? kvpolicy::cuda::offset_of_key(tile_row, channel, head_dim_)
-                                              : kvpolicy::cuda::offset_of_value(tile_row, channel, head_dim_);
+    const int tile_row = slot % kvpolicy::gpu::tile_rows;
+    const kvpolicy::gpu::TileOffset at = side == Side::keys
+                                             ? kvpolicy::gpu::offset_of_key(tile_row, channel, head_dim_)
+                                             : kvpolicy::gpu::offset_of_value(tile_row, channel, head_dim_);
     std::byte* tile =
         packed_.table.at(static_cast<std::size_t>(slot / page_rows_)) +
         (side == Side::values ? layout_.values_offset : 0) +
-        slot % page_rows_ / kvpolicy::cuda::tile_rows * layout_.tile_bytes.of(side == Side::keys);
-    for (int i = 0; i < kvpolicy::cuda::tile_parts(width(side)); ++i) {
-      const auto part = kvpolicy::cuda::tile_part(width(side), i);
-      const int bit = kvpolicy::cuda::bit_of_code(at, part, head_dim_);
+        slot % page_rows_ / kvpolicy::gpu::tile_rows * layout_.tile_bytes.of(side == Side::keys);
+    for (int i = 0; i < kvpolicy::gpu::tile_parts(width(side)); ++i) {
+      const auto part = kvpolicy::gpu::tile_part(width(side), i);
+      const int bit = kvpolicy::gpu::bit_of_code(at, part, head_dim_);
       visit(tile + bit / 32 * 4, bit % 32, part);
     }
   }
@@ -268,11 +268,11 @@ class DeviceHead {
     const int slot = view_.packed_slot(row);
     std::byte* page = packed_.table.at(static_cast<std::size_t>(slot / page_rows_));
     if (side == Side::keys) {
-      const int i = kvpolicy::cuda::key_param(slot % page_rows_, channel, head_dim_, page_rows_,
-                                              view_.key_per_channel, view_.key_group);
+      const int i = kvpolicy::gpu::key_param(slot % page_rows_, channel, head_dim_, page_rows_,
+                                             view_.key_per_channel, view_.key_group);
       return {page + layout_.key_scales_offset + 2 * i, page + layout_.key_zeros_offset + 2 * i};
     }
-    const int i = kvpolicy::cuda::value_param(slot % page_rows_, channel, page_rows_, view_.value_group);
+    const int i = kvpolicy::gpu::value_param(slot % page_rows_, channel, page_rows_, view_.value_group);
     return {page + layout_.value_scales_offset + 2 * i, page + layout_.value_zeros_offset + 2 * i};
   }
 
@@ -310,14 +310,14 @@ class DeviceHead {
     set_code(side, row, channel, grid.encode(rows[index(row, channel)], encoding(side)));
   }
 
-  kvpolicy::cuda::HeadView view_;
+  kvpolicy::gpu::HeadView view_;
   int head_dim_;
   int page_rows_;
-  kvpolicy::cuda::PackedLayout layout_;
+  kvpolicy::gpu::PackedLayout layout_;
   Pages exact_, packed_, summaries_;
   int layout_of_rows_ = 0;
   std::vector<int> choices_;
-  std::unique_ptr<kvpolicy::cuda::Selections> chosen_ = std::make_unique<kvpolicy::cuda::Selections>();
+  std::unique_ptr<kvpolicy::gpu::Selections> chosen_ = std::make_unique<kvpolicy::gpu::Selections>();
 };
 
 }  // namespace test

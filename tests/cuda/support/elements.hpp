@@ -10,12 +10,12 @@
 namespace test {
 
 #ifdef KVPOLICY_TEST_FEW_KERNELS
-#define KVPOLICY_KERNEL_ELEMENTS kvpolicy::half
+#define KVPOLICY_KERNEL_ELEMENTS kvpolicy::float16
 /// The element type that a test takes besides half: half, with other random numbers.
-using OtherElement = kvpolicy::half;
+using OtherElement = kvpolicy::float16;
 inline constexpr bool tests_every_kernel = false;
 #else
-#define KVPOLICY_KERNEL_ELEMENTS kvpolicy::half, kvpolicy::bfloat16
+#define KVPOLICY_KERNEL_ELEMENTS kvpolicy::float16, kvpolicy::bfloat16
 using OtherElement = kvpolicy::bfloat16;
 inline constexpr bool tests_every_kernel = true;
 #endif

@@ -49,9 +49,9 @@ class EngineTensor {
   }
 
   [[nodiscard]] kvpolicy::EnginePages pages() const {
-    const kvpolicy::BlockShape shape{blocks_, page_rows_, heads_, head_dim * sizeof(kvpolicy::half)};
+    const kvpolicy::BlockShape shape{blocks_, page_rows_, heads_, head_dim * sizeof(kvpolicy::float16)};
     const std::span bytes{reinterpret_cast<std::byte*>(tensor_.data()),
-                          tensor_.size() * sizeof(kvpolicy::half)};
+                          tensor_.size() * sizeof(kvpolicy::float16)};
     switch (kind_) {
       case EngineLayout::vllm_nhd: return kvpolicy::vllm_nhd(bytes, shape);
       case EngineLayout::flashinfer_nhd: return kvpolicy::flashinfer_nhd(bytes, shape);

@@ -18,9 +18,9 @@ class HopperDevice {
   ~HopperDevice() {}
   /// Whether there is one: an emulated device becomes one, a real one is or is not.
   [[nodiscard]] static bool is_there() {
-    using kvpolicy::cuda::HopperShape;
-    return kvpolicy::cuda::is_compiled_for(&kvpolicy::cuda::prefill_hopper_kernel<kvpolicy::half, 64>,
-                                           HopperShape<64>::threads);
+    using kvpolicy::gpu::HopperShape;
+    return kvpolicy::gpu::is_compiled_for(&kvpolicy::gpu::prefill_hopper_kernel<kvpolicy::float16, 64>,
+                                          HopperShape<64>::threads);
   }
 #else
   HopperDevice() : major_{device_.major}, shared_bytes_{device_.max_shared_bytes} {
@@ -34,7 +34,7 @@ class HopperDevice {
   [[nodiscard]] static bool is_there() { return true; }
 
  private:
-  kvpolicy::cuda::simt::Device& device_ = kvpolicy::cuda::simt::device();
+  kvpolicy::gpu::simt::Device& device_ = kvpolicy::gpu::simt::device();
   int major_;
   int shared_bytes_;
 #endif

@@ -17,14 +17,14 @@ namespace test {
 
 /// Copying forks both.
 struct HostPair {
-  using E = kvpolicy::half;
+  using E = kvpolicy::float16;
 
   ModelShape shape;
-  kvpolicy::cuda::KvCache<E> there;
+  kvpolicy::gpu::KvCache<E> there;
   kvpolicy::KvCache<E> here;
   Random random{3};
 
-  explicit HostPair(const kvpolicy::HeadPlan<E>& plan, const kvpolicy::cuda::CacheOptions& options = {},
+  explicit HostPair(const kvpolicy::HeadPlan<E>& plan, const kvpolicy::gpu::CacheOptions& options = {},
                     const kvpolicy::ValueOutputs* outputs = nullptr)
       : shape{plan.shape()},
         there{plan, options},
@@ -105,7 +105,7 @@ struct HostPair {
 
 /// Random calls of a pair and of a fork that comes and goes, from any state that they are in.
 inline void check_random_calls(const kvpolicy::HeadPlan<HostPair::E>& plan,
-                               const kvpolicy::cuda::CacheOptions& options, Random& random, int calls) {
+                               const kvpolicy::gpu::CacheOptions& options, Random& random, int calls) {
   std::vector<HostPair> pairs;
   pairs.emplace_back(plan, options);
   for (int i = 0; i < calls; ++i) {

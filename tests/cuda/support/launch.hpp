@@ -17,16 +17,16 @@ namespace test {
 template <class Params>
 void launch(void (*kernel)(const Params), int grid_x, int grid_y, int threads, std::size_t shared_bytes,
             const std::type_identity_t<Params>& params) {
-  kvpolicy::cuda::launch(
+  kvpolicy::gpu::launch(
       kernel, {.grid_x = grid_x, .grid_y = grid_y, .threads = threads, .shared_bytes = shared_bytes}, nullptr,
       params, "a test's kernel");
-  kvpolicy::cuda::check(cudaDeviceSynchronize(), "a test's kernel");
+  kvpolicy::gpu::check(cudaDeviceSynchronize(), "a test's kernel");
 }
 
 /// Another order of threads, where the order is ours to choose.
 inline void set_order([[maybe_unused]] std::uint64_t seed) {
 #if !defined(__CUDACC__)
-  kvpolicy::cuda::simt::seed(seed);
+  kvpolicy::gpu::simt::seed(seed);
 #endif
 }
 

@@ -32,8 +32,7 @@
 namespace test::prefill {
 
 using namespace kvpolicy;
-using namespace kvpolicy::cuda;
-using kvpolicy::half;  // CUDA has one as well
+using namespace kvpolicy::gpu;
 
 inline constexpr std::uint16_t guard = 0x5a5a;
 
@@ -84,7 +83,7 @@ struct Case {
 /// [sequences, tokens, heads, head_dim] of 16-bit numbers.
 struct Numbers {
   std::vector<std::uint16_t> storage;
-  cuda::Tensor tensor;
+  gpu::Tensor tensor;
 
   Numbers(int sequences, int tokens, int heads, int head_dim, bool padded) {
     const long long head_stride = head_dim + (padded ? 8 : 0);
@@ -220,7 +219,7 @@ class Trial {
     for (const std::uint32_t ticket : tickets) CHECK(ticket == 0);
   }
 
-  static constexpr double unit = std::is_same_v<E, half> ? 0x1p-11 : 0x1p-8;
+  static constexpr double unit = std::is_same_v<E, float16> ? 0x1p-11 : 0x1p-8;
 
   [[nodiscard]] int state_heads() const {
     return static_cast<int>(c_.heads.size()) * c_.group + c_.more_heads;

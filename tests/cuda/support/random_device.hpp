@@ -42,12 +42,12 @@ void random_device_sequences(std::uint64_t seed, std::size_t operations) {
       for (std::size_t h = 0; h < shape.q_heads; ++h)
         logits.sinks.push_back(0.1F * static_cast<float>(h) - 1.0F);
     }
-    kvpolicy::cuda::CacheOptions options;
+    kvpolicy::gpu::CacheOptions options;
     options.max_rollback = one.max_rollback;
     options.max_append = one.max_append;
     options.page_rows = one.page_rows;
     options.latest_rows = i % 3 * 80;
-    options.launches = i % 2 == 0 ? kvpolicy::cuda::Launches::joint : kvpolicy::cuda::Launches::separate;
+    options.launches = i % 2 == 0 ? kvpolicy::gpu::Launches::joint : kvpolicy::gpu::Launches::separate;
     random_operations<E, E, Backend>(seed * 1000 + i, shape, heads, options, logits, operations);
   }
 }

@@ -62,13 +62,13 @@ inline DevicePlan plan_with(const kvpolicy::ModelShape& shape, const std::vector
                             std::size_t first = 0) {
   std::vector<HeadSpec> heads;
   for (std::size_t i = 0; i < shape.kv_head_count(); ++i) heads.push_back(all[(first + i) % all.size()]);
-  return plan_of<kvpolicy::half>(shape, heads);
+  return plan_of<kvpolicy::float16>(shape, heads);
 }
 
 /// Every call goes to both.
 class SlowTwins {
  public:
-  SlowTwins(const DevicePlan& plan, const kvpolicy::cuda::CacheOptions& options, const Stream& stream)
+  SlowTwins(const DevicePlan& plan, const kvpolicy::gpu::CacheOptions& options, const Stream& stream)
       : stream_{stream},
         options_{with_slow(options)},
         near_{plan, without_slow(options), stream},
@@ -121,12 +121,12 @@ class SlowTwins {
   }
 
  private:
-  kvpolicy::cuda::CacheOptions with_slow(kvpolicy::cuda::CacheOptions options) {
+  kvpolicy::gpu::CacheOptions with_slow(kvpolicy::gpu::CacheOptions options) {
     options.memory = &memory_;
     options.slow_memory = &memory_.slow;
     return options;
   }
-  static kvpolicy::cuda::CacheOptions without_slow(kvpolicy::cuda::CacheOptions options) {
+  static kvpolicy::gpu::CacheOptions without_slow(kvpolicy::gpu::CacheOptions options) {
     options.slow_memory = nullptr;
     return options;
   }
@@ -144,7 +144,7 @@ class SlowTwins {
 
   const Stream& stream_;
   TwoDeviceMemories memory_;
-  kvpolicy::cuda::CacheOptions options_;
+  kvpolicy::gpu::CacheOptions options_;
   DeviceCache near_;
   std::optional<DeviceCache> slow_;
 };

@@ -28,8 +28,8 @@ class TreeMask {
   TreeMask(const kvpolicy::TokenTree& tree, int queries) {
     const auto nodes = static_cast<int>(tree.size());
     const int older = nodes - queries;
-    const int own_word = kvpolicy::cuda::CallTree::word_of(older);
-    view_ = {.nodes = nodes, .words = kvpolicy::cuda::CallTree::words_of(nodes, queries)};
+    const int own_word = kvpolicy::gpu::CallTree::word_of(older);
+    view_ = {.nodes = nodes, .words = kvpolicy::gpu::CallTree::words_of(nodes, queries)};
     seen_.assign(static_cast<std::size_t>(queries * view_.words), 0);
     for (int node = 0; node < nodes; ++node) {
       depths_.push_back(static_cast<int>(tree.depth(static_cast<std::size_t>(node))));
@@ -47,15 +47,15 @@ class TreeMask {
     view_.highest = *own.second;
   }
 
-  [[nodiscard]] kvpolicy::cuda::CallTree view() const {
-    kvpolicy::cuda::CallTree view = view_;
+  [[nodiscard]] kvpolicy::gpu::CallTree view() const {
+    kvpolicy::gpu::CallTree view = view_;
     view.seen = seen_.data();
     view.depths = depths_.data();
     return view;
   }
 
  private:
-  kvpolicy::cuda::CallTree view_;
+  kvpolicy::gpu::CallTree view_;
   std::vector<std::uint32_t> seen_;
   std::vector<int> depths_;
 };

@@ -24,10 +24,10 @@ namespace test {
 /// One head's text, and what its memory must hold.
 template <kvpolicy::Element E>
 struct WrittenHead {
-  WrittenHead(const kvpolicy::cuda::HeadView& policy, int dim, int page_rows, int room)
+  WrittenHead(const kvpolicy::gpu::HeadView& policy, int dim, int page_rows, int room)
       : memory{policy, dim, page_rows, room}, head_dim{dim}, capacity{room} {}
 
-  [[nodiscard]] const kvpolicy::cuda::HeadView& view() const { return memory.view(); }
+  [[nodiscard]] const kvpolicy::gpu::HeadView& view() const { return memory.view(); }
   [[nodiscard]] int rows() const { return static_cast<int>(text[0].size()) / head_dim; }
   [[nodiscard]] std::uint16_t bits(Side side, int row, int channel) const {
     return text[side == Side::keys ? 0 : 1][static_cast<std::size_t>(row * head_dim + channel)];
@@ -57,7 +57,7 @@ struct WrittenHead {
     return end;
   }
 
-  void check(const kvpolicy::cuda::LayerState& state) {
+  void check(const kvpolicy::gpu::LayerState& state) {
     written = std::max(written, rows());
     const int packed = packed_end(state.committed);
     int wrong = 0;
@@ -117,7 +117,7 @@ struct WrittenHead {
     CHECK(wrong_codes == 0);
   }
 
-  void check_chunks(const kvpolicy::cuda::LayerState& state) {
+  void check_chunks(const kvpolicy::gpu::LayerState& state) {
     const int chunk_rows = view().chunk_rows;
     int wrong = 0;
     for (int chunk = first_chunk; (chunk + 1) * chunk_rows <= state.committed - view().evicted; ++chunk) {

@@ -8,13 +8,13 @@
 #include <kvpolicy/duo.hpp>
 // each block
 struct Engine {
-  kvpolicy::HeadPlan<kvpolicy::half> plan;
+  kvpolicy::HeadPlan<kvpolicy::float16> plan;
   cudaStream_t stream = nullptr;
   cudaGraphExec_t decode_step = nullptr;
   std::size_t longest_text = 0;
   std::size_t layer = 0;
-  kvpolicy::TensorView<const kvpolicy::half> q, k, v;
-  kvpolicy::TensorView<kvpolicy::half> out;
+  kvpolicy::TensorView<const kvpolicy::float16> q, k, v;
+  kvpolicy::TensorView<kvpolicy::float16> out;
 
   void run() { BLOCK }
 };

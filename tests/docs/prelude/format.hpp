@@ -10,8 +10,8 @@ struct Engine {
   kvpolicy::ModelShape shape{.layers = 32, .q_heads = 32, .kv_heads = 8, .head_dim = 128};
 
   void run() {
-    const auto plan = kvpolicy::duo_plan<kvpolicy::half>(shape, gates);
-    kvpolicy::DuoCache<kvpolicy::half> cache{plan};
+    const auto plan = kvpolicy::duo_plan<kvpolicy::float16>(shape, gates);
+    kvpolicy::DuoCache<kvpolicy::float16> cache{plan};
     BLOCK
   }
 };

@@ -9,7 +9,7 @@
 
 #include <kvpolicy/cuda/kernels/simt.cuh>
 
-namespace kvpolicy::cuda::simt {
+namespace kvpolicy::gpu::simt {
 
 Grid& grid() {
   static thread_local Grid instance;
@@ -327,4 +327,4 @@ std::string Grid::who_waits() const {
   return text;
 }
 
-}  // namespace kvpolicy::cuda::simt
+}  // namespace kvpolicy::gpu::simt

@@ -14,7 +14,7 @@
 #include <kvpolicy/cuda/kernels/simt.cuh>
 #include <kvpolicy/cuda/kernels/slow_rows.cuh>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// Part of a path, passed in the kernel's parameters. Parts are launched on a stream in order.
 struct PathPart {
@@ -88,4 +88,4 @@ accept_queries_kernel(const KVPOLICY_GRID_CONSTANT AcceptQueriesParams p) {
   }
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

@@ -19,7 +19,7 @@
 #include <kvpolicy/cuda/kernels/slow_rows.cuh>
 #include <kvpolicy/cuda/kernels/summarize.cuh>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// A step appends `rows` and commits them (`commit_rows` = rows) except the last `max_rollback`. An
 /// append alone commits nothing new (0). A commit appends no rows and leaves none to roll back.
@@ -218,7 +218,7 @@ struct HeadAppend {
   KVPOLICY_DEVICE void arrive(int blocks) const {
     sync_block();  // every thread has read the counters
     if (thread_index() > 0) return;
-    if (cuda::arrive(params.tickets + sequence) == static_cast<std::uint32_t>(blocks) - 1U) {
+    if (gpu::arrive(params.tickets + sequence) == static_cast<std::uint32_t>(blocks) - 1U) {
       params.state_of(sequence) = after;
       params.tickets[sequence] = 0;
     }
@@ -316,4 +316,4 @@ set_state_kernel(const KVPOLICY_GRID_CONSTANT SetStateParams params) {
   if (params.heads[i].slow != nullptr) params.heads[i].slow->state->gathered = -1;
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

@@ -7,7 +7,7 @@
 #include <kvpolicy/cuda/kernels/head.cuh>
 #include <kvpolicy/cuda/kernels/simt.cuh>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 inline constexpr float log2_e = 1.4426950408889634F;
 inline constexpr float ln_2 = 0.6931471805599453F;
@@ -135,4 +135,4 @@ KVPOLICY_DEVICE FinishedRow finish_row(PartialState state, const float* sink_log
   return {factor / state.sum, (state.max + log2_exact(state.sum)) * ln_2};
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

@@ -10,7 +10,7 @@
 #include <kvpolicy/cuda/kernels/partition.cuh>
 #include <kvpolicy/cuda/kernels/simt.cuh>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 struct BlockSlice {
   long long from;  ///< the block's part of the work of all heads, [from, to)
@@ -175,4 +175,4 @@ KVPOLICY_DEVICE void cap_and_mask(float (&logits)[Tiles][ColumnTiles][4], const 
   }
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

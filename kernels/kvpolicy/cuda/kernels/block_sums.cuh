@@ -11,7 +11,7 @@
 #include <cub/block/block_scan.cuh>
 #endif
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// Prefix sums of one number of each of a block's `Threads` threads, in their order.
 template <class T, int Threads>
@@ -48,4 +48,4 @@ class BlockSums {
   }
 };
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

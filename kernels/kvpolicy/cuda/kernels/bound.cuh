@@ -19,7 +19,7 @@
 #include <kvpolicy/cuda/kernels/decode_queries.cuh>
 #include <kvpolicy/cuda/kernels/packed_keys.cuh>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// What a call with a bound keeps until its end. All pointers are device pointers; `columns` are queries times group.
 struct BoundMemory {
@@ -284,8 +284,8 @@ class BoundBlock {
     WidthSums sums;
     KVPOLICY_NO_UNROLL
     for (int group = 0; group * vectors_of_group < vectors; ++group) {
-      const float scale = to_float<half>(scales[group * p.call.page_rows]);
-      const float zero = size_of(to_float<half>(zeros[group * p.call.page_rows]));
+      const float scale = to_float<float16>(scales[group * p.call.page_rows]);
+      const float zero = size_of(to_float<float16>(zeros[group * p.call.page_rows]));
       KVPOLICY_UNROLL
       for (int j = 0; j < 2; ++j) {
         const float* of_column = magnitudes() + (n * tile_columns + lane_index() % 4 * 2 + j) * vectors;
@@ -317,7 +317,7 @@ class BoundBlock {
         const std::uint32_t a[4] = {zero.word[2 * step] & magnitude, scale.word[2 * step] & magnitude,
                                     zero.word[2 * step + 1] & magnitude,
                                     scale.word[2 * step + 1] & magnitude};
-        multiply_add<half>(products, a, q.word[2 * step] & magnitude, q.word[2 * step + 1] & magnitude);
+        multiply_add<float16>(products, a, q.word[2 * step] & magnitude, q.word[2 * step + 1] & magnitude);
       }
     }
     return {.scales = {products[2], products[3]}, .zeros = {products[0], products[1]}};
@@ -392,4 +392,4 @@ bound_kernel(const KVPOLICY_GRID_CONSTANT BoundParams p) {
   BoundBlock<E, HeadDim, ColumnTiles>{p}.run();
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

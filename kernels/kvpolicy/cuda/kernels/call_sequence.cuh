@@ -11,7 +11,7 @@
 #include <kvpolicy/cuda/kernels/head.cuh>
 #include <kvpolicy/cuda/kernels/simt.cuh>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// One sequence in one layer. All pointers are device pointers. In the call's tensors, which are
 /// [tokens of all sequences, heads, head_dim], its tokens are [first, first + tokens).
@@ -40,4 +40,4 @@ struct CallTokens {
   int count = 0;
 };
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

@@ -13,7 +13,7 @@
 #include <kvpolicy/cuda/kernels/bound.cuh>
 #include <kvpolicy/cuda/kernels/select.cuh>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 inline constexpr int choose_threads = select_threads;
 
@@ -279,4 +279,4 @@ choose_units_kernel(const KVPOLICY_GRID_CONSTANT BoundParams p) {
   UnitChooser<First>{p}.run();
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

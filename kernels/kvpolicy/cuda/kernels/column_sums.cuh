@@ -11,7 +11,7 @@
 
 #include <kvpolicy/cuda/kernels/observe.cuh>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// Queries of one launch: more take more launches. Scratch memory is for so many.
 inline constexpr int most_observing = 64;
@@ -148,4 +148,4 @@ column_sums_kernel(const KVPOLICY_GRID_CONSTANT ColumnSumsParams params) {
   }
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

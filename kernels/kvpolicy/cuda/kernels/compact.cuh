@@ -14,7 +14,7 @@
 #include <kvpolicy/cuda/kernels/quantize.cuh>
 #include <kvpolicy/cuda/kernels/simt.cuh>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// The heads of one layer of one sequence. Every row is committed. A head that compresses keeps its
 /// sinks and is quantised per token, because a key that shares its scale with others cannot move.
@@ -70,8 +70,8 @@ struct PackedVector {
 
   /// A number as the row has it, rotated if rows are.
   KVPOLICY_DEVICE float number(int i) const {
-    const float scale = to_float<half>(static_cast<std::uint16_t>(grid & 0xffffU));
-    const float zero = to_float<half>(static_cast<std::uint16_t>(grid >> 16));
+    const float scale = to_float<float16>(static_cast<std::uint16_t>(grid & 0xffffU));
+    const float zero = to_float<float16>(static_cast<std::uint16_t>(grid >> 16));
     return scale * static_cast<float>(code[i]) + zero;
   }
   KVPOLICY_DEVICE void load(float* numbers) const {
@@ -209,4 +209,4 @@ compact_kernel(const KVPOLICY_GRID_CONSTANT CompactParams params) {
   }
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

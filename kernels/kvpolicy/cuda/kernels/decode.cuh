@@ -29,7 +29,7 @@
 #include <kvpolicy/cuda/kernels/partials.cuh>
 #include <kvpolicy/cuda/kernels/partition.cuh>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// Queries times group must not exceed this (8 for each column tile).
 inline constexpr int decode_most_columns = 16;
@@ -318,4 +318,4 @@ decode_kernel(const KVPOLICY_GRID_CONSTANT AttendParams p) {
   DecodeBlock<E, HeadDim, ColumnTiles, Packed>{p}.run();
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

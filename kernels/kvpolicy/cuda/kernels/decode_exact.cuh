@@ -8,7 +8,7 @@
 #include <kvpolicy/cuda/kernels/fragments.cuh>
 #include <kvpolicy/cuda/kernels/online_softmax.cuh>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// Addresses of a row's key and value. Lane i computes those of row i % 16 of a unit, and the lanes
 /// that load the row get them by shuffle. So pages, rings, strides and lists of chunks all cost the
@@ -120,4 +120,4 @@ KVPOLICY_DEVICE void attend_exact(const AttendParams& p, const BlockSlice& slice
   }
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

@@ -13,7 +13,7 @@
 #include <kvpolicy/cuda/kernels/packed_keys.cuh>
 #include <kvpolicy/cuda/kernels/packed_values.cuh>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// Whether a unit's values are requested before its keys are used, as in decode_exact.cuh. Small
 /// groups take more registers.
@@ -162,4 +162,4 @@ KVPOLICY_DEVICE void attend_packed(const AttendParams& p, const BlockSlice& slic
   run(any, any);
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

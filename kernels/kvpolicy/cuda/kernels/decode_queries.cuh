@@ -11,7 +11,7 @@
 #include <kvpolicy/cuda/kernels/rotate.cuh>
 #include <kvpolicy/cuda/kernels/simt.cuh>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// Converts products with a column of halves to logits (units of log 2).
 struct CodeColumn {
@@ -101,9 +101,9 @@ struct DecodeQueries {
       float sum = 0.0F;
       KVPOLICY_UNROLL
       for (int w = 0; w < 4; ++w) {
-        q.word[w] = pack<half>(x[2 * w] * scale, x[2 * w + 1] * scale);
-        sum += to_float<half>(static_cast<std::uint16_t>(q.word[w]));
-        sum += to_float<half>(static_cast<std::uint16_t>(q.word[w] >> 16));
+        q.word[w] = pack<float16>(x[2 * w] * scale, x[2 * w + 1] * scale);
+        sum += to_float<float16>(static_cast<std::uint16_t>(q.word[w]));
+        sum += to_float<float16>(static_cast<std::uint16_t>(q.word[w] >> 16));
       }
       if (lane_index() < vectors) {
         *Operands::place(halves(), column, lane_index() * 8) = q;
@@ -121,4 +121,4 @@ struct DecodeQueries {
   KVPOLICY_DEVICE static float greater(float a, float b) { return a > b ? a : b; }
 };
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

@@ -20,7 +20,7 @@
 #include <kvpolicy/cuda/kernels/select.cuh>
 #include <kvpolicy/cuda/kernels/simt.cuh>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// One layer of one sequence, whose rows are all committed.
 struct ExpectedQueriesParams {
@@ -212,4 +212,4 @@ expect_scores_kernel(const KVPOLICY_GRID_CONSTANT ExpectedQueriesParams p) {
   }
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

@@ -12,7 +12,7 @@
 #include <kvpolicy/cuda/kernels/packed_tile.cuh>
 #include <kvpolicy/cuda/kernels/simt.cuh>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 template <int HeadDim, bool Packed>
 class FirstRows {
@@ -124,4 +124,4 @@ class FirstRows {
   Lines lines_[Packed ? 6 : 1];
 };
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

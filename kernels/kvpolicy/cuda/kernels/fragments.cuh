@@ -17,7 +17,7 @@
 #include <kvpolicy/cuda/kernels/packing.cuh>
 #include <kvpolicy/cuda/kernels/simt.cuh>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 inline constexpr int tile_columns = 8;  ///< Columns of a product: (query, query head) pairs.
 
@@ -350,4 +350,4 @@ struct AnyCodeTile {
   }
 };
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

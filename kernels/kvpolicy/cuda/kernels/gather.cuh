@@ -19,7 +19,7 @@
 #include <kvpolicy/cuda/kernels/simt.cuh>
 #include <kvpolicy/cuda/kernels/slow_rows.cuh>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// All pointers are device pointers.
 struct GatherParams {
@@ -174,4 +174,4 @@ gather_kernel(const KVPOLICY_GRID_CONSTANT GatherParams p) {
   }
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

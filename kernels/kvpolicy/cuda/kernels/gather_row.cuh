@@ -10,7 +10,7 @@
 #include <kvpolicy/cuda/kernels/head.cuh>
 #include <kvpolicy/cuda/kernels/simt.cuh>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// Calls `gather.add(number)` for each number of a row's key or value. The head has no sinks, and its rows before
 /// `packed_end` are packed; numbers of rotated rows are rotated back.
@@ -76,4 +76,4 @@ KVPOLICY_DEVICE void load_keys(const HeadView& head, int page_rows, int first, i
   }
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

@@ -7,7 +7,7 @@
 #include <kvpolicy/core/hadamard.hpp>
 #include <kvpolicy/cuda/kernels/simt.cuh>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// Replaces numbers of this lane whose indices differ by `Apart`, a power of two, by their sum and difference.
 template <int Apart, int Count>
@@ -83,4 +83,4 @@ KVPOLICY_DEVICE void rotate_row(float (&x)[HeadDim]) {
   for (int i = 0; i < HeadDim; ++i) x[i] = rounded_product(x[i], rotation_unit<HeadDim>);
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

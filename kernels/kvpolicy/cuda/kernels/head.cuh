@@ -27,7 +27,7 @@
 #include <kvpolicy/cuda/kernels/simt.cuh>
 #include <kvpolicy/cuda/kernels/tree.cuh>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 inline constexpr int unlimited = INT_MAX;
 
@@ -379,4 +379,4 @@ struct Tensor {
   }
 };
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

@@ -13,7 +13,7 @@
 #include <kvpolicy/cuda/kernels/packing.cuh>
 #include <kvpolicy/cuda/kernels/simt.cuh>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// Exact rows are `parts` tiles of 16 rows. Quantised rows are one tile in two parts: the keys
 /// rounded to E, and the rounding errors, so that the products lose nothing. (Few rows of a head
@@ -53,7 +53,7 @@ struct HeldKeys {
       const RowOffset at = key_at(place, HeadDim);
       const int grid =
           key_param(first + at.row, at.channel, HeadDim, page_rows, head.key_per_channel, head.key_group);
-      return to_float<half>(scales[grid]) * static_cast<float>(code) + to_float<half>(zeros[grid]);
+      return to_float<float16>(scales[grid]) * static_cast<float>(code) + to_float<float16>(zeros[grid]);
     };
     const auto keep = [&](int step, int reg, float low, float high) {
       const std::uint32_t kept = pack<E>(low, high);
@@ -167,4 +167,4 @@ KVPOLICY_DEVICE void for_keys(const KeyRows& from, int row, int low, int high, c
   use(keys, row, std::false_type{});
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

@@ -7,7 +7,7 @@
 
 #include <kvpolicy/cuda/kernels/simt.cuh>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// Shared memory of a call.
 inline constexpr std::size_t join_block_bytes = warp_lanes * sizeof(double);
@@ -25,4 +25,4 @@ KVPOLICY_DEVICE double join_block(double own, double* of_warps, const Join& join
   return all;
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

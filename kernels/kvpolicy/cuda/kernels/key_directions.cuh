@@ -14,7 +14,7 @@
 #include <kvpolicy/cuda/kernels/select.cuh>
 #include <kvpolicy/cuda/kernels/simt.cuh>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// One layer of one sequence, whose rows are all committed. Both kernels have the same grid: any number of blocks, then
 /// kv_heads.
@@ -141,4 +141,4 @@ score_directions_kernel(const KVPOLICY_GRID_CONSTANT KeyDirectionsParams p) {
   }
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

@@ -13,7 +13,7 @@
 #include <kvpolicy/cuda/kernels/select.cuh>
 #include <kvpolicy/cuda/kernels/simt.cuh>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// One layer of one sequence, whose rows are all committed.
 struct KeyScoresParams {
@@ -45,4 +45,4 @@ key_scores_kernel(const KVPOLICY_GRID_CONSTANT KeyScoresParams p) {
   }
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

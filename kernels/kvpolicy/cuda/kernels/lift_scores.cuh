@@ -12,7 +12,7 @@
 #include <kvpolicy/cuda/kernels/select.cuh>
 #include <kvpolicy/cuda/kernels/simt.cuh>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// One layer of one sequence, whose rows are all committed and scored.
 struct LiftScoresParams {
@@ -46,4 +46,4 @@ lift_scores_kernel(const KVPOLICY_GRID_CONSTANT LiftScoresParams p) {
   }
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

@@ -8,7 +8,7 @@
 #include <kvpolicy/cuda/kernels/online_softmax.cuh>
 #include <kvpolicy/cuda/kernels/simt.cuh>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// Sums the softmaxes of `Warps` warps. Shared memory has at most four buffers of values, to which
 /// the warps add in turns.
@@ -111,4 +111,4 @@ struct WarpMerge {
   }
 };
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

@@ -18,7 +18,7 @@
 #include <kvpolicy/cuda/kernels/select.cuh>
 #include <kvpolicy/cuda/kernels/simt.cuh>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// One layer of one sequence. All pointers are device pointers.
 struct ObserveParams {
@@ -354,4 +354,4 @@ observe_lse_kernel(const KVPOLICY_GRID_CONSTANT ObserveParams p) {
   if (is_last_block(p.tickets + kv_head, grid_x(), arrived)) merge_observed(p, seen, kv_head);
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

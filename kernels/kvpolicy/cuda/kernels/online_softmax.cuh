@@ -15,7 +15,7 @@
 #include <kvpolicy/cuda/kernels/hadamard.cuh>
 #include <kvpolicy/cuda/kernels/simt.cuh>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// In powers of two. Weights are at most 2^span, which is below half's limit of 2^16.
 inline constexpr float reference_lead = 7.0F;
@@ -172,4 +172,4 @@ KVPOLICY_DEVICE void weight_operands(std::uint32_t (&operands)[ColumnTiles][2],
   }
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

@@ -10,7 +10,7 @@
 #include <kvpolicy/cuda/kernels/append.cuh>
 #include <kvpolicy/cuda/kernels/score.cuh>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 struct OwnSummaryParams {
   AppendParams call;          ///< the call that follows, or the one that commits
@@ -76,4 +76,4 @@ own_score_kernel(const KVPOLICY_GRID_CONSTANT OwnScoreParams own) {
   score_chunks<E, HeadDim, vectors>(head, chunks, p.page_rows, query, head.scores);
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

@@ -9,7 +9,7 @@
 
 #include <kvpolicy/cuda/kernels/packed_tile.cuh>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// What the classes share. CodeTile multiplies some codes by powers of two. For rows g + 8 the
 /// scale of the product takes this back, and for the second half of a step's channels the query does.
@@ -79,7 +79,7 @@ struct KeyProducts {
                                        int step, const Words4 (&q)[ColumnTiles]) {
     KVPOLICY_UNROLL
     for (int n = 0; n < ColumnTiles; ++n) {
-      multiply_add<half>(products[n], a, q[n].word[2 * step], q[n].word[2 * step + 1]);
+      multiply_add<float16>(products[n], a, q[n].word[2 * step], q[n].word[2 * step + 1]);
     }
   }
 };
@@ -178,8 +178,8 @@ class PackedKeys<Shape, ColumnTiles, Grouping::channels> {
           if (group >= groups) continue;
           sum[i] = Products::sum(head.queries, n * tile_columns + head.lane / 4, group * vectors, vectors);
         }
-        const std::uint32_t high = pack<half>(sum[0], sum[1]);
-        sums_of(n, eight) = {high, pack<half>(sum[0] - low_half(high), sum[1] - high_half(high))};
+        const std::uint32_t high = pack<float16>(sum[0], sum[1]);
+        sums_of(n, eight) = {high, pack<float16>(sum[0] - low_half(high), sum[1] - high_half(high))};
       }
     }
     // Matrices of a load: rows g, g + 8 of the first tile or of its first 8 groups, then the others.
@@ -229,7 +229,7 @@ class PackedKeys<Shape, ColumnTiles, Grouping::channels> {
           Products::add(products, keys[tile], pair, q);
           KVPOLICY_UNROLL
           for (int upper = 0; upper < 2; ++upper) {
-            const float scale = to_float<half>(
+            const float scale = to_float<float16>(
                 *reinterpret_cast<const std::uint16_t*>(of_group + (tile * tile_rows + upper * 8) * 2));
             KVPOLICY_UNROLL
             for (int n = 0; n < ColumnTiles; ++n) {
@@ -266,11 +266,11 @@ class PackedKeys<Shape, ColumnTiles, Grouping::channels> {
       const Words2 sums = sums_of(n, 0);
       if constexpr (eights == 2) {
         const Words2 others = sums_of(n, 1);
-        multiply_add<half>(out[n], zero, sums.word[0], others.word[0]);
-        multiply_add<half>(out[n], zero, sums.word[1], others.word[1]);
+        multiply_add<float16>(out[n], zero, sums.word[0], others.word[0]);
+        multiply_add<float16>(out[n], zero, sums.word[1], others.word[1]);
       } else {
         const std::uint32_t a[4] = {zero[at], zero[at + 1], zero[at], zero[at + 1]};
-        multiply_add<half>(out[n], a, sums.word[0], sums.word[1]);
+        multiply_add<float16>(out[n], a, sums.word[0], sums.word[1]);
       }
       KVPOLICY_UNROLL
       for (int i = 0; i < 4; ++i) out[n][i] *= i < 2 ? 0x1p-24F : 0x1p-24F * (1 << Shape::KeyTile::row_shift);
@@ -389,4 +389,4 @@ class PackedKeys<Shape, ColumnTiles, Grouping::rows> {
   const PackedHead& head;
 };
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

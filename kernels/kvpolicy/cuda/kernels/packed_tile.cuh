@@ -10,7 +10,7 @@
 #include <kvpolicy/cuda/kernels/block_slice.cuh>
 #include <kvpolicy/cuda/kernels/fragments.cuh>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// Which scales the rows of a head have.
 enum class Grouping {
@@ -107,10 +107,10 @@ struct RowGrids {
 
 /// A half of a word as float.
 KVPOLICY_DEVICE float low_half(std::uint32_t word) {
-  return to_float<half>(static_cast<std::uint16_t>(word));
+  return to_float<float16>(static_cast<std::uint16_t>(word));
 }
 KVPOLICY_DEVICE float high_half(std::uint32_t word) {
-  return to_float<half>(static_cast<std::uint16_t>(word >> 16));
+  return to_float<float16>(static_cast<std::uint16_t>(word >> 16));
 }
 
 /// What is the same in all units of a head.
@@ -167,4 +167,4 @@ struct GroupGrids {
   }
 };
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

@@ -8,7 +8,7 @@
 #include <kvpolicy/cuda/kernels/online_softmax.cuh>
 #include <kvpolicy/cuda/kernels/packed_tile.cuh>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// A power of two that is larger than all scales so far, so that scales divided by it are below 1
 /// and no product in half overflows. Half would otherwise not suffice for weights times scales.
@@ -108,17 +108,17 @@ class PackedValues<Shape, ColumnTiles, Grouping::row> {
         }
       }
       std::uint32_t operands[ColumnTiles][2];
-      weight_operands<half>(operands, weights[tile]);
+      weight_operands<float16>(operands, weights[tile]);
       std::uint32_t a[4];
       Tile::minus_middle(a, head.widths.values);
       KVPOLICY_UNROLL
       for (int n = 0; n < ColumnTiles; ++n) {
-        multiply_add<half>(middles[n], a, operands[n][0], operands[n][1]);
+        multiply_add<float16>(middles[n], a, operands[n][0], operands[n][1]);
       }
       KVPOLICY_UNROLL
       for (int step = 0; step < Shape::head_dim / 16; ++step) {
         values[tile].operand(a, step);
-        softmax.template add<half>(step, a, operands);
+        softmax.template add<float16>(step, a, operands);
       }
     }
   }
@@ -208,13 +208,13 @@ class GroupedValues {
     KVPOLICY_UNROLL
     for (int tile = 0; tile < Shape::tiles; ++tile) {
       std::uint32_t operands[ColumnTiles][2];
-      weight_operands<half>(operands, weights[tile]);
+      weight_operands<float16>(operands, weights[tile]);
       std::uint32_t scale[4], zero[4], offset[4];  // [rows 2t or 2t + 8][first or second 64 channels]
       load_matrix_x4(scale, first + tile * tile_rows * 2);
       load_matrix_x4(zero, first + Grids::zeros_at + tile * tile_rows * 2);
       KVPOLICY_UNROLL
       for (int n = 0; n < ColumnTiles; ++n) {
-        multiply_add<half>(offsets[n], zero, operands[n][0], operands[n][1]);
+        multiply_add<float16>(offsets[n], zero, operands[n][0], operands[n][1]);
       }
       KVPOLICY_UNROLL
       for (int i = 0; i < 4; ++i) {
@@ -233,7 +233,7 @@ class GroupedValues {
           const int i = reg / 2 * 2 + step / 4;
           a[reg] = half2_multiply_add(a[reg], scale[i], offset[i]);
         }
-        softmax.template add<half>(step, a, operands);
+        softmax.template add<float16>(step, a, operands);
       }
     }
   }
@@ -283,4 +283,4 @@ class PackedValues<Shape, ColumnTiles, Grouping::rows> : public GroupedValues<Sh
   using GroupedValues<Shape, ColumnTiles>::GroupedValues;
 };
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

@@ -22,7 +22,7 @@
 #include <kvpolicy/core/dtype.hpp>
 #include <kvpolicy/cuda/kernels/simt.cuh>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 inline constexpr int tile_rows = 16;           ///< Rows of a matrix tile.
 inline constexpr int quantized_together = 64;  ///< Rows that are quantised together; divides page_rows.
@@ -268,4 +268,4 @@ KVPOLICY_HOST_DEVICE constexpr int value_param(int row, int channel, int page_ro
   return channel / group * page_rows + row;
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

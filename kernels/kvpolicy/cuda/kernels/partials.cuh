@@ -9,7 +9,7 @@
 #include <kvpolicy/cuda/kernels/online_softmax.cuh>
 #include <kvpolicy/cuda/kernels/simt.cuh>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// Whether the `count` - 1 other blocks that share a piece of work have been here before: what they have written to
 /// global memory can be read then (load_shared_by_blocks). Called by all threads of each of them; `arrived` is shared
@@ -97,4 +97,4 @@ KVPOLICY_DEVICE MergedValues merge_partials(const Slots& partials, int column, i
   return all;
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

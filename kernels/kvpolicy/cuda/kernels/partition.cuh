@@ -14,7 +14,7 @@
 #include <kvpolicy/cuda/kernels/head.cuh>
 #include <kvpolicy/cuda/kernels/packing.cuh>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// Stands for the widths of codes that the decode kernel learns from the head.
 inline constexpr int any_width = 0;
@@ -113,4 +113,4 @@ KVPOLICY_HOST_DEVICE UnitRange units_within(const Units& units, long long place,
   return {first_at(from), first_at(to)};
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

@@ -28,7 +28,7 @@
 #include <kvpolicy/cuda/kernels/prefill_tile.cuh>
 #include <kvpolicy/cuda/kernels/simt.cuh>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// Dynamic shared memory of a block.
 template <int HeadDim>
@@ -220,4 +220,4 @@ prefill_kernel(const KVPOLICY_GRID_CONSTANT AttendParams params) {
   }
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

@@ -25,7 +25,7 @@
 #include <kvpolicy/cuda/kernels/prefill_tile.cuh>
 #include <kvpolicy/cuda/kernels/simt_hopper.cuh>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// Whether the kernel is written for a head_dim.
 template <int HeadDim>
@@ -404,4 +404,4 @@ prefill_hopper_kernel(const KVPOLICY_GRID_CONSTANT AttendParams params) {
   }
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

@@ -6,7 +6,7 @@
 
 #include <kvpolicy/cuda/kernels/prefill_tile.cuh>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 template <class Shape>
 KVPOLICY_HOST_DEVICE constexpr int prefill_tiles(const Request& request, int group) {
@@ -158,4 +158,4 @@ KVPOLICY_DEVICE bool find_item(const AttendParams& params, std::byte* scratch, P
   return true;
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

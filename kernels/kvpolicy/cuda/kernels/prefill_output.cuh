@@ -12,7 +12,7 @@
 #include <kvpolicy/cuda/kernels/prefill_softmax.cuh>
 #include <kvpolicy/cuda/kernels/prefill_tile.cuh>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// The destination of one query row's results.
 struct RowTarget {
@@ -125,4 +125,4 @@ KVPOLICY_DEVICE void merge_rows(const AttendParams& params, const PrefillItem& i
   }
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

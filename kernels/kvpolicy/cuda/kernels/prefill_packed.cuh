@@ -13,7 +13,7 @@
 #include <kvpolicy/cuda/kernels/packing.cuh>
 #include <kvpolicy/cuda/kernels/prefill_tile.cuh>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// Eight neighbouring channels of one row of E.
 struct alignas(16) RowChunk {
@@ -115,14 +115,14 @@ struct PackedLoader {
       KVPOLICY_UNROLL
       for (int i = 0; i < 8; ++i) {
         const int at = i % 2 * 16;
-        number[i] = number[i] * to_float<half>(static_cast<std::uint16_t>(scale.pair[i / 2] >> at)) +
-                    to_float<half>(static_cast<std::uint16_t>(zero.pair[i / 2] >> at));
+        number[i] = number[i] * to_float<float16>(static_cast<std::uint16_t>(scale.pair[i / 2] >> at)) +
+                    to_float<float16>(static_cast<std::uint16_t>(zero.pair[i / 2] >> at));
       }
     } else {
       const int param = Values ? value_param(row, chunk * 8, page_rows, head.value_group)
                                : key_param(row, chunk * 8, HeadDim, page_rows, false, head.key_group);
-      const float scale = to_float<half>(scales[param]);
-      const float zero = to_float<half>(zeros[param]);
+      const float scale = to_float<float16>(scales[param]);
+      const float zero = to_float<float16>(zeros[param]);
       KVPOLICY_UNROLL
       for (int i = 0; i < 8; ++i) number[i] = number[i] * scale + zero;
     }
@@ -174,4 +174,4 @@ struct TileLoader {
   }
 };
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

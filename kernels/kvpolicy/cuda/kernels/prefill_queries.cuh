@@ -9,7 +9,7 @@
 #include <kvpolicy/cuda/kernels/prefill_tile.cuh>
 #include <kvpolicy/cuda/kernels/simt.cuh>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// Loads the warp's rows of q to its part of the shared tile; rows after the last one become zeros.
 template <class Shape>
@@ -50,4 +50,4 @@ KVPOLICY_DEVICE void rotate_queries(int tile, const HeadView& head, const QueryT
   }
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

@@ -12,7 +12,7 @@
 #include <kvpolicy/cuda/kernels/hadamard.cuh>
 #include <kvpolicy/cuda/kernels/prefill_tile.cuh>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 template <int Rows, int Columns>
 struct Accumulators {
@@ -329,4 +329,4 @@ KVPOLICY_DEVICE void soften(const LogitTile<Shape>& logits, RowStates<Shape>& st
                    KVPOLICY_INLINE_LAMBDA { weights.at[m][n / 2][n % 2 * 2 + half] = pack<E>(low, high); });
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

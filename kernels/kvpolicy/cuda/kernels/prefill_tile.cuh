@@ -14,7 +14,7 @@
 #include <kvpolicy/cuda/kernels/packing.cuh>
 #include <kvpolicy/cuda/kernels/simt.cuh>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 inline constexpr int prefill_warps = 4;
 inline constexpr int prefill_threads = prefill_warps * warp_lanes;
@@ -329,4 +329,4 @@ struct RowLoader {
   }
 };
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

@@ -18,7 +18,7 @@
 #include <kvpolicy/cuda/kernels/simt.cuh>
 #include <kvpolicy/cuda/kernels/slow_rows.cuh>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 // ---- codes in shared memory to a page --------------------------------------------------------
 /// Writes a part of the codes of four tiles of one side; each thread gathers whole words.
@@ -73,9 +73,9 @@ KVPOLICY_DEVICE float highest_code(const HeadView& head, bool key) {
 /// The grid with which the upper halves of codes stand for numbers, as AffineGrid::upper_half has it: the numbers in
 /// the middle of those whose codes have the half. Scale in the low half, zero in the high.
 KVPOLICY_DEVICE std::uint32_t grid_of_upper_half(std::uint32_t grid) {
-  const float step = to_float<half>(static_cast<std::uint16_t>(grid & 0xffffU));
-  const float zero = to_float<half>(static_cast<std::uint16_t>(grid >> 16));
-  const std::uint32_t upper = pack<half>(16.0F * step, zero + 7.5F * step);
+  const float step = to_float<float16>(static_cast<std::uint16_t>(grid & 0xffffU));
+  const float zero = to_float<float16>(static_cast<std::uint16_t>(grid >> 16));
+  const std::uint32_t upper = pack<float16>(16.0F * step, zero + 7.5F * step);
   return upper >> 16 == 0x8000U ? upper & 0xffffU : upper;  // no negative zero
 }
 
@@ -195,8 +195,8 @@ KVPOLICY_DEVICE void write_coded_numbers(const QuantizerMemory<HeadDim>& memory,
                                         head.key_group)
                             : value_param(row, channel + j, quantized_together, head.value_group)];
       const float code = static_cast<float>(memory.numbers[row * memory.pitch + channel + j]);
-      x[j] = to_float<half>(static_cast<std::uint16_t>(grid & 0xffffU)) * code +
-             to_float<half>(static_cast<std::uint16_t>(grid >> 16));
+      x[j] = to_float<float16>(static_cast<std::uint16_t>(grid & 0xffffU)) * code +
+             to_float<float16>(static_cast<std::uint16_t>(grid >> 16));
     }
     if (rotated) rotate_vectors<HeadDim>(x);
     if (row < begin || row >= end) continue;
@@ -276,4 +276,4 @@ KVPOLICY_DEVICE void quantize_block(const HeadView& head, int page_rows, int fir
   count_out_of_range(refused, out_of_range);
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

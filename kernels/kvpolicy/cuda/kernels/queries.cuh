@@ -7,7 +7,7 @@
 #include <kvpolicy/cuda/kernels/head.cuh>
 #include <kvpolicy/cuda/kernels/simt.cuh>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 struct KeepQueriesParams {
   const LayerState* state = nullptr;
@@ -37,4 +37,4 @@ keep_queries_kernel(const KVPOLICY_GRID_CONSTANT KeepQueriesParams p) {
   }
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

@@ -7,7 +7,7 @@
 #include <kvpolicy/core/dtype.hpp>
 #include <kvpolicy/cuda/kernels/simt.cuh>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// Rotates eight channels of a query, `low`, and their partners half a row later, `high`, by `steps`
 /// positions. `inverse_frequencies` are those of the eight channels.
@@ -31,4 +31,4 @@ KVPOLICY_DEVICE void rotate_channels(Words4& low, Words4& high, int steps, const
   }
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

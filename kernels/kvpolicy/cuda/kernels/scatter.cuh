@@ -6,7 +6,7 @@
 
 #include <kvpolicy/cuda/kernels/simt.cuh>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 struct ScatterParams {
   static constexpr int most = 240;  ///< because kernel parameters are limited to 4 KB
@@ -24,4 +24,4 @@ scatter_kernel(const KVPOLICY_GRID_CONSTANT ScatterParams params) {
   if (i < params.count) *params.address[i] = params.word[i];
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

@@ -13,7 +13,7 @@
 #include <kvpolicy/cuda/kernels/head.cuh>
 #include <kvpolicy/cuda/kernels/simt.cuh>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// Scores of one layer, for any number of sequences. All pointers are device pointers.
 struct ScoreParams {
@@ -139,4 +139,4 @@ score_kernel(const KVPOLICY_GRID_CONSTANT ScoreParams p) {
   }
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

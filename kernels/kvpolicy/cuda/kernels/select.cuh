@@ -15,7 +15,7 @@
 #include <kvpolicy/cuda/kernels/simt.cuh>
 #include <kvpolicy/cuda/kernels/slow_rows.cuh>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 inline constexpr int select_threads = 1024;
 inline constexpr int select_items = 4;  ///< Scores that a thread processes at a time.
@@ -344,4 +344,4 @@ keep_select_kernel(const KVPOLICY_GRID_CONSTANT KeepParams p) {
   if (thread_index() == 0) p.counts[block_x()] = chosen + rows - candidates;
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

@@ -17,7 +17,7 @@
 #include <kvpolicy/cuda/kernels/select.cuh>
 #include <kvpolicy/cuda/kernels/simt.cuh>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// One of the heads that share, in the order of the layers and of their heads.
 struct alignas(8) SharedHead {
@@ -118,4 +118,4 @@ share_weighed_kernel(const KVPOLICY_GRID_CONSTANT SharedBudgetParams p) {
       [&](int row) { weighed[row] = above_all; }, [&](int i, int row) { rows[i] = row; });
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

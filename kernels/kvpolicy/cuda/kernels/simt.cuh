@@ -11,7 +11,7 @@
 
 #include <kvpolicy/core/host_device.hpp>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// Words that are moved together. A pointer to this type needs its alignment.
 struct alignas(16) Words4 {
@@ -26,7 +26,7 @@ struct alignas(4) Words1 {
 
 inline constexpr int warp_lanes = 32;
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu
 
 #if !defined(__CUDACC__)
 // This header defines the same names as the rest of this file; only tests have it on their include
@@ -49,7 +49,7 @@ inline constexpr int warp_lanes = 32;
 #define KVPOLICY_UNROLL _Pragma("unroll")
 #define KVPOLICY_NO_UNROLL _Pragma("unroll 1")
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 // ---- thread indices --------------------------------------------------------------------------
 KVPOLICY_DEVICE int thread_index() { return static_cast<int>(threadIdx.x); }
@@ -316,14 +316,14 @@ KVPOLICY_DEVICE std::uint32_t permute_bytes(std::uint32_t a, std::uint32_t b, st
   return __byte_perm(a, b, selector);
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu
 #endif
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// A number of this lane, of which the compiler knows nothing. What follows from it is computed where
 /// it is used, and not before a loop over heads, where it would take a register or be spilled. Called
 /// by all lanes.
 KVPOLICY_DEVICE int unforeseen(int number) { return shuffle(number, lane_index()); }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

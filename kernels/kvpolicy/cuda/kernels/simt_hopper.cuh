@@ -14,7 +14,7 @@
 
 #include <kvpolicy/cuda/kernels/simt.cuh>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 inline constexpr int warpgroup_warps = 4;
 inline constexpr int warpgroup_threads = warpgroup_warps * warp_lanes;
@@ -40,7 +40,7 @@ KVPOLICY_HOST_DEVICE constexpr std::uint64_t matrix_descriptor(std::uint32_t add
          field(static_cast<std::uint64_t>(eight_rows_apart)) << 32 | swizzle_128 << 62;
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu
 
 #if !defined(__CUDACC__)
 #include <simt/hopper.hpp>  // defines the names of the rest of this file
@@ -49,10 +49,10 @@ KVPOLICY_HOST_DEVICE constexpr std::uint64_t matrix_descriptor(std::uint32_t add
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define KVPOLICY_HOPPER_KERNEL(threads) __global__ void __launch_bounds__(threads, 1)
 #else
-#define KVPOLICY_HOPPER_KERNEL(threads) __global__ void __launch_bounds__(kvpolicy::cuda::warp_lanes, 1)
+#define KVPOLICY_HOPPER_KERNEL(threads) __global__ void __launch_bounds__(kvpolicy::gpu::warp_lanes, 1)
 #endif
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 inline constexpr bool has_warpgroups = true;
@@ -224,6 +224,6 @@ KVPOLICY_DEVICE void wgmma_transposed(float (&all)[All][4], const std::uint32_t 
 #undef KVPOLICY_D_TEXT_128
 #undef KVPOLICY_D_128
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu
 
 #endif

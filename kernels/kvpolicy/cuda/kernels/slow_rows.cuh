@@ -18,7 +18,7 @@
 #include <kvpolicy/cuda/kernels/head.cuh>
 #include <kvpolicy/cuda/kernels/simt.cuh>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// What changes from step to step.
 struct SlowState {
@@ -115,4 +115,4 @@ enter_kernel(const KVPOLICY_GRID_CONSTANT EnterParams p) {
   enter_pages(slow, before, after);
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

@@ -12,7 +12,7 @@
 #include <kvpolicy/cuda/kernels/simt.cuh>
 #include <kvpolicy/cuda/kernels/slow_rows.cuh>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// All pointers are device pointers.
 struct StageParams {
@@ -48,4 +48,4 @@ stage_kernel(const KVPOLICY_GRID_CONSTANT StageParams p) {
   }
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

@@ -10,7 +10,7 @@
 #include <kvpolicy/cuda/kernels/head.cuh>
 #include <kvpolicy/cuda/kernels/simt.cuh>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// Chunks that a block of `threads` summarises at a time; each thread has 8 channels of a chunk.
 template <int HeadDim>
@@ -75,4 +75,4 @@ KVPOLICY_DEVICE void close_chunks(const HeadView& head, int page_rows, int first
   }
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

@@ -9,7 +9,7 @@
 
 #include <kvpolicy/cuda/kernels/simt.cuh>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// The call's queries are the last of `nodes` nodes; earlier nodes are in the cache, after the
 /// text. Node i has the position of the text's end + depths[i].
@@ -30,4 +30,4 @@ struct CallTree {
   }
 };
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

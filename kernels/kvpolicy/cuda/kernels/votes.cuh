@@ -13,7 +13,7 @@
 #include <kvpolicy/cuda/kernels/observe.cuh>
 #include <kvpolicy/cuda/kernels/select.cuh>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// Largest CompressionSettings::kernel, with which a block still pools at least 64 rows. The number of queries
 /// may be any for which observe_shared_bytes fit into a block (at head_dim 256 more than 200).
@@ -157,4 +157,4 @@ votes_kernel(const KVPOLICY_GRID_CONSTANT VotesParams params) {
   }
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

@@ -27,7 +27,7 @@
 #include <kvpolicy/cuda/kernels/simt.cuh>
 #include <kvpolicy/cuda/kernels/weigh_values.cuh>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 struct WeighOutputsParams {
   WeighValuesParams rows;
@@ -241,4 +241,4 @@ weigh_outputs_kernel(const KVPOLICY_GRID_CONSTANT WeighOutputsParams p) {
   }
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

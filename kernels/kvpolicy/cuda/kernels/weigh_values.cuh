@@ -15,7 +15,7 @@
 #include <kvpolicy/cuda/kernels/select.cuh>
 #include <kvpolicy/cuda/kernels/simt.cuh>
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 /// One layer of one sequence, whose rows are all committed and scored.
 struct WeighValuesParams {
@@ -69,4 +69,4 @@ weigh_values_kernel(const KVPOLICY_GRID_CONSTANT WeighValuesParams p) {
   }
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu
