@@ -16,7 +16,7 @@ if(KVPOLICY_ENABLE_SANITIZERS AND KVPOLICY_BUILD_TESTS AND NOT BUILD_SHARED_LIBS
   # Sanitizers look at the library on this machine alone, which has these policies for its programs already.
   list(APPEND libs $<BUILD_INTERFACE:$<LINK_ONLY:kvpolicy_program_policies>>)
 else()
-  foreach(element float half bfloat16)
+  foreach(element float float16 bfloat16)
     list(APPEND sources "${folder}/policies_${element}.cpp")
   endforeach()
 endif()
@@ -26,7 +26,7 @@ endif()
 # The cache, plans from files, and the C interface.
 if(TARGET nlohmann_json::nlohmann_json)
   set(KVPOLICY_COMPILED_CACHE TRUE)
-  foreach(source cache_float cache_half cache_bfloat16 c)
+  foreach(source cache_float cache_float16 cache_bfloat16 c)
     list(APPEND sources "${folder}/${source}.cpp")
   endforeach()
   list(APPEND libs $<BUILD_INTERFACE:nlohmann_json::nlohmann_json>)

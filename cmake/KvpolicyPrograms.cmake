@@ -54,12 +54,12 @@ target_compile_options(kvpolicy_short_compile INTERFACE ${KVPOLICY_SHORT_COMPILE
 
 # Compiles the shipped policies once, with the flags of our own programs, for all tests and tools that link this library
 # (kvpolicy/instances.hpp): otherwise every file that names policies compiles them again, which was half of a build. Most
-# tools have rows of bfloat16 alone; kvpolicy_program_policies adds those of float and half.
+# tools have rows of bfloat16 alone; kvpolicy_program_policies adds those of float and float16.
 add_library(kvpolicy_tool_policies STATIC "${PROJECT_SOURCE_DIR}/compiled/policies_bfloat16.cpp")
 target_link_libraries(kvpolicy_tool_policies PUBLIC kvpolicy::kvpolicy PRIVATE kvpolicy_program_flags)
 target_compile_definitions(kvpolicy_tool_policies INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:KVPOLICY_SEPARATE_COMPILATION>")
 add_library(kvpolicy_program_policies STATIC "${PROJECT_SOURCE_DIR}/compiled/policies_float.cpp"
-                                             "${PROJECT_SOURCE_DIR}/compiled/policies_half.cpp")
+                                             "${PROJECT_SOURCE_DIR}/compiled/policies_float16.cpp")
 target_link_libraries(kvpolicy_program_policies PUBLIC kvpolicy_tool_policies PRIVATE kvpolicy_program_flags)
 
 # Only the tools need OpenMP; the library takes any parallel_for.

@@ -2,9 +2,10 @@
 //
 // Times work on a stream with events; the second-level cache holds none of the work's data.
 //
-// Before each sample a buffer of four times the cache's size is written. This takes the device
+// Before each sample a buffer of four times the cache's size is written, and half of it is read. This takes the device
 // longer than the host needs to enqueue the events and the work, so no gap made by the host is
-// timed. The time that the device itself takes from event to launch remains; it is measured as the
+// timed; and what was written has left the cache, whose dirty lines would otherwise be written back, up to 50 MB of them, while
+// the work is timed. The time that the device itself takes from event to launch remains; it is measured as the
 // time of an empty sample, which is printed and not subtracted.
 #pragma once
 
@@ -16,6 +17,8 @@
 
 #include <kvpolicy/cuda/memory.hpp>
 #include <kvpolicy/cuda/runtime.hpp>
+
+#include "flush.cuh"
 
 namespace kvpolicy::bench {
 
@@ -38,7 +41,13 @@ class Timer {
   /// Seconds that the work that `work()` puts on the stream takes. Waits for it.
   template <class Work>
   double seconds(Work work) {
-    gpu::check(cudaMemsetAsync(flushed_.get(), ++round_, bytes_, stream_), "cudaMemsetAsync");
+    round_ = (round_ + 1) % 128;
+    gpu::check(cudaMemsetAsync(flushed_.get(), round_, bytes_, stream_), "cudaMemsetAsync");
+    gpu::launch(gpu::Kernel{read_kernel<>, "read_kernel", read_threads}, {.x = 512}, stream_,
+                {.from = reinterpret_cast<const gpu::Words4*>(flushed_.get()),
+                 .count = static_cast<long long>(bytes_ / 2 / sizeof(gpu::Words4)),
+                 .never = 0xffffffffU,
+                 .to = reinterpret_cast<std::uint32_t*>(flushed_.get())});
     gpu::check(cudaEventRecord(begin_, stream_), "cudaEventRecord");
     work();
     gpu::check(cudaEventRecord(end_, stream_), "cudaEventRecord");

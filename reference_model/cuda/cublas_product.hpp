@@ -115,6 +115,8 @@ class Product {
     if (shape.bias) {
       plan.set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
       plan.set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, out);
+      // Without a pointer there may be no algorithm for the epilogue; each call brings its own.
+      plan.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<const void*>(workspace_.get()));
     }
     plan.weight = layout(in, shape.inputs, shape.outputs);
     plan.x = layout(in, shape.inputs, shape.rows);

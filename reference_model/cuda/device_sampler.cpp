@@ -68,8 +68,9 @@ void DeviceSampler::choose(const float* logits, const gpu::llama::Choices& choic
   constexpr float log2_of_e = 1.44269504F;
   constexpr float largest = std::numeric_limits<float>::max();
   order_.enter(stream);
-  gpu::launch(gpu::llama::draw_kernel<>,
-              {.threads = gpu::llama::draw_threads, .shared_bytes = gpu::llama::draw_shared_bytes()}, stream,
+  gpu::launch(gpu::Kernel{gpu::llama::draw_kernel<>, "draw_kernel", gpu::llama::draw_threads,
+                          gpu::llama::draw_shared_bytes()},
+              {}, stream,
               gpu::llama::DrawParams{.logits = room_.logits,
                                      .tokens = room_.sorted,
                                      .vocabulary = count,
@@ -78,8 +79,7 @@ void DeviceSampler::choose(const float* logits, const gpu::llama::Choices& choic
                                      .top_p = config_.top_p,
                                      .seed = config_.seed,
                                      .draws = room_.draws,
-                                     .choices = choices},
-              "draw_kernel");
+                                     .choices = choices});
 }
 
 }  // namespace kvpolicy::reference

@@ -21,6 +21,7 @@ namespace {
 namespace kernels = gpu::llama;
 using gpu::allocate;
 using gpu::check;
+using gpu::Kernel;
 using gpu::launch;
 
 // The MLP works on blocks of rows. A block has enough rows for full-sized products, and its
@@ -216,53 +217,46 @@ void CudaLlama::count_offsets(cudaStream_t stream) {
 
 void CudaLlama::embed(std::size_t rows, cudaStream_t stream) {
   launch(
-      kernels::angles_kernel<>, {.grid_x = static_cast<int>(rows), .threads = kernels::angles_threads},
-      stream,
+      Kernel{kernels::angles_kernel<>, "angles_kernel", kernels::angles_threads},
+      {.x = static_cast<int>(rows)}, stream,
       kernels::AnglesParams{.position = &progress()->position,
                             .offsets = room_.offsets,
                             .inverse_frequencies = reinterpret_cast<const float*>(inverse_frequencies_.get()),
                             .cosines = room_.cosines,
                             .sines = room_.sines,
-                            .pairs = static_cast<int>(config_.head_dim / 2)},
-      "angles_kernel");
-  launch(kernels::embed_kernel<>, {.grid_x = static_cast<int>(rows), .threads = kernels::embed_threads},
-         stream,
+                            .pairs = static_cast<int>(config_.head_dim / 2)});
+  launch(Kernel{kernels::embed_kernel<>, "embed_kernel", kernels::embed_threads},
+         {.x = static_cast<int>(rows)}, stream,
          kernels::EmbedParams{.tokens = room_.tokens,
                               .embedding = reinterpret_cast<const std::uint16_t*>(embedding_.weight()),
                               .residual = room_.residual,
                               .position = &progress()->position,
                               .rows = static_cast<int>(rows),
                               .vocabulary = static_cast<int>(config_.vocabulary),
-                              .hidden = static_cast<int>(config_.hidden)},
-         "embed_kernel");
+                              .hidden = static_cast<int>(config_.hidden)});
 }
 
 void CudaLlama::norm(const gpu::DeviceBuffer& weight, const float* x, std::size_t rows, cudaStream_t stream) {
-  launch(kernels::norm_kernel<>,
-         {.grid_x = static_cast<int>(rows),
-          .threads = kernels::norm_threads,
-          .shared_bytes = kernels::norm_shared_bytes()},
-         stream,
+  launch(Kernel{kernels::norm_kernel<>, "norm_kernel", kernels::norm_threads, kernels::norm_shared_bytes()},
+         {.x = static_cast<int>(rows)}, stream,
          kernels::NormParams{.x = x,
                              .weight = reinterpret_cast<const float*>(weight.get()),
                              .out = room_.normed,
                              .width = static_cast<int>(config_.hidden),
-                             .eps = config_.norm_eps},
-         "norm_kernel");
+                             .eps = config_.norm_eps});
 }
 
 void CudaLlama::before_attention(const Layer& layer, std::size_t rows, cudaStream_t stream) {
   norm(layer.attention_norm, room_.residual, rows, stream);
   layer.qkv.apply(matmul_, reinterpret_cast<const bfloat16*>(room_.normed), rows, room_.qkv, stream);
-  launch(kernels::rotate_kernel<>, {.grid_x = static_cast<int>(rows), .threads = kernels::rotate_threads},
-         stream,
+  launch(Kernel{kernels::rotate_kernel<>, "rotate_kernel", kernels::rotate_threads},
+         {.x = static_cast<int>(rows)}, stream,
          kernels::RotateParams{.rows = room_.qkv,
                                .cosines = room_.cosines,
                                .sines = room_.sines,
                                .row_width = static_cast<int>(qkv_width()),
                                .heads = static_cast<int>(config_.q_heads + config_.kv_heads),
-                               .pairs = static_cast<int>(config_.head_dim / 2)},
-         "rotate_kernel");
+                               .pairs = static_cast<int>(config_.head_dim / 2)});
 }
 
 void CudaLlama::after_attention(const Layer& layer, std::size_t rows, cudaStream_t stream) {
@@ -275,15 +269,13 @@ void CudaLlama::after_attention(const Layer& layer, std::size_t rows, cudaStream
     norm(layer.mlp_norm, residual, count, stream);
     layer.gate_up.apply(matmul_, reinterpret_cast<const bfloat16*>(room_.normed), count, room_.gate_up,
                         stream);
-    launch(kernels::swiglu_kernel<>,
-           {.grid_x = static_cast<int>(count),
-            .grid_y = (words + kernels::swiglu_words_of_block - 1) / kernels::swiglu_words_of_block,
-            .threads = kernels::swiglu_threads},
+    launch(Kernel{kernels::swiglu_kernel<>, "swiglu_kernel", kernels::swiglu_threads},
+           {.x = static_cast<int>(count),
+            .y = (words + kernels::swiglu_words_of_block - 1) / kernels::swiglu_words_of_block},
            stream,
            kernels::SwigluParams{.gate_up = reinterpret_cast<const std::uint32_t*>(room_.gate_up),
                                  .out = reinterpret_cast<std::uint32_t*>(room_.gated),
-                                 .words = words},
-           "swiglu_kernel");
+                                 .words = words});
     layer.down.apply(matmul_, reinterpret_cast<const bfloat16*>(room_.gated), count, residual, stream);
   }
 }
@@ -318,12 +310,12 @@ void CudaLlama::forward(std::size_t rows, const DeviceAttendFn& attend, LogitsOf
 
 void CudaLlama::choose_likeliest(cudaStream_t stream) {
   require<ShapeError>(logit_rows_ > 0, "CudaLlama: the latest forward gave no logits");
-  launch(kernels::likeliest_kernel<>,
-         {.threads = kernels::likeliest_threads, .shared_bytes = kernels::likeliest_shared_bytes()}, stream,
+  launch(Kernel{kernels::likeliest_kernel<>, "likeliest_kernel", kernels::likeliest_threads,
+                kernels::likeliest_shared_bytes()},
+         {}, stream,
          kernels::LikeliestParams{.logits = logits_of(logit_rows_ - 1),
                                   .vocabulary = static_cast<int>(config_.vocabulary),
-                                  .choices = choices()},
-         "likeliest_kernel");
+                                  .choices = choices()});
 }
 
 void CudaLlama::choose(DeviceSampler& sampler, cudaStream_t stream) {

@@ -23,6 +23,7 @@ namespace {
 namespace kernels = gpu::llama;
 using gpu::allocate;
 using gpu::check;
+using gpu::Kernel;
 using gpu::launch;
 
 // An 8-bit product has a multiple of this many rows. Fewer rows are padded, because libraries have
@@ -102,17 +103,14 @@ void Matmul::multiply_int8(const Shape& shape, const std::int8_t* weight, const 
   auto* sums = reinterpret_cast<int*>(s.sums.get());
   for (std::size_t first = 0; first < rows; first += int8_block_rows) {
     const std::size_t count = std::min(int8_block_rows, rows - first);
-    launch(kernels::quantize_rows_kernel<>,
-           {.grid_x = static_cast<int>(padded(count)),
-            .threads = kernels::quantize_rows_threads,
-            .shared_bytes = kernels::quantize_rows_shared_bytes()},
-           stream,
+    launch(Kernel{kernels::quantize_rows_kernel<>, "quantize_rows_kernel", kernels::quantize_rows_threads,
+                  kernels::quantize_rows_shared_bytes()},
+           {.x = static_cast<int>(padded(count))}, stream,
            kernels::QuantizeRowsParams{.x = reinterpret_cast<const std::uint16_t*>(x + first * shape.inputs),
                                        .codes = reinterpret_cast<std::uint32_t*>(codes),
                                        .scales = row_scales,
                                        .rows = static_cast<int>(count),
-                                       .width = static_cast<int>(shape.inputs)},
-           "quantize_rows_kernel");
+                                       .width = static_cast<int>(shape.inputs)});
     s.product.multiply_int8(shape.inputs, shape.outputs, padded(count), weight, codes, sums, stream);
     kernels::DequantizeParams out{.sums = sums,
                                   .row_scales = row_scales,
@@ -125,11 +123,10 @@ void Matmul::multiply_int8(const Shape& shape, const std::int8_t* weight, const 
       case Output::float32: out.floats = static_cast<float*>(y) + at; break;
       case Output::added_float32: out.added = static_cast<float*>(y) + at; break;
     }
-    launch(kernels::dequantize_kernel<>,
-           {.grid_x = static_cast<int>(count),
-            .grid_y = blocks_of(shape.outputs, kernels::dequantize_columns_of_block),
-            .threads = kernels::dequantize_threads},
-           stream, out, "dequantize_kernel");
+    launch(
+        Kernel{kernels::dequantize_kernel<>, "dequantize_kernel", kernels::dequantize_threads},
+        {.x = static_cast<int>(count), .y = blocks_of(shape.outputs, kernels::dequantize_columns_of_block)},
+        stream, out);
   }
 }
 

@@ -72,13 +72,13 @@ class Product {
 
   void multiply(const ProductShape& shape, const bfloat16* weight, const void* bias, const bfloat16* x,
                 void* y, cudaStream_t stream) {
-    gpu::launch(plain_product_kernel, {.grid_x = static_cast<int>(shape.rows), .threads = 1}, stream,
-                PlainProductParams{weight, bias, x, y, shape}, "plain_product_kernel");
+    gpu::launch(gpu::Kernel{plain_product_kernel, "plain_product_kernel", 1},
+                {.x = static_cast<int>(shape.rows)}, stream, PlainProductParams{weight, bias, x, y, shape});
   }
   void multiply_int8(std::size_t inputs, std::size_t outputs, std::size_t rows, const std::int8_t* weight,
                      const std::int8_t* x, int* y, cudaStream_t stream) {
-    gpu::launch(plain_int8_kernel, {.grid_x = static_cast<int>(rows), .threads = 1}, stream,
-                PlainInt8Params{inputs, outputs, weight, x, y}, "plain_int8_kernel");
+    gpu::launch(gpu::Kernel{plain_int8_kernel, "plain_int8_kernel", 1}, {.x = static_cast<int>(rows)}, stream,
+                PlainInt8Params{inputs, outputs, weight, x, y});
   }
 };
 

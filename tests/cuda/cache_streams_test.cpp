@@ -161,7 +161,7 @@ TEST_CASE("kernels that are launched early, as from Hopper on, give the same bit
     Work work{small_plan()};
     const test::LateStreams late;
     DeviceCache cache{work.plan, work.options(), work.streams[0]};
-    CHECK(cache.engine()->device().launches_early == (major >= 9));
+    CHECK(cache.engine()->launches_early() == (major >= 9));
     for (const DeviceChunk<>& chunk : work.chunks) chunk.step(cache, 0, {}, work.streams[0]);
     return work.results();
   };

@@ -57,6 +57,8 @@ inline float rounded_product(float a, float b) {
   volatile float product = a * b;  // a compiler may otherwise add to it before it is rounded
   return product;
 }
+inline float rounded_quotient(float a, float b) { return a / b; }
+inline void refuse_fast_math() {}
 inline float inverse_square_root(float x) { return 1.0F / std::sqrt(x); }
 inline double square_root(double x) { return std::sqrt(x); }
 inline double exponential(double x) { return std::exp(x); }

@@ -6,20 +6,19 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <type_traits>
 
 #include <kvpolicy/core/dtype.hpp>
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/core/model_shape.hpp>
 #include <kvpolicy/cuda/dispatch.hpp>
+#include <kvpolicy/cuda/kernel_tables.hpp>
 #include <kvpolicy/cuda/kernels/append.cuh>  // can_quantize
 #include <kvpolicy/cuda/kernels/attend.cuh>
 #include <kvpolicy/cuda/kernels/decode.cuh>
-#include <kvpolicy/cuda/kernels/prefill.cuh>
-#include <kvpolicy/cuda/kernels/prefill_hopper.cuh>
 #include <kvpolicy/cuda/runtime.hpp>
 
 namespace kvpolicy::gpu {
@@ -61,9 +60,9 @@ class AttendLaunches {
   };
 
   /// @throws ConfigError for a head_dim that is not compiled or more KV heads than a call may bring, DeviceError if the
-  /// device's blocks have too little shared memory
-  AttendLaunches(const ModelShape& shape, const Device& device) : head_dim_{shape.head_dim}, device_{device} {
-    dispatch_head_dim(head_dim_, [&]<int D>() { lay_out<D>(); });
+  /// device's blocks have too little shared memory or the program has no code for it
+  AttendLaunches(const ModelShape& shape, const Device& device) : device_{device} {
+    dispatch_head_dim(shape.head_dim, [&]<int D>() { lay_out<D>(); });
     require(shape.kv_heads <= most_heads_, "gpu::Engine: kv_heads is ", shape.kv_heads, ", must be at most ",
             most_heads_);
   }
@@ -72,7 +71,7 @@ class AttendLaunches {
   /// 3,800 for head_dim 256 on compute capability 8.6, 8.9 and 12.0).
   [[nodiscard]] std::size_t most_heads() const { return most_heads_; }
   /// Whether calls of many queries are served by Hopper's kernel, if no head packs.
-  [[nodiscard]] bool uses_warpgroups() const { return uses_warpgroups_; }
+  [[nodiscard]] bool uses_warpgroups() const { return hopper_.code != nullptr; }
   [[nodiscard]] const Counts& counts() const { return counts_; }
 
   /// @throws ShapeError
@@ -90,17 +89,17 @@ class AttendLaunches {
                         " heads each in one call, must be fewer than ", most_query_rows / group);
   }
 
+  /// Whether its kernels begin before the one in front of them on the stream has ended (Grid::early).
+  [[nodiscard]] bool launches_early() const { return launches_early_; }
+
   /// Attention of one call that passes both checks. `params.workspace` has counts(). `packs`: some head may have
   /// quantised rows. `longest`: about the most rows that a query reads of a head, by which the work of few query tiles
   /// is split. @throws DeviceError
   void attend(AttendParams params, bool packs, std::size_t longest, cudaStream_t stream) const {
-    dispatch_head_dim(head_dim_, [&]<int D>() {
-      const int columns = params.request.queries * params.group;
-      if constexpr (can_quantize<D>) {
-        if (packs) return attend_with<D, true>(params, columns, longest, stream);
-      }
-      attend_with<D, false>(params, columns, longest, stream);
-    });
+    const int columns = params.request.queries * params.group;
+    if (columns <= decode_most_columns) return attend_few(params, columns, packs, stream);
+    const int items = params.sequences * params.kv_heads * tiles(params.request.queries, params.group, packs);
+    attend_many(params, static_cast<std::size_t>(items), packs, longest, stream);
   }
   /// The same for a ragged call (AttendParams::ragged): `queries` are those of each sequence. @throws DeviceError
   void attend_ragged(AttendParams params, std::span<const int> queries, bool packs, std::size_t longest,
@@ -108,36 +107,23 @@ class AttendLaunches {
     const int most_few = decode_most_columns / params.group;
     int few = 0;
     int many = 0;
+    std::size_t items = 0;
     for (const int count : queries) {
       int& most = count <= most_few ? few : many;
       most = std::max(most, count);
-    }
-    dispatch_head_dim(head_dim_, [&]<int D>() {
-      const auto attend_packs = [&]<bool Packed>() {
-        if (few > 0) {
-          params.request.queries = few;
-          params.least_queries = 1;
-          attend_few<D, Packed>(params, few * params.group, stream);
-        }
-        if (many == 0) return;
-        with_prefill_shape<D, Packed>([&]<class Shape>() {
-          std::size_t items = 0;
-          for (const int count : queries) {
-            if (count <= most_few) continue;
-            params.request.queries = count;
-            items += static_cast<std::size_t>(params.kv_heads *
-                                              prefill_tiles<Shape>(params.request, params.group));
-          }
-          params.request.queries = many;
-          params.least_queries = most_few + 1;
-          attend_many<Shape, Packed>(params, items, longest, stream);
-        });
-      };
-      if constexpr (can_quantize<D>) {
-        if (packs) return attend_packs.template operator()<true>();
+      if (count > most_few) {
+        items += static_cast<std::size_t>(params.kv_heads * tiles(count, params.group, packs));
       }
-      attend_packs.template operator()<false>();
-    });
+    }
+    if (few > 0) {
+      params.request.queries = few;
+      params.least_queries = 1;
+      attend_few(params, few * params.group, packs, stream);
+    }
+    if (many == 0) return;
+    params.request.queries = many;
+    params.least_queries = most_few + 1;
+    attend_many(params, items, packs, longest, stream);
   }
 
  private:
@@ -149,78 +135,67 @@ class AttendLaunches {
         most_heads_ > 0, "gpu::Engine: a block of device ", device_.id, " may have ",
         device_.shared_bytes_of_block, " bytes of shared memory, head_dim ", D, " needs ",
         std::max(decode_shared_bytes<E, D, 1, packs>(1), decode_shared_bytes<E, D, 2, packs>(1)), " or more");
+    decode_[0] = {detail::decode_kernel_of<E, D, 1, false>(), detail::decode_kernel_of<E, D, 2, false>()};
+    prefill_[0] = detail::prefill_kernel_of<E, D, false>();
+    if constexpr (packs) {
+      decode_[1] = {detail::decode_kernel_of<E, D, 1, true>(), detail::decode_kernel_of<E, D, 2, true>()};
+      prefill_[1] = detail::prefill_kernel_of<E, D, true>();
+    }
     decode_grid_ = device_.multiprocessors * decode_blocks_per_multiprocessor;
     prefill_slots_ = static_cast<std::size_t>(2 * device_.multiprocessors);
     const auto decode_rows =
         static_cast<std::size_t>(decode_workspace_slots(decode_grid_)) * decode_most_columns;
-    const std::size_t prefill_rows = prefill_slots_ * PrefillShape<D>::query_rows;
-    if constexpr (has_hopper_prefill<D>) {
-      // One block on a multiprocessor, where the other kernel has two.
-      static_assert(HopperShape<D>::query_rows <= 2 * PrefillShape<D>::query_rows);
-      uses_warpgroups_ = device_.shared_bytes_of_block >= prefill_hopper_shared_bytes<D>() &&
-                         is_compiled_for(&prefill_hopper_kernel<E, D>, HopperShape<D>::threads);
+    const std::size_t prefill_rows = prefill_slots_ * static_cast<std::size_t>(prefill_[0].query_rows);
+    const detail::PrefillKernel hopper = detail::prefill_hopper_kernel_of<E, D>();
+    if (hopper.code != nullptr && device_.shared_bytes_of_block >= hopper.shared_bytes &&
+        is_compiled_for(hopper.code, hopper.threads)) {
+      hopper_ = hopper;
     }
     const std::size_t states = std::max(decode_rows, prefill_rows);
     counts_ = {.tickets = std::max(max_heads, prefill_slots_), .states = states, .values = states * D};
+    launches_early_ = true;
+    const auto prepare = [&](const Kernel<AttendParams>& kernel) {
+      if (kernel.code != nullptr && load_kernel(kernel) < first_that_waits) launches_early_ = false;
+    };
+    for (const auto& kernels : decode_) std::ranges::for_each(kernels, prepare);
+    std::ranges::for_each(prefill_, prepare);
+    prepare(hopper_);
   }
 
-  template <int D, bool Packed>
-  void attend_with(AttendParams& params, int columns, std::size_t longest, cudaStream_t stream) const {
-    if (columns <= decode_most_columns) return attend_few<D, Packed>(params, columns, stream);
-    with_prefill_shape<D, Packed>([&]<class Shape>() {
-      attend_many<Shape, Packed>(params, static_cast<std::size_t>(prefill_items<Shape>(params)), longest,
-                                 stream);
-    });
+  // The kernel for many queries: Hopper's where it can be used and no head packs.
+  [[nodiscard]] const detail::PrefillKernel& prefill(bool packs) const {
+    if (packs && prefill_[1].code != nullptr) return prefill_[1];
+    return uses_warpgroups() ? hopper_ : prefill_[0];
   }
-  template <int D, bool Packed>
-  void attend_few(const AttendParams& params, int columns, cudaStream_t stream) const {
-    columns <= 8 ? decode_with<D, 1, Packed>(params, stream) : decode_with<D, 2, Packed>(params, stream);
+  [[nodiscard]] int tiles(int queries, int group, bool packs) const {
+    return quotient_up(queries * group, prefill(packs).query_rows);
   }
-  // Calls f<Shape>() with the shape of the kernel for many queries: Hopper's where it can be used and no head packs.
-  template <int D, bool Packed, class F>
-  void with_prefill_shape(F f) const {
-    if constexpr (has_hopper_prefill<D> && !Packed) {
-      if (uses_warpgroups_) return f.template operator()<HopperShape<D>>();
-    }
-    f.template operator()<PrefillShape<D>>();
+
+  void attend_few(const AttendParams& params, int columns, bool packs, cudaStream_t stream) const {
+    const auto& of_rows = decode_[packs && decode_[1][0].code != nullptr ? 1 : 0];
+    Kernel<AttendParams> kernel = of_rows[columns <= 8 ? 0 : 1];
+    kernel.shared_bytes += decode_shared_bytes_of_heads(params.sequences * params.kv_heads - 1);
+    launch(kernel, {.x = decode_grid_, .early = launches_early_}, stream, params);
   }
-  template <class Shape, bool Packed>
-  void attend_many(AttendParams& params, std::size_t items, std::size_t longest, cudaStream_t stream) const {
-    constexpr int D = Shape::head_dim;
-    constexpr bool warpgroups = !std::is_same_v<Shape, PrefillShape<D>>;
+  void attend_many(AttendParams& params, std::size_t items, bool packs, std::size_t longest,
+                   cudaStream_t stream) const {
+    const detail::PrefillKernel& kernel = prefill(packs);
     // Few tiles of queries over many rows: several blocks share a tile, as long as one block has
     // some work (a tile of keys is 64 rows or more).
     constexpr std::size_t min_rows = 512;
-    const std::size_t slots = warpgroups ? prefill_slots_ / 2 : prefill_slots_;
+    const std::size_t slots = &kernel == &hopper_ ? prefill_slots_ / 2 : prefill_slots_;
     params.splits = static_cast<int>(
         std::max<std::size_t>(1, std::min(slots / std::max<std::size_t>(items, 1), longest / min_rows)));
-    LaunchShape shape{.grid_x = static_cast<int>(items) * params.splits,
-                      .threads = Shape::threads,
-                      .early = device_.launches_early};
-    if constexpr (warpgroups) {
-      shape.shared_bytes = prefill_hopper_shared_bytes<D>();
-      launch(prefill_hopper_kernel<E, D>, shape, stream, params, "prefill_hopper_kernel");
-    } else {
-      shape.shared_bytes = prefill_shared_bytes<D>();
-      launch(prefill_kernel<E, D, Packed>, shape, stream, params, "prefill_kernel");
-    }
-  }
-  template <int D, int ColumnTiles, bool Packed>
-  void decode_with(const AttendParams& params, cudaStream_t stream) const {
-    launch(
-        decode_kernel<E, D, ColumnTiles, Packed>,
-        {.grid_x = decode_grid_,
-         .threads = decode_threads<D, ColumnTiles, Packed>,
-         .shared_bytes = decode_shared_bytes<E, D, ColumnTiles, Packed>(params.sequences * params.kv_heads),
-         .early = device_.launches_early},
-        stream, params, "decode_kernel");
+    launch(kernel, {.x = static_cast<int>(items) * params.splits, .early = launches_early_}, stream, params);
   }
 
-  std::size_t head_dim_;
   Device device_;
   std::size_t most_heads_ = max_heads;
+  std::array<std::array<Kernel<AttendParams>, 2>, 2> decode_;  // of exact rows and all, for 8 columns and 16
+  std::array<detail::PrefillKernel, 2> prefill_;               // of exact rows and all
+  detail::PrefillKernel hopper_;                               // null where it is not to be used
+  bool launches_early_ = false;
   int decode_grid_ = 1;
-  bool uses_warpgroups_ = false;  // by the kernel for many queries
   std::size_t prefill_slots_ = 0;
   Counts counts_;
 };

@@ -14,12 +14,10 @@
 #include <kvpolicy/core/dtype.hpp>
 #include <kvpolicy/cuda/array_carver.hpp>
 #include <kvpolicy/cuda/bound_room.hpp>
-#include <kvpolicy/cuda/dispatch.hpp>
 #include <kvpolicy/cuda/engine.hpp>
 #include <kvpolicy/cuda/kernels/bound.cuh>
 #include <kvpolicy/cuda/kernels/choose_units.cuh>
 #include <kvpolicy/cuda/memory.hpp>
-#include <kvpolicy/cuda/runtime.hpp>
 
 namespace kvpolicy::gpu {
 
@@ -72,44 +70,26 @@ class BoundedCall {
     const AttendParams& call = made_.call;
     if (made_.units == 0) {
       engine_->attend(call, packs, longest, stream);
-      if (made_.unread != nullptr || made_.rows_read != nullptr) choose<false>(stream);
+      if (made_.unread != nullptr || made_.rows_read != nullptr) engine_->choose_units(made_, true, stream);
       return;
     }
     engine_->enter(stream);
-    dispatch_head_dim(engine_->shape().head_dim, [&]<int D>() {
-      if constexpr (can_quantize<D>) made_.columns() <= 8 ? bound<D, 1>(stream) : bound<D, 2>(stream);
-    });
+    engine_->bound(made_, stream);
     AttendParams reading = call;
     reading.heads = made_.memory.heads;
     reading.request.selected = true;
     reading.log_sum_exp = made_.memory.log_sum_exp;
     engine_->attend(reading, packs, longest, stream);
-    choose<true>(stream);
+    engine_->choose_units(made_, false, stream);
     if (call.log_sum_exp != nullptr) reading.log_sum_exp = call.log_sum_exp;
     engine_->attend(reading, packs, longest, stream);
-    choose<false>(stream);
+    engine_->choose_units(made_, true, stream);
     reading.ragged = made_.memory.again;
     const int queries = call.request.queries;
     engine_->attend_ragged(reading, {&queries, 1}, packs, longest, stream);
   }
 
  private:
-  template <int D, int ColumnTiles>
-  void bound(cudaStream_t stream) const {
-    launch(bound_kernel<E, D, ColumnTiles>,
-           {.grid_x = made_.blocks,
-            .grid_y = made_.call.kv_heads,
-            .threads = bound_threads,
-            .shared_bytes = bound_shared_bytes<E, D, ColumnTiles>()},
-           stream, made_, "bound_kernel");
-  }
-  template <bool First>
-  void choose(cudaStream_t stream) const {
-    launch(choose_units_kernel<First>,
-           {.grid_x = made_.call.kv_heads, .threads = choose_threads, .shared_bytes = choose_shared_bytes()},
-           stream, made_, "choose_units_kernel");
-  }
-
   const Engine<E>* engine_;
   BoundParams made_;
   BoundExtent extent_;

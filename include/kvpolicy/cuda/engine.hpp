@@ -6,6 +6,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -20,6 +21,7 @@
 #include <kvpolicy/cuda/array_carver.hpp>
 #include <kvpolicy/cuda/attend_launches.hpp>
 #include <kvpolicy/cuda/dispatch.hpp>
+#include <kvpolicy/cuda/kernel_tables.hpp>
 #include <kvpolicy/cuda/kernels/accept.cuh>
 #include <kvpolicy/cuda/kernels/append.cuh>
 #include <kvpolicy/cuda/kernels/attend.cuh>
@@ -61,11 +63,13 @@ class Engine {
         device_{Device::current()},
         memory_{memory},
         attention_{shape, device_},
-        order_{stream} {
-    serve<KeyNormScorer>();
+        order_{stream},
+        own_kernels_{shape.head_dim} {
     require<CapacityError>(!is_capturing(stream),
                            "gpu::Engine: memory cannot be asked for inside a "
                            "graph, but the stream captures");
+    dispatch_head_dim(shape.head_dim, [&]<int D>() { take_kernels<D>(); });
+    own_kernels_.add(KeyNormScorer::name, rows_.key_norms);
     workspace_ = allocate(memory_, own_bytes(), stream);
     // Tickets are zero between calls; what blocks leave for each other needs no beginning.
     check(cudaMemsetAsync(workspace_.get(), 0, attention_.counts().tickets * sizeof(std::uint32_t), stream),
@@ -88,6 +92,9 @@ class Engine {
   /// Whether calls of many queries are served by Hopper's kernel (kernels/prefill_hopper.cuh), if no head packs: on a
   /// device of compute capability 9.0, for head_dim 64, 128 and 256, where the program was compiled for sm_90a.
   [[nodiscard]] bool uses_warpgroups() const { return attention_.uses_warpgroups(); }
+  /// Whether attention's kernels begin before the one in front of them on the stream has ended (Grid::early): where the device
+  /// runs code that was written for compute capability 9.0 or later.
+  [[nodiscard]] bool launches_early() const { return attention_.launches_early(); }
   /// With the buffers through which rows in slow memory are read, and with those for adding up attention.
   [[nodiscard]] std::size_t workspace_bytes() const {
     return own_bytes() + staging_bytes() + (accumulation_ == nullptr ? 0 : observe_bytes());
@@ -135,11 +142,8 @@ class Engine {
                              .rows = rows,
                              .table = staging_->table(),
                              .to = staging_->views()};
-    launch(stage_kernel<>,
-           {.grid_x = quotient_up(device_.multiprocessors, kv_heads),
-            .grid_y = kv_heads,
-            .threads = stage_threads},
-           stream, params, "stage_kernel");
+    launch(common().stage, {.x = quotient_up(device_.multiprocessors, kv_heads), .y = kv_heads}, stream,
+           params);
     return staging_->views();
   }
   /// Copies the chosen rows of heads in slow memory to the device, except for those that are there already.
@@ -152,12 +156,8 @@ class Engine {
                               .kv_heads = kv_heads,
                               .page_rows = static_cast<int>(page_rows),
                               .head_dim = static_cast<int>(shape_.head_dim)};
-    launch(gather_kernel<>,
-           {.grid_x = quotient_up(2 * device_.multiprocessors, kv_heads),
-            .grid_y = kv_heads,
-            .threads = gather_threads,
-            .shared_bytes = gather_shared_bytes()},
-           stream, params, "gather_kernel");
+    launch(common().gather, {.x = quotient_up(2 * device_.multiprocessors, kv_heads), .y = kv_heads}, stream,
+           params);
   }
 
   /// Attention of one layer (kernels/attend.cuh says what `params` are; workspace and splits are the
@@ -192,50 +192,27 @@ class Engine {
     attention_.check_heads(params.sequences, params.kv_heads);
     params.tickets = tickets();
     enter(stream);
+    const int heads = params.kv_heads * params.sequences;
+    const int wave = quotient_up(4 * device_.multiprocessors, heads);
+    const int committing = std::clamp(static_cast<int>(jobs), 1, wave);
     for (const std::string_view name : own_summaries) {
-      const int heads = params.kv_heads * params.sequences;
-      const int blocks =
-          std::clamp(static_cast<int>(jobs), 1, quotient_up(4 * device_.multiprocessors, heads));
-      own_kernels_.close_chunks(name, params, {shape_.head_dim, blocks, heads, stream});
+      own_kernels_.close_chunks(name, params, {committing, heads, stream});
     }
-    dispatch_head_dim(shape_.head_dim, [&]<int D>() {
-      if (params.rows <= most_rows_at_once && jobs <= most_jobs_at_once) {
-        launch(append_kernel<E, D>,
-               {.grid_x = params.kv_heads,
-                .grid_y = params.sequences,
-                .threads = write_threads,
-                .shared_bytes = append_shared_bytes<D>(),
-                .early = device_.launches_early},
-               stream, params, "append_kernel");
-        return;
-      }
-      const int heads = params.kv_heads * params.sequences;
-      const int wave = quotient_up(4 * device_.multiprocessors, heads);
-      if (jobs > 0) {
-        launch(commit_kernel<E, D>,
-               {.grid_x = std::clamp(static_cast<int>(jobs), 1, wave),
-                .grid_y = heads,
-                .threads = write_threads,
-                .shared_bytes = append_shared_bytes<D>()},
-               stream, params, "commit_kernel");
-      }
-      if (flushes) {
-        launch(flush_kernel<E, D>,
-               {.grid_y = heads, .threads = write_threads, .shared_bytes = append_shared_bytes<D>()}, stream,
-               params, "flush_kernel");
-      }
-      launch(write_kernel<E, D>,
-             {.grid_x = std::clamp(quotient_up(params.rows, write_tile_rows), 1, wave),
-              .grid_y = heads,
-              .threads = write_threads},
-             stream, params, "write_kernel");
-      if (!slow) return;
-      const EnterParams entering{.heads = params.heads,
-                                 .states = params.states,
-                                 .kv_heads = params.kv_heads,
-                                 .page_rows = params.page_rows};
-      launch(enter_kernel<>, {.grid_x = heads, .threads = enter_threads}, stream, entering, "enter_kernel");
-    });
+    if (params.rows <= most_rows_at_once && jobs <= most_jobs_at_once) {
+      launch(rows_.append, {.x = params.kv_heads, .y = params.sequences, .early = appends_early_}, stream,
+             params);
+      return;
+    }
+    if (jobs > 0) launch(rows_.commit, {.x = committing, .y = heads}, stream, params);
+    if (flushes) launch(rows_.flush, {.y = heads}, stream, params);
+    const int tiles = std::clamp(quotient_up(params.rows, write_tile_rows), 1, wave);
+    launch(rows_.write, {.x = tiles, .y = heads}, stream, params);
+    if (!slow) return;
+    launch(common().enter, {.x = heads}, stream,
+           {.heads = params.heads,
+            .states = params.states,
+            .kv_heads = params.kv_heads,
+            .page_rows = params.page_rows});
   }
 
   /// Sets counters of `count` layers or sequences back; choices of chunks go that were made when the
@@ -249,10 +226,8 @@ class Engine {
                                 .kv_heads = static_cast<int>(shape_.kv_heads),
                                 .state = to,
                                 .choices_until = static_cast<int>(choices_until)};
-    launch(set_state_kernel<>,
-           {.grid_x = quotient_up(params.count * params.kv_heads, set_state_threads),
-            .threads = set_state_threads},
-           stream, params, "set_state_kernel");
+    launch(common().set_state, {.x = quotient_up(params.count * params.kv_heads, set_state_threads)}, stream,
+           params);
   }
 
   /// Moves the rows of a part of a tree's path to the front, in `count` heads. @throws DeviceError
@@ -262,8 +237,7 @@ class Engine {
                                   .head_dim = static_cast<int>(shape_.head_dim),
                                   .page_rows = static_cast<int>(page_rows),
                                   .path = path};
-    launch(accept_rows_kernel<>, {.grid_x = static_cast<int>(count), .threads = accept_threads}, stream,
-           params, "accept_rows_kernel");
+    launch(common().accept_rows, {.x = static_cast<int>(count)}, stream, params);
   }
 
   /// Lets those of `count` heads of one sequence that select choose their chunks by the last of `queries` queries.
@@ -281,24 +255,13 @@ class Engine {
                               .page_rows = static_cast<int>(page_rows),
                               .queries = queries,
                               .q = q};
-    dispatch_head_dim(shape_.head_dim, [&]<int D>() {
-      launch(score_kernel<E, D>,
-             {.grid_x = quotient_up(4 * device_.multiprocessors, kv_heads),
-              .grid_y = kv_heads,
-              .threads = score_threads,
-              .shared_bytes = score_shared_bytes<D>()},
-             stream, scoring, "score_kernel");
-    });
+    const int blocks = quotient_up(4 * device_.multiprocessors, kv_heads);
+    launch(rows_.score, {.x = blocks, .y = kv_heads}, stream, scoring);
     for (const std::string_view name : own_summaries) {
-      own_kernels_.score_chunks(
-          name, scoring,
-          {shape_.head_dim, quotient_up(4 * device_.multiprocessors, kv_heads), kv_heads, stream});
+      own_kernels_.score_chunks(name, scoring, {blocks, kv_heads, stream});
     }
-    const RefreshParams choosing{
-        .heads = heads, .states = states, .kv_heads = kv_heads, .call_rows = call_rows};
-    launch(refresh_select_kernel<>,
-           {.grid_x = kv_heads, .threads = select_threads, .shared_bytes = select_shared_bytes()}, stream,
-           choosing, "refresh_select_kernel");
+    launch(common().refresh, {.x = kv_heads}, stream,
+           {.heads = heads, .states = states, .kv_heads = kv_heads, .call_rows = call_rows});
   }
 
   /// Blocks that share the rows of a head that is observed, and so its places for partial states.
@@ -308,14 +271,12 @@ class Engine {
   /// Scores the rows of heads that are compressed by the attention of their latest queries.
   /// @throws DeviceError
   void score_votes(const VotesParams& params, bool packs, cudaStream_t stream) const {
-    observe(params.observed, packs, stream, [&]<int D, bool Packed>(const LaunchShape& shape) {
-      launch(votes_kernel<E, D, Packed>, shape, stream, params, "votes_kernel");
-    });
+    observe(params.observed, packs, stream);
+    launch_observing(observing(packs).votes, params.observed, params, stream);
   }
   /// The same by their keys, of the heads whose scorer `params` names. @throws DeviceError
   void score_keys(const KeyScoresParams& params, cudaStream_t stream) const {
-    own_kernels_.score_keys(params,
-                            {shape_.head_dim, observe_blocks(), static_cast<int>(shape_.kv_heads), stream});
+    own_kernels_.score_keys(params, {observe_blocks(), static_cast<int>(shape_.kv_heads), stream});
   }
   /// Adds up what `queries` queries pay each row, so many at a time as there is scratch memory for; the
   /// first of them comes `queries` tokens before the end. @throws DeviceError
@@ -324,9 +285,8 @@ class Engine {
     for (int done = 0; done < queries; done += most_observing) {
       observed.ahead = queries - done;
       observed.queries = std::min(most_observing, queries - done);
-      observe(observed, packs, stream, [&]<int D, bool Packed>(const LaunchShape& shape) {
-        launch(column_sums_kernel<E, D, Packed>, shape, stream, params, "column_sums_kernel");
-      });
+      observe(observed, packs, stream);
+      launch_observing(observing(packs).column_sums, observed, params, stream);
     }
   }
 
@@ -362,40 +322,40 @@ class Engine {
 
   /// The rows that survive. @throws DeviceError
   void keep(const KeepParams& params, cudaStream_t stream) const {
-    launch(keep_select_kernel<>,
-           {.grid_x = static_cast<int>(shape_.kv_heads),
-            .threads = select_threads,
-            .shared_bytes = select_shared_bytes()},
-           stream, params, "keep_select_kernel");
+    launch(common().keep, {.x = static_cast<int>(shape_.kv_heads)}, stream, params);
   }
   /// Ranks the rows of a layer's heads that share their budget. @throws DeviceError
   void rank_shared(const SharedBudgetParams& params, cudaStream_t stream) const {
-    launch(shared_ranks_kernel<>,
-           {.grid_x = params.count, .threads = select_threads, .shared_bytes = select_shared_bytes()}, stream,
-           params, "shared_ranks_kernel");
+    launch(common().rank_shared, {.x = params.count}, stream, params);
   }
   /// The rows that survive in all heads that share it. @throws DeviceError
   void choose_shared(const SharedBudgetParams& params, cudaStream_t stream) const {
-    launch(shared_select_kernel<>, {.threads = select_threads, .shared_bytes = select_shared_bytes()}, stream,
-           params, "shared_select_kernel");
+    launch(common().choose_shared, {}, stream, params);
   }
   /// The rows of heads that choose again how many they have won. @throws DeviceError
   void share_weighed(const SharedBudgetParams& params, cudaStream_t stream) const {
-    launch(share_weighed_kernel<>,
-           {.grid_x = params.count, .threads = select_threads, .shared_bytes = select_shared_bytes()}, stream,
-           params, "share_weighed_kernel");
+    launch(common().share_weighed, {.x = params.count}, stream, params);
   }
   /// Moves the survivors; `longest`: the most rows that survive in a head. @throws DeviceError
   void compact(const CompactParams& params, std::size_t longest, cudaStream_t stream) const {
-    dispatch_head_dim(shape_.head_dim, [&]<int D>() {
-      launch(compact_kernel<E, D>,
-             {.grid_x = std::max(1, compact_tiles(static_cast<int>(longest), 0)),
-              .grid_y = params.kv_heads,
-              .threads = write_threads,
-              .shared_bytes = compact_shared_bytes<D>()},
-             stream, params, "compact_kernel");
-    });
+    const int tiles = std::max(1, compact_tiles(static_cast<int>(longest), 0));
+    launch(rows_.compact, {.x = tiles, .y = params.kv_heads}, stream, params);
   }
+
+  /// Bounds of the rows of heads with keys in halves (kernels/bound.cuh), for calls of at most decode_most_columns.
+  /// @throws DeviceError
+  void bound(const BoundParams& params, cudaStream_t stream) const {
+    const Kernel<BoundParams>& kernel = bounds_[params.columns() <= 8 ? 0 : 1];
+    if (kernel.code == nullptr) return;  // no head of this head_dim has keys in halves
+    launch(kernel, {.x = params.blocks, .y = params.call.kv_heads}, stream, params);
+  }
+  /// Chooses units by them, at first and again (kernels/choose_units.cuh). @throws DeviceError
+  void choose_units(const BoundParams& params, bool again, cudaStream_t stream) const {
+    launch(again ? common().choose_units_again : common().choose_units, {.x = params.call.kv_heads}, stream,
+           params);
+  }
+  /// For score_launches.hpp.
+  [[nodiscard]] const detail::RowKernels& row_kernels() const { return rows_; }
 
  private:
   // Beyond these a call is worth the whole device and two launches.
@@ -422,23 +382,43 @@ class Engine {
             .tickets = tickets()};
   }
 
-  // The first pass over the keys, then `second<D, Packed>(shape)`.
-  template <class Second>
-  void observe(const ObserveParams& params, bool packs, cudaStream_t stream, Second second) const {
-    const auto both = [&]<int D, bool Packed>() {
-      const LaunchShape shape{.grid_x = observe_blocks(),
-                              .grid_y = params.kv_heads,
-                              .threads = observe_threads,
-                              .shared_bytes = observe_shared_bytes<D>(params.group, params.queries)};
-      launch(observe_lse_kernel<E, D, Packed>, shape, stream, params, "observe_lse_kernel");
-      second.template operator()<D, Packed>(shape);
+  [[nodiscard]] static const detail::CommonKernels& common() { return detail::common_kernels<>(); }
+  [[nodiscard]] const detail::ObserveKernels& observing(bool packs) const {
+    return observing_[packs && observing_[1].votes.code != nullptr ? 1 : 0];
+  }
+  // All that a cache of this head_dim can launch, ahead of graphs, which must find them loaded.
+  template <int D>
+  void take_kernels() {
+    rows_ = detail::row_kernels<E, D>();
+    observing_[0] = detail::observe_kernels<E, D, false>();
+    if constexpr (can_quantize<D>) {
+      observing_[1] = detail::observe_kernels<E, D, true>();
+      bounds_ = {detail::bound_kernel_of<E, D, 1>(), detail::bound_kernel_of<E, D, 2>()};
+    }
+    observe_shared_bytes_ = observe_shared_bytes<D>;
+    const auto prepare = [](const auto& kernel) {
+      if (kernel.code != nullptr) load_kernel(kernel);
     };
-    dispatch_head_dim(shape_.head_dim, [&]<int D>() {
-      if constexpr (can_quantize<D>) {
-        if (packs) return both.template operator()<D, true>();
-      }
-      both.template operator()<D, false>();
-    });
+    rows_.visit(prepare);
+    common().visit(prepare);
+    for (const detail::ObserveKernels& kernels : observing_) {
+      prepare(kernels.log_sum_exps);
+      prepare(kernels.votes);
+      prepare(kernels.column_sums);
+    }
+    for (const Kernel<BoundParams>& kernel : bounds_) prepare(kernel);
+    appends_early_ = load_kernel(rows_.append) >= first_that_waits;
+  }
+
+  // The first pass over the keys.
+  void observe(const ObserveParams& params, bool packs, cudaStream_t stream) const {
+    launch_observing(observing(packs).log_sum_exps, params, params, stream);
+  }
+  template <class Params>
+  void launch_observing(Kernel<Params> kernel, const ObserveParams& observed, const Params& params,
+                        cudaStream_t stream) const {
+    kernel.shared_bytes = observe_shared_bytes_(observed.group, observed.queries);
+    launch(kernel, {.x = observe_blocks(), .y = observed.kv_heads}, stream, params);
   }
   [[nodiscard]] std::size_t observe_bytes() const {
     ArrayCarver counted;
@@ -455,6 +435,11 @@ class Engine {
   DeviceBuffer accumulation_;  // tickets, partial states and log-sum-exps, or null
   std::unique_ptr<Staging> staging_;
   OwnKernels<E> own_kernels_;
+  detail::RowKernels rows_;
+  std::array<detail::ObserveKernels, 2> observing_;  // of exact rows and all
+  std::array<Kernel<BoundParams>, 2> bounds_;        // for 8 columns and 16
+  std::size_t (*observe_shared_bytes_)(int group, int queries) = nullptr;
+  bool appends_early_ = false;
 };
 
 }  // namespace kvpolicy::gpu

@@ -72,7 +72,9 @@ class StreamOrderedMemory final : public MemoryResource {
   std::vector<cudaMemPool_t> pools_;  // by device; null: none yet
 };
 
-/// The device's memory, asked for and given back in a stream's order.
+/// The device's memory, asked for and given back in a stream's order. Its pool keeps what is given back, for the next that
+/// asks: beside another allocator in the same program, which may find the device full, give it back to the system by
+/// `default_memory()->trim()`, when caches have ended.
 [[nodiscard]] inline StreamOrderedMemory* default_memory() {
   static StreamOrderedMemory memory;
   return &memory;

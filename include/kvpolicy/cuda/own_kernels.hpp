@@ -20,9 +20,8 @@
 
 namespace kvpolicy::gpu {
 
-/// How such a kernel is launched: `blocks` for each of `heads` heads.
+/// How many blocks such a kernel has: `blocks` for each of `heads` heads.
 struct OwnLaunch {
-  std::size_t head_dim = 0;
   int blocks = 1;
   int heads = 1;
   cudaStream_t stream = nullptr;
@@ -32,16 +31,19 @@ struct OwnLaunch {
 template <Element E>
 class OwnKernels {
  public:
+  explicit OwnKernels(std::size_t head_dim) : head_dim_{head_dim} {}
+
   /// Compiles the kernel of a key scorer. A second scorer of the same name takes the first one's place.
   template <GatheringKeyScorer S>
   void add() {
-    put(key_scorers_, {S::name, [](const KeyScoresParams& params, const OwnLaunch& how) {
-                         dispatch_head_dim(how.head_dim, [&]<int D>() {
-                           launch(key_scores_kernel<E, D, typename S::Gather>,
-                                  {.grid_x = how.blocks, .grid_y = how.heads, .threads = key_scores_threads},
-                                  how.stream, params, "key_scores_kernel");
-                         });
-                       }});
+    dispatch_head_dim(head_dim_, [&]<int D>() {
+      add(S::name, {key_scores_kernel<E, D, typename S::Gather>, "key_scores_kernel", key_scores_threads});
+    });
+  }
+  /// The same with a kernel that was compiled before. @throws DeviceError
+  void add(std::string_view scorer, const Kernel<KeyScoresParams>& kernel) {
+    load_kernel(kernel);
+    put(key_scorers_, {scorer, kernel});
   }
   /// The same of a summary.
   template <class S>
@@ -49,24 +51,15 @@ class OwnKernels {
   void add() {
     static_assert(S::vectors <= 2, "gpu::Engine::serve: kernels score chunks by one or two vectors");
     using Channel = typename S::Channel;
-    put(summaries_, {S::name,
-                     [](const OwnSummaryParams& params, const OwnLaunch& how) {
-                       dispatch_head_dim(how.head_dim, [&]<int D>() {
-                         launch(own_summary_kernel<E, D, Channel>,
-                                {.grid_x = how.blocks, .grid_y = how.heads, .threads = write_threads},
-                                how.stream, params, "own_summary_kernel");
-                       });
-                     },
-                     [](const OwnScoreParams& params, const OwnLaunch& how) {
-                       dispatch_head_dim(how.head_dim, [&]<int D>() {
-                         launch(own_score_kernel<E, D, Channel>,
-                                {.grid_x = how.blocks,
-                                 .grid_y = how.heads,
-                                 .threads = score_threads,
-                                 .shared_bytes = score_shared_bytes<D>()},
-                                how.stream, params, "own_score_kernel");
-                       });
-                     }});
+    dispatch_head_dim(head_dim_, [&]<int D>() {
+      const SummaryKernels own{
+          S::name,
+          {own_summary_kernel<E, D, Channel>, "own_summary_kernel", write_threads},
+          {own_score_kernel<E, D, Channel>, "own_score_kernel", score_threads, score_shared_bytes<D>()}};
+      load_kernel(own.close);
+      load_kernel(own.score);
+      put(summaries_, own);
+    });
   }
 
   /// Refuses a head whose scorer or summary has no kernel here. @throws ConfigError
@@ -86,31 +79,34 @@ class OwnKernels {
 
   /// Scores rows of the heads whose scorer `params` names. @throws DeviceError
   void score_keys(const KeyScoresParams& params, const OwnLaunch& how) const {
-    key_scorers_[static_cast<std::size_t>(params.scorer)].score(params, how);
+    launch(key_scorers_[static_cast<std::size_t>(params.scorer)].score, {.x = how.blocks, .y = how.heads},
+           how.stream, params);
   }
   /// Summarises the chunks that `call` closes, in heads with this summary. @throws ConfigError, DeviceError
   void close_chunks(std::string_view name, const AppendParams& call, const OwnLaunch& how) const {
-    summary(name).close({.call = call, .summary = summary_tag(name)}, how);
+    launch(summary(name).close, {.x = how.blocks, .y = how.heads}, how.stream,
+           {.call = call, .summary = summary_tag(name)});
   }
   /// Scores chunks of heads with this summary. @throws ConfigError, DeviceError
   void score_chunks(std::string_view name, const ScoreParams& scored, const OwnLaunch& how) const {
-    summary(name).score({.scored = scored, .summary = summary_tag(name)}, how);
+    launch(summary(name).score, {.x = how.blocks, .y = how.heads}, how.stream,
+           {.scored = scored, .summary = summary_tag(name)});
   }
 
  private:
   struct ScorerKernel {
     std::string_view name;
-    void (*score)(const KeyScoresParams&, const OwnLaunch&);
+    Kernel<KeyScoresParams> score;
   };
   struct SummaryKernels {
     std::string_view name;
-    void (*close)(const OwnSummaryParams&, const OwnLaunch&);
-    void (*score)(const OwnScoreParams&, const OwnLaunch&);
+    Kernel<OwnSummaryParams> close;
+    Kernel<OwnScoreParams> score;
   };
 
-  template <class Kernel>
-  static void put(std::vector<Kernel>& kernels, const Kernel& own) {
-    const auto found = std::ranges::find(kernels, own.name, &Kernel::name);
+  template <class Named>
+  static void put(std::vector<Named>& kernels, const Named& own) {
+    const auto found = std::ranges::find(kernels, own.name, &Named::name);
     if (found != kernels.end()) {
       *found = own;
     } else {
@@ -126,6 +122,7 @@ class OwnKernels {
     return *found;
   }
 
+  std::size_t head_dim_;
   std::vector<ScorerKernel> key_scorers_;
   std::vector<SummaryKernels> summaries_;
 };

@@ -9,6 +9,7 @@
 #include <span>
 
 #include <kvpolicy/cache/query_range.hpp>
+#include <kvpolicy/cuda/kernel_tables.hpp>
 #include <kvpolicy/cuda/kernels/accept.cuh>
 #include <kvpolicy/cuda/kernels/queries.cuh>
 #include <kvpolicy/cuda/memory.hpp>
@@ -55,9 +56,8 @@ class QueryRing {
                                    .head_dim = static_cast<int>(head_dim_),
                                    .slots = static_cast<int>(slots()),
                                    .ring = numbers()};
-    launch(keep_queries_kernel<>,
-           {.grid_x = std::min(request.queries, params.slots), .threads = keep_queries_threads}, stream,
-           params, "keep_queries_kernel");
+    launch(detail::common_kernels<>().keep_queries, {.x = std::min(request.queries, params.slots)}, stream,
+           params);
   }
   /// `count` queries came, the first at text position `position`.
   void push(std::size_t position, std::size_t count) { held_.push(position, count); }
@@ -73,10 +73,8 @@ class QueryRing {
                                      .slots = static_cast<int>(slots()),
                                      .numbers = static_cast<int>(q_heads_ * head_dim_),
                                      .path = path};
-    launch(accept_queries_kernel<>,
-           {.grid_x = quotient_up(params.numbers, numbers_of_thread * accept_threads),
-            .threads = accept_threads},
-           stream, params, "accept_queries_kernel");
+    launch(detail::common_kernels<>().accept_queries,
+           {.x = quotient_up(params.numbers, numbers_of_thread * accept_threads)}, stream, params);
   }
   /// The nodes of `path`, of a tree after position `root`, are the text from now on.
   void note_accepted(std::size_t root, std::span<const std::size_t> path) { held_.accept(root, path); }

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <new>
+#include <type_traits>
 
 #include <cuda_runtime_api.h>
 
@@ -38,27 +39,11 @@ inline void check(cudaError_t status, const char* what) {
   check_launch(status, what);
 }
 
-/// Whether a device of this compute capability (90: 9.0) runs kernels that were compiled for Hopper or later, which
-/// wait for the kernel before them: an older target's, compiled for the device when they are loaded, do not.
-[[nodiscard]] constexpr bool has_kernels_that_wait(int capability) {
-#if !defined(__CUDACC__)
-  return capability >= 90;
-#elif defined(__CUDA_ARCH_LIST__)
-  for (const int target : {__CUDA_ARCH_LIST__}) {
-    if (target >= 900 && target <= 10 * capability) return true;
-  }
-  return false;
-#else
-  return false;
-#endif
-}
-
 /// The current device.
 struct Device {
   int id = 0;
   int multiprocessors = 1;
   std::size_t shared_bytes_of_block = 0;  ///< the most that one block may ask for
-  bool launches_early = false;            ///< whether LaunchShape::early may be set
 
   /// @throws DeviceError where there is no device, or one older than the kernels are written for.
   [[nodiscard]] static Device current() {
@@ -82,7 +67,6 @@ struct Device {
                          ".", attribute(cudaDevAttrComputeCapabilityMinor),
                          ", the kernels need 8.0 or newer (A100, RTX 30 and later)");
     device.multiprocessors = attribute(cudaDevAttrMultiProcessorCount);
-    device.launches_early = has_kernels_that_wait(10 * major + attribute(cudaDevAttrComputeCapabilityMinor));
     device.shared_bytes_of_block =
         static_cast<std::size_t>(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin));
     return device;
@@ -96,57 +80,89 @@ struct Device {
   return status != cudaStreamCaptureStatusNone;
 }
 
-/// How a kernel is spread over the device.
-struct LaunchShape {
-  int grid_x = 1;
-  int grid_y = 1;
+/// A kernel, and how a block of it is made.
+template <class Params>
+struct Kernel {
+  void (*code)(const Params) = nullptr;  ///< null: there is none
+  const char* name = "";                 ///< in messages
   int threads = 128;
   std::size_t shared_bytes = 0;
+};
+/// `Kernel{code, name, threads, shared_bytes}`, of the parameters that `code` takes.
+template <class Params>
+Kernel(void (*)(const Params), const char*, int = 128, std::size_t = 0) -> Kernel<Params>;
+
+/// Obtains a kernel's code for the current device, which would otherwise happen at its first launch, and fail where that is
+/// recorded in a graph; and lets its blocks have as much shared memory as there is, for the limit is the kernel's,
+/// not the launch's, and must not sink below what another thread, or a graph, launches it with. Returns the compute capability
+/// (90: 9.0) that the code was written for, before it was assembled for the device.
+/// @throws DeviceError if the program has no code of it for the device
+template <class Params>
+int load_kernel(const Kernel<Params>& kernel) {
+#if defined(__CUDACC__)
+  const void* function = reinterpret_cast<const void*>(kernel.code);
+  cudaFuncAttributes attributes{};
+  check_launch(cudaFuncGetAttributes(&attributes, function), kernel.name);
+  if (kernel.shared_bytes > 0) {
+    int device = 0;
+    int most = 0;
+    check_launch(cudaGetDevice(&device), kernel.name);
+    check_launch(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), kernel.name);
+    check_launch(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, most),
+                 kernel.name);
+  }
+  return attributes.ptxVersion;
+#else
+  static_cast<void>(kernel);
+  return 10 * simt::device().major + simt::device().minor;
+#endif
+}
+
+/// Code that was written for this compute capability or a later one waits for the kernel before it
+/// (wait_for_kernel_before in kernels/simt.cuh), so that it may be launched early.
+inline constexpr int first_that_waits = 90;
+
+/// How many blocks of a kernel there are.
+struct Grid {
+  int x = 1;
+  int y = 1;
   /// Programmatic dependent launch: the kernel begins while the one before it on the stream ends, as soon as there is
-  /// room, and waits itself (wait_for_kernel_before in kernels/simt.cuh), which hides the time of its launch.
+  /// room, and waits itself (first_that_waits), which hides the time of its launch.
   bool early = false;
 };
 
-/// Launches `kernel(params)` on `stream`. @throws DeviceError if the launch is refused.
+/// Launches `kernel(params)` on `stream`, once it has been loaded; blocks of up to 48 KB of shared memory need not be.
+/// @throws DeviceError if the launch is refused
 template <class Params>
-void launch(void (*kernel)(const Params), const LaunchShape& shape, cudaStream_t stream, const Params& params,
-            const char* name) {
+void launch(const Kernel<Params>& kernel, const Grid& grid, cudaStream_t stream,
+            const std::type_identity_t<Params>& params) {
 #if defined(__CUDACC__)
-  constexpr std::size_t without_asking = 48 * 1024;
-  const void* function = reinterpret_cast<const void*>(kernel);
-  if (shape.shared_bytes > without_asking) {
-    // As much as there is: the limit is the kernel's, not the launch's, and must not sink below what
-    // another thread, or a captured graph, launches it with.
-    int device = 0;
-    int most = 0;
-    check_launch(cudaGetDevice(&device), name);
-    check_launch(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), name);
-    check_launch(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, most), name);
-  }
+  const void* function = reinterpret_cast<const void*>(kernel.code);
   void* arguments[] = {const_cast<Params*>(&params)};
-  const dim3 grid{static_cast<unsigned>(shape.grid_x), static_cast<unsigned>(shape.grid_y)};
-  const dim3 block{static_cast<unsigned>(shape.threads)};
+  const dim3 blocks{static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y)};
+  const dim3 threads{static_cast<unsigned>(kernel.threads)};
 #if CUDART_VERSION >= 12030  // from here on also in graphs
-  if (shape.early) {
+  if (grid.early) {
     cudaLaunchAttribute early{};
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config{};
-    config.gridDim = grid;
-    config.blockDim = block;
-    config.dynamicSmemBytes = shape.shared_bytes;
+    config.gridDim = blocks;
+    config.blockDim = threads;
+    config.dynamicSmemBytes = kernel.shared_bytes;
     config.stream = stream;
     config.attrs = &early;
     config.numAttrs = 1;
-    return check_launch(cudaLaunchKernelExC(&config, function, arguments), name);
+    return check_launch(cudaLaunchKernelExC(&config, function, arguments), kernel.name);
   }
 #endif
-  check_launch(cudaLaunchKernel(function, grid, block, arguments, shape.shared_bytes, stream), name);
+  check_launch(cudaLaunchKernel(function, blocks, threads, arguments, kernel.shared_bytes, stream),
+               kernel.name);
 #else
   check_launch(
-      simt::launch(kernel, static_cast<unsigned>(shape.grid_x), static_cast<unsigned>(shape.grid_y),
-                   static_cast<unsigned>(shape.threads), shape.shared_bytes, stream, params, shape.early),
-      name);
+      simt::launch(kernel.code, static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y),
+                   static_cast<unsigned>(kernel.threads), kernel.shared_bytes, stream, params, grid.early),
+      kernel.name);
 #endif
 }
 

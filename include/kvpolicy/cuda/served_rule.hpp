@@ -42,6 +42,11 @@ namespace kvpolicy::gpu {
 namespace detail {
 
 inline void check_quantized(const HeadRule& rule, std::size_t head_dim) {
+#ifdef KVPOLICY_EXACT_ROWS_ONLY
+  fail<ConfigError>(
+      "cuda: the plan quantises rows, and this program was compiled without their kernels; compile it "
+      "without KVPOLICY_EXACT_ROWS_ONLY");
+#endif
   require(head_dim == 64 || head_dim == 128,
           "cuda: quantised rows have kernels for head_dim 64 "
           "and 128, not ",

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include <kvpolicy/cuda/kernel_tables.hpp>
 #include <kvpolicy/cuda/kernels/scatter.cuh>
 #include <kvpolicy/cuda/runtime.hpp>
 
@@ -37,7 +38,7 @@ class DeviceWrites {
   /// @throws DeviceError
   void flush() {
     if (params_.count == 0) return;
-    launch(scatter_kernel<>, {.threads = scatter_threads}, stream_, params_, "scatter_kernel");
+    launch(detail::common_kernels<>().scatter, {}, stream_, params_);
     params_.count = 0;
   }
 

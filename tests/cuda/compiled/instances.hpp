@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The device cache, its engine with all kernels, and the models that most tests drive beside it: declared
-// here and compiled once, by half.cpp and bfloat16.cpp.
+// here and compiled once, by float16.cpp and bfloat16.cpp.
 #pragma once
 
 #include <kvpolicy/cuda.hpp>

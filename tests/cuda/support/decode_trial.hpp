@@ -74,7 +74,7 @@ Output run(AttendParams p, int grid) {
 }
 
 /// The kernels over quantised rows take longest to compile; several files run them. They are compiled by
-/// compiled/decode_half.cpp and compiled/decode_bfloat16.cpp. SPEC is `template` or `extern template`.
+/// compiled/decode_float16.cpp and compiled/decode_bfloat16.cpp. SPEC is `template` or `extern template`.
 #define KVPOLICY_DECODE_PACKED(SPEC, E)                \
   SPEC Output run<E, 64, 1, true>(AttendParams, int);  \
   SPEC Output run<E, 64, 2, true>(AttendParams, int);  \

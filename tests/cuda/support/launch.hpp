@@ -17,9 +17,9 @@ namespace test {
 template <class Params>
 void launch(void (*kernel)(const Params), int grid_x, int grid_y, int threads, std::size_t shared_bytes,
             const std::type_identity_t<Params>& params) {
-  kvpolicy::gpu::launch(
-      kernel, {.grid_x = grid_x, .grid_y = grid_y, .threads = threads, .shared_bytes = shared_bytes}, nullptr,
-      params, "a test's kernel");
+  const kvpolicy::gpu::Kernel<Params> loaded{kernel, "a test's kernel", threads, shared_bytes};
+  static_cast<void>(kvpolicy::gpu::load_kernel(loaded));
+  kvpolicy::gpu::launch(loaded, {.x = grid_x, .y = grid_y}, nullptr, params);
   kvpolicy::gpu::check(cudaDeviceSynchronize(), "a test's kernel");
 }
 

@@ -65,8 +65,14 @@ struct AppendParams {
   }
 };
 
+/// Whether rows of this head_dim may be quantised. A program that says so in all its files has no kernels for them.
+#ifdef KVPOLICY_EXACT_ROWS_ONLY
+template <int HeadDim>
+inline constexpr bool can_quantize = false;
+#else
 template <int HeadDim>
 inline constexpr bool can_quantize = HeadDim == 64 || HeadDim == 128;
+#endif
 
 /// Shared memory of append_kernel, commit_kernel and flush_kernel; write_kernel needs none.
 template <int HeadDim>

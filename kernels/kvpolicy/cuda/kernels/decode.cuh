@@ -75,11 +75,14 @@ struct DecodeLayout {
   static constexpr int line_at = sums_at + aligned(sizeof(typename Sums::Memory));
 };
 
+/// What more of them there are takes of a block's dynamic shared memory.
+KVPOLICY_HOST_DEVICE constexpr std::size_t decode_shared_bytes_of_heads(int heads) {
+  return sizeof(long long) * static_cast<std::size_t>(heads);
+}
 /// Dynamic shared memory of a launch over `heads` heads (of all sequences).
 template <Element E, int HeadDim, int ColumnTiles, bool Packed>
 KVPOLICY_HOST_DEVICE constexpr std::size_t decode_shared_bytes(int heads) {
-  return DecodeLayout<E, HeadDim, ColumnTiles, Packed>::line_at +
-         sizeof(long long) * (static_cast<std::size_t>(heads) + 2);
+  return DecodeLayout<E, HeadDim, ColumnTiles, Packed>::line_at + decode_shared_bytes_of_heads(heads + 2);
 }
 
 /// The most heads of a launch where a block may have `shared_bytes`; 0 if not even one fits.

@@ -47,9 +47,10 @@ KVPOLICY_DEVICE std::uint16_t neighbouring_half(std::uint16_t bits, bool up) {
 
 /// A group's scale (low half) and zero (high half).
 KVPOLICY_DEVICE std::uint32_t grid_covering(float min, float max, float levels) {
+  refuse_fast_math();
   std::uint16_t zero = from_float<float16>(min);
   if (to_float<float16>(zero) > min) zero = neighbouring_half(zero, false);
-  const float step = (max - to_float<float16>(zero)) / levels;
+  const float step = rounded_quotient(max - to_float<float16>(zero), levels);
   std::uint16_t scale = from_float<float16>(step);
   if (to_float<float16>(scale) < step) scale = neighbouring_half(scale, true);
   return scale | static_cast<std::uint32_t>(zero) << 16;
@@ -58,7 +59,8 @@ KVPOLICY_DEVICE std::uint32_t grid_covering(float min, float max, float levels) 
 KVPOLICY_DEVICE std::uint32_t encode(float value, std::uint32_t grid, float levels) {
   const float step = to_float<float16>(static_cast<std::uint16_t>(grid & 0xffffU));
   if (step == 0.0F) return 0;  // every number of the group is `zero`
-  const float code = (value - to_float<float16>(static_cast<std::uint16_t>(grid >> 16))) / step;
+  const float code =
+      rounded_quotient(value - to_float<float16>(static_cast<std::uint16_t>(grid >> 16)), step);
   const float clamped = code < 0.0F ? 0.0F : code > levels ? levels : code;
   // In 1.5 * 2^23 + code the last bit of the mantissa has value 1. So the addition rounds to
   // nearest even, and the code is in the low bits.

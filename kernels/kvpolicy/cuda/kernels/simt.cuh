@@ -240,8 +240,24 @@ KVPOLICY_DEVICE float exp2_approximate(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
   return out;
 }
-KVPOLICY_DEVICE float exp2_exact(float x) { return exp2f(x); }
-KVPOLICY_DEVICE float log2_exact(float x) { return log2f(x); }
+/// A program that is compiled with --use_fast_math (or -ftz, -prec-sqrt) does not assemble: subnormal numbers would count as
+/// zeros, and codes would not have the bits that the host gives them. nvcc defines no macro that says so; the compiler's
+/// answer to libdevice's question is a constant, and the call of a function that nobody defines is left, or is not.
+extern "C" __device__ int __nvvm_reflect(const char*);
+extern "C" __device__ void kvpolicy_is_not_to_be_compiled_with_use_fast_math();
+KVPOLICY_DEVICE void refuse_fast_math() {
+  if (__nvvm_reflect("__CUDA_FTZ") != 0 || __nvvm_reflect("__CUDA_PREC_SQRT") == 0) {
+    kvpolicy_is_not_to_be_compiled_with_use_fast_math();
+  }
+}
+KVPOLICY_DEVICE float exp2_exact(float x) {
+  refuse_fast_math();
+  return exp2f(x);
+}
+KVPOLICY_DEVICE float log2_exact(float x) {
+  refuse_fast_math();
+  return log2f(x);
+}
 /// 1 / x to about 1 unit in the last place.
 KVPOLICY_DEVICE float reciprocal_approximate(float x) {
   float out;
@@ -250,6 +266,8 @@ KVPOLICY_DEVICE float reciprocal_approximate(float x) {
 }
 /// a b, rounded by itself and not as part of a multiply-add.
 KVPOLICY_DEVICE float rounded_product(float a, float b) { return __fmul_rn(a, b); }
+/// a / b, rounded to nearest whatever -prec-div says.
+KVPOLICY_DEVICE float rounded_quotient(float a, float b) { return __fdiv_rn(a, b); }
 KVPOLICY_DEVICE float inverse_square_root(float x) { return rsqrtf(x); }
 /// Rounded to nearest.
 KVPOLICY_DEVICE double square_root(double x) { return sqrt(x); }

@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/compiled/instances.hpp"
 
+#include <kvpolicy/cuda/instances.hpp>
+
 KVPOLICY_DEVICE_CACHE(template, kvpolicy::float16)
+KVPOLICY_DEFINE_KERNELS(kvpolicy::float16, 64)
+KVPOLICY_DEFINE_COMMON_KERNELS()
