@@ -45,15 +45,14 @@ TEST_CASE("tokens become their rows of the embedding, and the position advances"
       const DeviceNumbers<int> given{tokens};
       const DeviceNumbers<int> position{std::vector{40}};
       const DeviceNumbers<float> residual{tokens.size() * width};
-      gpu::launch(kernels::embed_kernel<>, {.grid_x = rows, .threads = kernels::embed_threads}, nullptr,
+      gpu::launch(gpu::Kernel{kernels::embed_kernel<>, "embed", kernels::embed_threads}, {.x = rows}, nullptr,
                   kernels::EmbedParams{.tokens = given.data(),
                                        .embedding = embedding.as<std::uint16_t>(),
                                        .residual = residual.data(),
                                        .position = position.data(),
                                        .rows = rows,
                                        .vocabulary = vocabulary,
-                                       .hidden = hidden},
-                  "embed");
+                                       .hidden = hidden});
       CHECK(position.get()[0] == 40 + rows);
       const auto out = residual.get();
       bool same = true;
@@ -84,14 +83,14 @@ TEST_CASE("angles follow the position on the device, also far into a text") {
       const DeviceNumbers<int> offsets{distances};
       const DeviceNumbers<float> cosines{rows * pairs};
       const DeviceNumbers<float> sines{rows * pairs};
-      gpu::launch(kernels::angles_kernel<>, {.grid_x = rows, .threads = kernels::angles_threads}, nullptr,
+      gpu::launch(gpu::Kernel{kernels::angles_kernel<>, "angles", kernels::angles_threads}, {.x = rows},
+                  nullptr,
                   kernels::AnglesParams{.position = position.data(),
                                         .offsets = offsets.data(),
                                         .inverse_frequencies = given.data(),
                                         .cosines = cosines.data(),
                                         .sines = sines.data(),
-                                        .pairs = static_cast<int>(pairs)},
-                  "angles");
+                                        .pairs = static_cast<int>(pairs)});
       double error = 0;
       for (std::size_t i = 0; i < rows * pairs; ++i) {
         const double angle =
@@ -116,15 +115,13 @@ TEST_CASE("norm gives rows unit mean square") {
     const DeviceNumbers<bfloat16> out{rows * width};
     constexpr float eps = 1e-3F;
     gpu::launch(
-        kernels::norm_kernel<>,
-        {.grid_x = rows, .threads = kernels::norm_threads, .shared_bytes = kernels::norm_shared_bytes()},
-        nullptr,
+        gpu::Kernel{kernels::norm_kernel<>, "norm", kernels::norm_threads, kernels::norm_shared_bytes()},
+        {.x = rows}, nullptr,
         kernels::NormParams{.x = in.data(),
                             .weight = scale.data(),
                             .out = out.as<std::uint16_t>(),
                             .width = static_cast<int>(width),
-                            .eps = eps},
-        "norm");
+                            .eps = eps});
     const auto got = out.get();
     bool close = true;
     for (std::size_t row = 0; row < rows; ++row) {
@@ -160,14 +157,14 @@ TEST_CASE("the first heads of a row are rotated, the others stay") {
       const DeviceNumbers<bfloat16> in{x};
       const DeviceNumbers<float> cosines{cosine};
       const DeviceNumbers<float> sines{sine};
-      gpu::launch(kernels::rotate_kernel<>, {.grid_x = rows, .threads = kernels::rotate_threads}, nullptr,
+      gpu::launch(gpu::Kernel{kernels::rotate_kernel<>, "rotate", kernels::rotate_threads}, {.x = rows},
+                  nullptr,
                   kernels::RotateParams{.rows = in.as<std::uint16_t>(),
                                         .cosines = cosines.data(),
                                         .sines = sines.data(),
                                         .row_width = static_cast<int>(width),
                                         .heads = static_cast<int>(heads),
-                                        .pairs = static_cast<int>(pairs)},
-                  "rotate");
+                                        .pairs = static_cast<int>(pairs)});
       const auto got = in.get();
       bool close = true;
       for (std::size_t i = 0; i < rows * width; ++i) {
@@ -199,14 +196,12 @@ TEST_CASE("swiglu of gates large and small") {
     const DeviceNumbers<bfloat16> in{x};
     const DeviceNumbers<bfloat16> out{rows * width};
     const auto words = static_cast<int>(width / 2);
-    gpu::launch(kernels::swiglu_kernel<>,
-                {.grid_x = rows,
-                 .grid_y = (words + kernels::swiglu_words_of_block - 1) / kernels::swiglu_words_of_block,
-                 .threads = kernels::swiglu_threads},
-                nullptr,
-                kernels::SwigluParams{
-                    .gate_up = in.as<std::uint32_t>(), .out = out.as<std::uint32_t>(), .words = words},
-                "swiglu");
+    gpu::launch(
+        gpu::Kernel{kernels::swiglu_kernel<>, "swiglu", kernels::swiglu_threads},
+        {.x = rows, .y = (words + kernels::swiglu_words_of_block - 1) / kernels::swiglu_words_of_block},
+        nullptr,
+        kernels::SwigluParams{
+            .gate_up = in.as<std::uint32_t>(), .out = out.as<std::uint32_t>(), .words = words});
     const auto got = out.get();
     bool close = true;
     for (std::size_t i = 0; i < rows * width; ++i) {
@@ -229,16 +224,15 @@ Choice choose(const std::vector<float>& logits, int before = 0, std::size_t capa
   const DeviceNumbers<int> token{std::vector{99}};
   const DeviceNumbers<int> chosen{std::vector<int>(capacity, 77)};
   const DeviceNumbers<int> choices{std::vector{before}};
-  gpu::launch(kernels::likeliest_kernel<>,
-              {.threads = kernels::likeliest_threads, .shared_bytes = kernels::likeliest_shared_bytes()},
-              nullptr,
+  gpu::launch(gpu::Kernel{kernels::likeliest_kernel<>, "likeliest", kernels::likeliest_threads,
+                          kernels::likeliest_shared_bytes()},
+              {}, nullptr,
               kernels::LikeliestParams{.logits = in.data(),
                                        .vocabulary = static_cast<int>(logits.size()),
                                        .choices = {.token = token.data(),
                                                    .chosen = chosen.data(),
                                                    .count = choices.data(),
-                                                   .capacity = static_cast<int>(capacity)}},
-              "likeliest");
+                                                   .capacity = static_cast<int>(capacity)}});
   return {token.get()[0], chosen.get(), choices.get()[0]};
 }
 
@@ -289,17 +283,14 @@ TEST_CASE("8-bit codes have an error of at most half a step; padded rows are zer
     const DeviceNumbers<bfloat16> in{x};
     const DeviceNumbers<std::int8_t> codes{padded * width};
     const DeviceNumbers<float> scales{padded};
-    gpu::launch(kernels::quantize_rows_kernel<>,
-                {.grid_x = padded,
-                 .threads = kernels::quantize_rows_threads,
-                 .shared_bytes = kernels::quantize_rows_shared_bytes()},
-                nullptr,
+    gpu::launch(gpu::Kernel{kernels::quantize_rows_kernel<>, "quantize", kernels::quantize_rows_threads,
+                            kernels::quantize_rows_shared_bytes()},
+                {.x = padded}, nullptr,
                 kernels::QuantizeRowsParams{.x = in.as<std::uint16_t>(),
                                             .codes = codes.as<std::uint32_t>(),
                                             .scales = scales.data(),
                                             .rows = rows,
-                                            .width = static_cast<int>(width)},
-                "quantize");
+                                            .width = static_cast<int>(width)});
     const auto code = codes.get();
     const auto scale = scales.get();
     bool close = true;
@@ -338,11 +329,9 @@ TEST_CASE("sums of codes are multiplied by both scales, for every output") {
                                              .bias = biased ? more.data() : nullptr,
                                              .width = static_cast<int>(width)};
       const auto run = [&](kernels::DequantizeParams p) {
-        gpu::launch(kernels::dequantize_kernel<>,
-                    {.grid_x = rows,
-                     .grid_y = static_cast<int>(width - 1) / kernels::dequantize_columns_of_block + 1,
-                     .threads = kernels::dequantize_threads},
-                    nullptr, p, "dequantize");
+        gpu::launch(gpu::Kernel{kernels::dequantize_kernel<>, "dequantize", kernels::dequantize_threads},
+                    {.x = rows, .y = static_cast<int>(width - 1) / kernels::dequantize_columns_of_block + 1},
+                    nullptr, p);
       };
       auto p = params;
       p.added = added.data();
