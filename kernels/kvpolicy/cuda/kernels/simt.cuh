@@ -68,7 +68,7 @@ KVPOLICY_DEVICE std::byte* shared_memory() {
 }
 
 // ---- the kernel before -----------------------------------------------------------------------
-/// The first statement of every thread of a kernel that is launched early (LaunchShape::early): while the kernel before
+/// The first statement of every thread of a kernel that is launched early (Grid::early): while the kernel before
 /// it on the stream still ends (programmatic dependent launch, from Hopper on). After it that kernel is done and what
 /// it wrote is seen. The kernel after this one may come as early.
 KVPOLICY_DEVICE void wait_for_kernel_before() {
