@@ -74,6 +74,10 @@ class Names(Folder):
         self.assertEqual(self.renamed("namespace kvpolicy::cuda {\nstruct A { half x; };\n}\nnamespace kvpolicy {\nstruct half;\nnamespace cuda {\n}\n}\n"),
                          "namespace kvpolicy::gpu {\nstruct A { float16 x; };\n}\nnamespace kvpolicy {\nstruct float16;\nnamespace gpu {\n}\n}\n")
 
+    def test_cudas_half_after_a_directive_for_our_cuda_alone(self):
+        self.assertEqual(self.renamed("using namespace kvpolicy::cuda;\nKvCache<kvpolicy::half>* c; half* of_cuda;\n"),
+                         "using namespace kvpolicy::gpu;\nKvCache<kvpolicy::float16>* c; half* of_cuda;\n")
+
     def test_aliases_and_declarations(self):
         self.assertEqual(self.renamed("namespace kv = kvpolicy;\nnamespace cuda = kvpolicy::cuda;\nusing kvpolicy::half;\n"
                                       "kv::cuda::Batch<kv::half>* b; cuda::Batch<half>* c; using E = half;\n"),
@@ -91,6 +95,7 @@ class Names(Folder):
         for text in ("half x = __float2half(1.0F); cuda::std::array<half, 2> a; ::cuda::barrier<> b;\n",  # no word of kvpolicy
                      "using namespace kvpolicy;\n::cuda::std::span<int> s; thrust::cuda::par.on(0); cuda::std::array<int, 2> a;\n",
                      "using namespace kvpolicy;\n::half x; mine::half y; int half = 3; use(half, half / 2); a.half(); b[half] = half + 1;\n",
+                     "using namespace other::kvpolicy;\ncuda::barrier<> b; half h;\n",
                      "using namespace kvpolicy;\nfor (int half = 0; half < 2; ++half) f(half);\nvoid g(std::size_t half, float* out);\n",
                      "using namespace kvpolicy;\nconst char* a = \"half of kvpolicy::cuda\"; auto b = R\"(cuda::Engine<half>)\"; char c = '\\'';\n",
                      "using namespace kvpolicy;\n// The other half is cuda.\n/* half */ #include <kvpolicy/cuda.hpp>\n"):

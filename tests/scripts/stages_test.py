@@ -34,7 +34,7 @@ class Stages(unittest.TestCase):
                       '${POLICY:-Test Passed.}', '2/2 Testing: docs.tables', 'Test Passed.', 'EOT', 'exit ${BAD:-0}')
         for name in ("nvcc", "python3", "clang++-14", "clang++-18", "doxygen", "aarch64-linux-gnu-g++", "qemu-aarch64-static"):
             self.stand_in("bin/" + name)
-        for name in ("docs", "compile-cost"):
+        for name in ("docs", "compile-cost", "gpu-registers"):
             self.stand_in("scripts/" + name)
         for name, passed in (("test-aarch64", 20), ("test-packages", 30), ("fuzz", 40)):
             self.stand_in("scripts/" + name, f"echo '{passed} passed, 0 failed'")

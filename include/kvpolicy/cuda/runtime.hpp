@@ -104,10 +104,10 @@ int load_kernel(const Kernel<Params>& kernel) {
   cudaFuncAttributes attributes{};
   check_launch(cudaFuncGetAttributes(&attributes, function), kernel.name);
   if (kernel.shared_bytes > 0) {
-    int device = 0;
-    int most = 0;
+    int device = 0, most = 0;
     check_launch(cudaGetDevice(&device), kernel.name);
     check_launch(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), kernel.name);
+    most -= static_cast<int>(attributes.sharedSizeBytes);  // the code of a caller's own scorer may have some
     check_launch(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, most),
                  kernel.name);
   }
