@@ -206,14 +206,24 @@ GOALS = json.loads((Path(__file__).parent / "targets_cuda.json").read_text(encod
 def load(path):
     try:
         with open(path, encoding="utf-8") as file:
-            text = file.read()
-        try:
-            return json.loads(text)
-        except ValueError:
-            # The bench was stopped, and its file ends after some case.
-            return json.loads(text[:text.rindex("\n    }") + 6] + "]}")
-    except (OSError, ValueError) as why:
+            return parsed(file.read(), path)
+    except OSError as why:
         sys.exit(f"peers_torch.py: {path} cannot be read: {why}")
+
+
+def parsed(text, name):
+    """A bench's results; one that was stopped ends after some case."""
+    try:
+        try:
+            results = json.loads(text)
+        except ValueError:
+            results = json.loads(text[:text.rindex("\n    }") + 6] + "]}")
+        results["context"].items()
+        for case in results["benchmarks"]:
+            case["name"].strip()
+        return results
+    except (ValueError, KeyError, TypeError, AttributeError) as why:
+        sys.exit(f"{name} is not what a bench writes: {type(why).__name__}: {why}")
 
 
 def case_name(entry):
@@ -281,7 +291,7 @@ def verdict(judged, rows):
 
 
 def unit_of(judged):
-    return " %" if judged["counter"].startswith("percent_of_") else "x"
+    return judged.get("unit", " %" if judged["counter"].startswith("percent_of_") else "x")
 
 
 def targets_of(rows):

@@ -10,10 +10,11 @@ hollow and dashed, and written "(extrapolated)" in the table that is printed. Wi
 the table is printed.
 """
 import argparse
-import json
 import os
 import re
 import sys
+
+import peers_torch
 
 NAME = re.compile(r"(?P<model>[^/]+)/(?P<policy>full|duo)/(?P<what>decode|prefill)/(?P<tokens>\d+)"
                   r"(/(?P<how>graph|eager))?")
@@ -21,16 +22,7 @@ NAME = re.compile(r"(?P<model>[^/]+)/(?P<policy>full|duo)/(?P<what>decode|prefil
 
 def read(path):
     """{(model, policy, what, how): {tokens: entry}}; an entry without "ms" did not fit."""
-    try:
-        with open(path, encoding="utf-8") as file:
-            text = file.read()
-        try:
-            results = json.loads(text)
-        except ValueError:
-            # The bench was stopped, and its file ends after some case.
-            results = json.loads(text[:text.rindex("\n    }") + 6] + "]}")
-    except (OSError, ValueError) as why:
-        sys.exit(f"plot_cuda.py: {path} cannot be read: {why}")
+    results = peers_torch.load(path)
     series = {}
     for entry in results["benchmarks"]:
         found = NAME.match(entry["name"])

@@ -17,11 +17,12 @@ import re
 import sys
 from pathlib import Path
 
-from pages import adoption_page, contributing_page, distributed_page, install_page, low_bits_page, performance_page, readme_page, real_results_page, results_page, serving_page, triforce_page
+from pages import adoption_page, contributing_page, distributed_page, install_page, low_bits_page, not_yet_measured_page, performance_page, readme_page, real_results_page, results_page, serving_page, triforce_page
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {"README.md": readme_page.TABLES, "CONTRIBUTING.md": contributing_page.TABLES, "docs/adoption.md": adoption_page.TABLES,
-         "docs/distributed.md": distributed_page.TABLES, "docs/install.md": install_page.TABLES, "docs/performance.md": performance_page.TABLES,
+         "docs/distributed.md": distributed_page.TABLES, "docs/install.md": install_page.TABLES, "docs/not_yet_measured.md": not_yet_measured_page.TABLES,
+         "docs/performance.md": performance_page.TABLES,
          "docs/results.md": {**real_results_page.TABLES, **low_bits_page.TABLES, **results_page.TABLES},
          "docs/serving.md": serving_page.TABLES, "docs/triforce.md": triforce_page.TABLES}
 MARKER = re.compile(r"^<!-- /([a-z0-9_]+) -->$", re.MULTILINE)

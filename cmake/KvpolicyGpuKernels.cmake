@@ -31,3 +31,10 @@ foreach(name IN LISTS KVPOLICY_GPU_KERNEL_SETS)
   add_library(kvpolicy_gpu_${name} STATIC EXCLUDE_FROM_ALL ${sources})
   target_link_libraries(kvpolicy_gpu_${name} PUBLIC kvpolicy_gpu_common)
 endforeach()
+
+# For the tests of decode, which run it over quantised rows of these as well.
+set(sources)
+kvpolicy_gpu_object(sources float16_128_packed_decode_8 "KVPOLICY_DEFINE_PACKED_DECODE(kvpolicy::float16, 128, 1)")
+kvpolicy_gpu_object(sources float16_128_packed_decode_16 "KVPOLICY_DEFINE_PACKED_DECODE(kvpolicy::float16, 128, 2)")
+add_library(kvpolicy_gpu_float16_128_decode STATIC EXCLUDE_FROM_ALL ${sources})
+target_link_libraries(kvpolicy_gpu_float16_128_decode PUBLIC kvpolicy_gpu_common)

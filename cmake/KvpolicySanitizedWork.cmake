@@ -23,7 +23,8 @@ set(engines kvpolicy_tool_engine kvpolicy_program_engine test_cpu test_model)
 set(readers kvpolicy_reference_model kvpolicy_tokenizer)
 set(work ${engines} kvpolicy_tool_policies kvpolicy_program_policies kvpolicy_reference_model_emulated long_runs quickstart shards
   test_cache test_compiled test_core test_cuda test_gradient test_identify test_io test_model_cuda test_offload
-  test_parallel test_plan test_policy test_speculation test_state test_storage test_tools)
+  kvpolicy_emulated_bfloat16_64 test_parallel test_plan test_policy test_speculation test_state test_storage test_tools
+  test_tools_cuda)
 kvpolicy_link_where_it_is(kvpolicy_sanitized_work ${work} ${readers})
 kvpolicy_link_where_it_is(kvpolicy_sanitized_pointers ${work})
 kvpolicy_link_where_it_is(kvpolicy_sanitized_vectors ${engines})

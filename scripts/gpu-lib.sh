@@ -8,6 +8,7 @@ OUT=bench/results
 PREFIX=
 BUILD=build/gpu
 ARCHITECTURE=
+STEM= # of the names of results: gpu_nvidia_h100_80gb_hbm3
 
 # Prints the part of --help that all of them share.
 gpu_common_help() {
@@ -84,6 +85,9 @@ The same kernels run without one in the emulated tests: ./scripts/test"
   [ "$ARCHITECTURE" -ge 80 ] ||
     die "the GPU has compute capability $capability; the kernels need 8.0 or newer (A100, RTX 30 and later)"
   if [ "$ARCHITECTURE" = 90 ]; then ARCHITECTURE=90a; fi # with Hopper's own instructions
+  # As ./scripts/gpu-results calls them.
+  STEM=gpu_$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1 | tr '[:upper:]' '[:lower:]' | tr -cs 'a-z0-9\n' _)
+  STEM=${STEM%_}
   say "$(nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader | head -n 1), sm_$ARCHITECTURE"
 }
 

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tables of docs/performance.md: goals, and how the benches' files meet them."""
-import peers_torch
-import predicted_cuda
 import targets_cpu
 from compare import by_kind, rows_of
 from results_cpu import fastest, load, load_repetitions, number, read
 
+from . import gpu_tables
 from .markdown import table
 
 # (what a column is called, its file), as `./scripts/bench --out` writes them.
@@ -17,24 +16,6 @@ CPU_RUNS = [("Intel with AMX, one run", "cpu_intel_xeon_processor_2core_tiles.js
 INTEL = CPU_RUNS[0][1]
 INTEL_TORCH = "cpu_intel_xeon_processor_2core_tiles_torch.json"
 INTEL_GGML = "cpu_intel_xeon_processor_2core_tiles_ggml.json"
-
-
-def cuda_goals(*paths):
-    """A column for each GPU with a file of scripts/gpu-attention; none yet."""
-    runs = [peers_torch.load(path) for path in paths]
-    rows, counted = [], predicted_cuda.loops()
-    for goal in peers_torch.GOALS:
-        cells = []
-        for run in runs:
-            said = [peers_torch.verdict(judged, peers_torch.rows_of(run, {}))
-                    for judged in goal.get("judged", [])]
-            cells.append("; ".join(f"{reached}: {'met' if good == 'yes' else '**missed**'}"
-                                   for reached, good in filter(None, said)) or "not yet measured")
-        rows.append([goal["what"], goal["shapes"], goal["limit"], goal["goal"], predicted_cuda.predicted(goal, counted)]
-                    + (cells or ["not yet measured"]))
-    measured = [run["context"]["device"] for run in runs] or ["measured"]
-    titles = ["what", "shapes", "limit on an H100", "to reach", "predicted for an H100, not measured"] + measured
-    return table(titles, rows, left=len(titles))
 
 
 def cpu_machines(*paths):
@@ -167,7 +148,8 @@ def bounded(*paths):
 
 
 CPU_FILES = [file for _, file in CPU_RUNS]
-TABLES = {"cpu_speed": ([INTEL, INTEL_TORCH], cpu_speed), "cuda_goals": (["attention_*.json"], cuda_goals),
+TABLES = {"cpu_speed": ([INTEL, INTEL_TORCH], cpu_speed), "cuda_goals": (gpu_tables.GOAL_FILES, gpu_tables.cuda_goals),
+          "gpu_state": (gpu_tables.PARTS, gpu_tables.gpu_state), "gpu_kit": (["gpu_kit.json"], gpu_tables.gpu_kit),
           "cpu_machines": (CPU_FILES, cpu_machines),
           "cpu_goals": (CPU_FILES, cpu_goals), "cpu_torch": ([INTEL, INTEL_TORCH], cpu_torch),
           "cpu_ggml": ([INTEL, INTEL_GGML], cpu_ggml),

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -136,13 +137,21 @@ class CudaSequence final : public Sequence {
   Reading decodes_;  // the reading that the decoder was made for
 };
 
+std::string name_of([[maybe_unused]] const gpu::Device& device) {
+#if defined(__CUDACC__)
+  cudaDeviceProp properties{};
+  gpu::check(cudaGetDeviceProperties(&properties, device.id), "cudaGetDeviceProperties");
+  return properties.name;
+#else
+  return "host emulation of tests/simt";
+#endif
+}
+
 }  // namespace
 
 Device open_cuda_device(const reference::Llama& model) {
   auto shared = std::make_shared<Shared>(model);
-  cudaDeviceProp properties{};
-  gpu::check(cudaGetDeviceProperties(&properties, shared->device.id), "cudaGetDeviceProperties");
-  return {.about = properties.name,
+  return {.about = name_of(shared->device),
           .make_sequence = [shared, &model](Plan plan) -> std::unique_ptr<Sequence> {
             reference::limit_windows(plan, model.config());
             return std::make_unique<CudaSequence>(shared,

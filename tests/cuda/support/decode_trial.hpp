@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include <kvpolicy/cuda/kernel_tables.hpp>
 #include <kvpolicy/cuda/kernels/decode.cuh>
 
 #include "cuda/support/codes.hpp"
@@ -34,6 +35,17 @@ struct Output {
   std::vector<double> log_sum_exp;
 };
 
+/// Kernels over quantised rows take longest to compile: they are those of the engine's table, which has them once for all files
+/// (compiled/).
+template <Element E, int D, int ColumnTiles, bool Packed>
+auto kernel_of() {
+  if constexpr (Packed) {
+    return kvpolicy::gpu::detail::decode_kernel_of<E, D, ColumnTiles, Packed>().code;
+  } else {
+    return &decode_kernel<E, D, ColumnTiles, Packed>;
+  }
+}
+
 /// Runs the kernel, with guards round its outputs and NaN in a workspace exactly as large as it may
 /// be; the tickets must be 0 again afterwards.
 template <Element E, int D, int ColumnTiles, bool Packed>
@@ -54,7 +66,7 @@ Output run(AttendParams p, int grid) {
   std::vector<PartialState> states(slots * 8 * ColumnTiles, PartialState{nan, nan});
   std::vector<std::uint32_t> tickets(heads, 0);
   p.workspace = {values.data(), states.data(), tickets.data()};
-  test::launch(decode_kernel<E, D, ColumnTiles, Packed>, grid, 1, decode_threads<D, ColumnTiles, Packed>,
+  test::launch(kernel_of<E, D, ColumnTiles, Packed>(), grid, 1, decode_threads<D, ColumnTiles, Packed>,
                decode_shared_bytes<E, D, ColumnTiles, Packed>(static_cast<int>(heads)), p);
   for (std::size_t i = 0; i < margin; ++i) {
     REQUIRE(out[i] == guard);
@@ -72,17 +84,6 @@ Output run(AttendParams p, int grid) {
   result.log_sum_exp.assign(lse.begin() + 1, lse.end() - 1);
   return result;
 }
-
-/// The kernels over quantised rows take longest to compile; several files run them. They are compiled by
-/// compiled/decode_float16.cpp and compiled/decode_bfloat16.cpp. SPEC is `template` or `extern template`.
-#define KVPOLICY_DECODE_PACKED(SPEC, E)                \
-  SPEC Output run<E, 64, 1, true>(AttendParams, int);  \
-  SPEC Output run<E, 64, 2, true>(AttendParams, int);  \
-  SPEC Output run<E, 128, 1, true>(AttendParams, int); \
-  SPEC Output run<E, 128, 2, true>(AttendParams, int);
-
-KVPOLICY_DECODE_PACKED(extern template, float16)
-KVPOLICY_DECODE_PACKED(extern template, kvpolicy::bfloat16)
 
 /// The same call over one head of all, [sequences, kv_heads].
 inline AttendParams only(AttendParams p, int head) {
