@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <new>
 #include <span>
 #include <vector>
 
@@ -116,7 +117,6 @@ class Decoder {
 
   /// Makes one step with a given token, returns its logits, and waits for the stream.
   [[nodiscard]] std::vector<float> step(int token) {
-    // Reserves whole pages, as the cache itself would, so that a graph lasts for that many steps.
     if (cache_->tokens() >= cache_->reserved()) make_room();
     model_->set_tokens(std::array{token}, cache_->tokens(), stream_);
     advance(given_, false);
@@ -131,11 +131,24 @@ class Decoder {
     Graph graph;
   };
 
+  // A graph lasts as long as the room that was reserved before it, so the longer a text becomes the more pages are reserved at
+  // once: twice as many each time, up to the rows of 16, and one where there is no memory for as many.
   void make_room() {
     const std::size_t page = cache_->options().page_rows;
     const std::size_t most = cache_->options().max_tokens;
-    const std::size_t tokens = (cache_->tokens() / page + 1) * page;
-    cache_->reserve(most == 0 ? tokens : std::max(std::min(tokens, most), cache_->tokens() + 1), stream_);
+    const auto reserve = [&](std::size_t pages) {
+      const std::size_t tokens = (cache_->tokens() / page + pages) * page;
+      cache_->reserve(most == 0 ? tokens : std::max(std::min(tokens, most), cache_->tokens() + 1), stream_);
+    };
+    try {
+      reserve(pages_);
+    } catch (const std::bad_alloc&) {
+      if (pages_ == 1) throw;
+      pages_ = 1;
+      reserve(1);
+      return;
+    }
+    pages_ = std::min<std::size_t>(2 * pages_, 16);
   }
   void advance(Recorded& recorded, bool chooses) {
     if (!options_.graph || recorded.steps < std::max<std::size_t>(options_.steps_before_graph, 1)) {
@@ -167,6 +180,7 @@ class Decoder {
   DecodeOptions options_;
   cudaStream_t stream_;
   DeviceAttendFn attend_;
+  std::size_t pages_ = 1;  // that `step` reserves next
   Recorded choosing_;
   Recorded given_;
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Sums over a block's threads: CUB's on a device and the emulation's mean the same as a plain loop.
+// Sums over a block's threads are those of a plain loop.
 #include <doctest/doctest.h>
 
 #include <kvpolicy/cuda/kernels/block_sums.cuh>

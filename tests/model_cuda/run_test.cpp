@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cstddef>
+#include <new>
 #include <span>
 #include <string>
 #include <string_view>
@@ -22,6 +23,7 @@
 #include <reference_model/run.hpp>
 #include <reference_model/sampler.hpp>
 
+#include "cuda/support/device_backend.hpp"
 #include "model/golden.hpp"
 #include "model_cuda/models.hpp"
 #include "support/source_dir.hpp"
@@ -161,6 +163,40 @@ TEST_CASE("the shipped model answers on a device as on a host, byte for byte") {
     static_cast<void>(prefill(device, cache, prompt, 64, {}, {}, stream));
     Decoder decoder{device, cache, {}, stream};
     CHECK(decoder.continue_text(count) == want);
+  }
+}
+
+TEST_CASE("the room of a text that goes on grows, so that steps are seldom recorded anew") {
+  const Llama model = Llama::load(golden_folder("gqa7_d64"));
+  const std::vector<int> prompt = golden_tokens("gqa7_d64", 50);
+  const reference::Stream stream;
+  CudaLlama device{model, {}, stream};
+  test::CountingDeviceMemory memory;
+  // Steps until the text has `length` tokens; returns the rooms that there were, and the last logits.
+  const auto decode = [&](Decoder<DeviceCache>& decoder, const DeviceCache& cache, std::size_t length) {
+    std::vector<std::size_t> rooms;
+    std::vector<float> logits;
+    while (cache.tokens() < length) {
+      logits = decoder.step(static_cast<int>(cache.tokens() % 7));
+      if (rooms.empty() || rooms.back() != cache.reserved()) rooms.push_back(cache.reserved());
+    }
+    return std::pair{rooms, logits};
+  };
+  std::vector<float> plain;
+  for (const bool graph : {false, true}) {
+    DeviceCache cache{mixed_plan(model), {.memory = &memory}, stream};
+    static_cast<void>(prefill(device, cache, prompt, 50, {}, {}, stream));
+    Decoder decoder{device, cache, {.graph = graph}, stream};
+    CHECK(decode(decoder, cache, 256).first == std::vector<std::size_t>{64, 128, 256});
+    // Without memory for more a step says so, and one page is what is asked for next.
+    memory.fail_after(0);
+    CHECK_THROWS_AS(static_cast<void>(decoder.step(1)), std::bad_alloc);
+    CHECK(cache.tokens() == 256);
+    memory.fail_after(test::never);
+    const auto [rooms, logits] = decode(decoder, cache, 330);
+    CHECK(rooms == std::vector<std::size_t>{320, 448});
+    if (graph) CHECK(logits == plain);
+    plain = logits;
   }
 }
 
