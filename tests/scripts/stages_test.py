@@ -11,7 +11,7 @@ from pathlib import Path
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 # The parts of each day.
-ROTA = [["x86-64", "x86-64-v2"], ["kernels"], ["ways"], ["x86-64-v3", "fuzz"], ["aarch64"], ["ptxas"]]
+ROTA = [["x86-64", "x86-64-v2", "smoke"], ["kernels"], ["ways"], ["x86-64-v3", "fuzz"], ["aarch64"], ["ptxas"]]
 PARTS = [part for parts in ROTA for part in parts]
 DAY = 86400
 
@@ -77,6 +77,8 @@ class Stages(unittest.TestCase):
         self.assertNotIn("library", called)
         # Twice three cases and a test, nvcc and the site, and what the scripts say.
         self.assertEqual(output.splitlines()[-1], "100 passed, 0 failed")
+        self.assertIn("-DKVPOLICY_BUILD_SMOKE_RUNS=ON", called)
+        self.assertIn("-DKVPOLICY_BUILD_SMOKE_RUNS=OFF", self.run_test("--stage", "release", "--rota", "none")[2])
         for line in ("ctest --preset release", "ctest --preset asan", "cmake --preset cuda", "docs", "test-aarch64", "test-packages",
                      "fuzz"):
             self.assertRegex(called, rf"(?m)^{line}\b")
@@ -122,7 +124,7 @@ class Stages(unittest.TestCase):
             self.assertEqual(seen, ROTA[day % len(ROTA)])
             left = re.search(r"(?m)^rota: this run leaves out ([^(]*) \(", output)[1].split()
             self.assertEqual(sorted([*seen, *left]), sorted(PARTS))
-            targets = re.search("KVPOLICY_TEST_CPU_TARGETS=(.*)", called)[1].split(";")
+            targets = re.search("KVPOLICY_TEST_CPU_TARGETS=(\S*)", called)[1].split(";")
             self.assertEqual(targets, [name for name in seen if name.startswith("x86-64")] or [""])
             self.assertEqual("EVERY_KERNEL=ON" in called, "kernels" in seen)
             self.assertEqual("--every-way" in called, "ways" in seen)
@@ -136,9 +138,9 @@ class Stages(unittest.TestCase):
         self.assertNotIn("leaves out", output)
         self.assertIn("x86-64;x86-64-v2;x86-64-v3", called)
         _, output, called = self.run_test("--rota", "none", "--stage", "release")
-        self.assertIn("leaves out x86-64 x86-64-v2 x86-64-v3 (", output)
+        self.assertIn("leaves out x86-64 x86-64-v2 smoke x86-64-v3 (", output)
         _, output, called = self.run_test("--all", "--rota", "x86-64-v2", "--rota", "ways")
-        self.assertIn("CPU_TARGETS=x86-64-v2\n", called)
+        self.assertIn("CPU_TARGETS=x86-64-v2 ", called)
         self.assertIn("--every-way", called)
 
     def test_the_limit_names_the_stage(self):

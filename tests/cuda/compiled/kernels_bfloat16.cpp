@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The kernels of programs whose rows are bfloat16 with 64 channels: the reference model's tests and the tools'.
+// The kernels of programs whose rows are bfloat16: the tests of the reference model and the tools, and the benches.
 #include <kvpolicy/cuda/instances.hpp>
 
 KVPOLICY_DEFINE_COMMON_KERNELS()
-KVPOLICY_DEFINE_KERNELS(kvpolicy::bfloat16, 64)
+KVPOLICY_DEFINE_KERNELS(kvpolicy::bfloat16, KVPOLICY_CUDA_HEAD_DIMS)
