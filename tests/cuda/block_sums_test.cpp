@@ -10,7 +10,9 @@
 
 #include "cuda/support/launch.hpp"
 
-namespace {
+// Not without a name: nvcc's own files name a kernel's parameters, and cannot where the file has several namespaces without one, as
+// doctest's templates make them.
+namespace kvpolicy::block_sums_test {
 
 using namespace kvpolicy::gpu;
 
@@ -68,4 +70,4 @@ TEST_CASE_TEMPLATE("sums of a block: before each thread, and of all", T, int, un
   }
 }
 
-}  // namespace
+}  // namespace kvpolicy::block_sums_test

@@ -95,8 +95,8 @@ void find_needles() {
     std::vector<const oracle::Row*> all;
     rows.reserve(length);
     for (std::size_t row = 0; row < length; ++row) {
-      all.push_back(
-          &rows.emplace_back(kept.positions[row], numbers_of(kept.keys, row), numbers_of(kept.values, row)));
+      rows.push_back({kept.positions[row], numbers_of(kept.keys, row), numbers_of(kept.values, row)});
+      all.push_back(&rows.back());
     }
     for (std::size_t i = 0; i < queries; ++i) {
       CAPTURE(head);

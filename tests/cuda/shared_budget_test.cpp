@@ -182,7 +182,10 @@ typename HeadBudgetCache<DenseStorage<E>, Scorer>::Config sharing(std::size_t bu
   config.adaptive_in_layer = true;
   config.safeguard = safe;
   if constexpr (requires { config.scorer.recent; }) config.scorer.recent = 4;
-  if constexpr (requires { config.scorer.kernel; }) config.scorer = {.observation_window = 4, .kernel = 1};
+  if constexpr (requires { config.scorer.kernel; }) {
+    config.scorer.observation_window = 4;
+    config.scorer.kernel = 1;
+  }
   return config;
 }
 
