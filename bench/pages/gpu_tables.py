@@ -88,9 +88,11 @@ def gpu_open(*paths):
     return begin + "\n\n" + "".join(f"- {what};\n" for what in items[:-1]) + (f"- {items[-1]}." if items else "- nothing.")
 
 
-def gpu_kit(path):
+def gpu_kit(*paths):
     """What is in a kit."""
-    kit = json.loads(path.read_text(encoding="utf-8"))
+    if not paths:
+        return "What a kit has, and how large it is, `./scripts/gpu-kit --record` writes here; not yet recorded."
+    kit = json.loads(paths[0].read_text(encoding="utf-8"))
     rows = [[f"`{program['name']}`", program["about"], mebibytes(program["bytes"])] for program in kit["programs"]]
     rows.append(["`lib/`", ", ".join(kit["libraries"]), mebibytes(kit["library_bytes"])])
     rows.append(["the rest", "the shipped model, its text, goldens, PyTorch's side of the comparison, `run`", mebibytes(kit["data_bytes"])])

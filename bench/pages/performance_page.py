@@ -149,7 +149,7 @@ def bounded(*paths):
 
 CPU_FILES = [file for _, file in CPU_RUNS]
 TABLES = {"cpu_speed": ([INTEL, INTEL_TORCH], cpu_speed), "cuda_goals": (gpu_tables.GOAL_FILES, gpu_tables.cuda_goals),
-          "gpu_state": (gpu_tables.PARTS, gpu_tables.gpu_state), "gpu_kit": (["gpu_kit.json"], gpu_tables.gpu_kit),
+          "gpu_state": (gpu_tables.PARTS, gpu_tables.gpu_state), "gpu_kit": (["gpu_kit.json*"], gpu_tables.gpu_kit),
           "cpu_machines": (CPU_FILES, cpu_machines),
           "cpu_goals": (CPU_FILES, cpu_goals), "cpu_torch": ([INTEL, INTEL_TORCH], cpu_torch),
           "cpu_ggml": ([INTEL, INTEL_GGML], cpu_ggml),
