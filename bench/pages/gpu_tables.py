@@ -6,11 +6,11 @@ from pathlib import Path
 
 import peers_torch
 import predicted_cuda
-from results_cpu import read
 
 from .markdown import table
 
 BENCHES = ("attention", "llama", "capacity", "triforce")
+VERDICTS = ("ok", "failed", "stopped", "skipped", "not run", "not asked")  # as a kit's run says how a part ended
 OPEN = json.loads((Path(__file__).parent.parent / "open_on_gpu.json").read_text(encoding="utf-8"))
 
 
@@ -48,7 +48,7 @@ def cuda_goals(*paths):
 def counts(parts):
     """"12 ok, 1 failed" of the parts of a run."""
     verdicts = [part["verdict"] for part in parts]
-    return ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in dict.fromkeys(verdicts))
+    return ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in sorted(set(verdicts), key=VERDICTS.index))
 
 
 def gpu_state(*paths):
@@ -68,7 +68,7 @@ def gpu_state(*paths):
 
 
 def is_closed(item, runs):
-    """Whether on some GPU every part that the item asks for has passed."""
+    """Whether on some GPU every part that the item asks for has passed; a part that a run was not asked for has not."""
     for run in runs:
         asked = [part for part in run["parts"] if re.fullmatch(item.get("closed_by", "(?!)"), part["part"])]
         if asked and all(part["verdict"] == "ok" for part in asked):

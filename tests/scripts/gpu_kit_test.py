@@ -43,8 +43,9 @@ class Kit(unittest.TestCase):
         (self.kit / "test_files_cuda").write_text("kivi_test\nother_test\n")
         (self.kit / "kit.json").write_text('{"version": "0.1.0", "commit": "abc", "target": "sm_90a", "compiler": "nvcc 13"}')
         # Nothing of the machine's own GPU, if it has one.
-        for tool in ("bash", "dirname", "grep", "head", "sed", "tail", "tr", "cut", "tee", "tar", "gzip", "timeout", "mktemp", "mkdir", "mv", "cp", "cat", "rm", "find"):
+        for tool in ("bash", "dirname", "grep", "head", "sed", "tail", "tr", "cut", "tee", "tar", "gzip", "timeout", "mktemp", "mkdir", "mv", "cp", "cat", "rm"):
             (self.path / tool).symlink_to(shutil.which(tool))
+        self.program("find", "echo /nowhere/libcublasLt.so.13", self.path)
 
     def program(self, name, text, folder=None):
         file = (folder or self.kit) / name
@@ -58,11 +59,15 @@ class Kit(unittest.TestCase):
     def run_kit(self, *options):
         done = subprocess.run(["bash", self.kit / "run", "--out", self.out, *options], capture_output=True, text=True, check=False,
                               env={"PATH": str(self.path), "HOME": os.environ.get("HOME", "/")})
-        self.verdicts = {}
+        self.verdicts = {}  # of the parts that were asked for
+        self.not_asked = set()
         if (self.out / "parts.tsv").exists():
             for line in (self.out / "parts.tsv").read_text().splitlines():
                 part, verdict, _, note = line.split("\t")
-                self.verdicts[part] = (verdict, note)
+                if verdict == "not asked":
+                    self.not_asked.add(part)
+                else:
+                    self.verdicts[part] = (verdict, note)
         return done
 
     def results(self, *options):
@@ -75,6 +80,7 @@ class Run(Kit):
         done = self.run_kit()
         self.assertEqual(done.returncode, 1)
         self.assertEqual({verdict for verdict, _ in self.verdicts.values()}, {"skipped"})
+        self.assertEqual(self.not_asked, set())
         self.assertIn("no NVIDIA GPU", self.verdicts["tests/cache_shapes"][1])
         self.assertIn(f"0 passed, 0 failed, {len(self.verdicts)} skipped", done.stdout)
         self.assertEqual(done.stdout.splitlines()[:-1], (self.out / "summary.txt").read_text().splitlines()[:len(done.stdout.splitlines()) - 1])
@@ -103,6 +109,8 @@ esac""")
         self.program("test_cuda_gpu", f"echo '{PASSES}'")
         done = self.run_kit("--only", "^tests/(kivi|other)$")
         self.assertEqual((done.returncode, set(self.verdicts)), (0, {"tests/kivi", "tests/other"}))
+        self.assertTrue({"tests/demo", "bench/duo", "memcheck/decode"} <= self.not_asked)
+        self.assertNotIn("tests/demo", done.stdout)
 
     def test_when_the_time_is_over(self):
         self.gpu()
@@ -163,14 +171,34 @@ class Results(Kit):
         self.assertNotIn("host_name", kept["context"])
         self.assertEqual(len(kept["benchmarks"]), len({case["name"] for case in kept["benchmarks"]}))
         self.assertFalse(self.says("performance.md", "No number on this page"))
-        self.assertTrue(self.says("performance.md", "[*][*]NVIDIA H100 80GB HBM3[*][*], kit of abc for sm_90a: parts 4 ok$"))
+        self.assertTrue(self.says("performance.md", "[*][*]NVIDIA H100 80GB HBM3[*][*], kit of abc for sm_90a: parts 4 ok, [0-9]+ not asked$"))
         # The worst of the cases that the goal is judged by.
         speedup = min(case["speedup"] for case in kept["benchmarks"] if case["name"].startswith("decode/duo_r50/"))
         self.assertTrue(self.says("performance.md", rf"^\| duo decode, r = 0.5 \|.*\| {speedup:.3g}x \(decode/duo_r50/32x8/517000\): "))
-        # Only what these parts have answered is no longer open.
+        # Two of all tests have passed: that answers nothing but Hopper's prompts, were they timed.
         self.assertTrue(self.says("not_yet_measured.md", "Run so far on NVIDIA H100"))
+        self.assertTrue(self.says("not_yet_measured.md", "whether results are right on a GPU"))
+
+    def test_what_all_its_parts_have_answered_is_no_longer_open(self):
+        for name in ("test_model_cuda_gpu", "test_tools_cuda_gpu"):
+            self.program(name, f"echo '{PASSES}'")
+        self.measured(on_gpu(EMULATED.read_text()), "^bench/duo$")
+        self.assertEqual(self.results("--root", self.project).returncode, 0)
+        self.assertTrue(self.says("not_yet_measured.md", "whether results are right on a GPU"))
+        self.measured(on_gpu(EMULATED.read_text()), "^(tests/|bench/low-bits)")
+        self.assertEqual({verdict for verdict, _ in self.verdicts.values()}, {"ok"})
+        self.assertEqual(self.results("--root", self.project, "--add").returncode, 0)
         self.assertFalse(self.says("not_yet_measured.md", "whether results are right on a GPU"))
+        self.assertTrue(self.says("not_yet_measured.md", "every time and every bandwidth"))
         self.assertTrue(self.says("not_yet_measured.md", "ranks over NCCL"))
+        # What the first run said of its part stays; and a part that fails after all opens the question again.
+        parts = {part["part"]: part["verdict"] for part in
+                 json.loads((self.project / "bench/results/gpu_nvidia_h100_80gb_hbm3_parts.json").read_text())["parts"]}
+        self.assertEqual((parts["bench/duo"], parts["bench/low-bits"], parts["bench/prefill"]), ("ok", "ok", "not asked"))
+        self.program("test_cuda_gpu", "exit 1")
+        self.measured(on_gpu(EMULATED.read_text()), "^(tests/kivi|bench/duo)$")
+        self.assertEqual(self.results("--root", self.project, "--add").returncode, 0)
+        self.assertTrue(self.says("not_yet_measured.md", "whether results are right on a GPU"))
 
     def test_a_part_that_failed_answers_nothing(self):
         self.program("test_cuda_gpu", "exit 1")
