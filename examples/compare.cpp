@@ -58,10 +58,6 @@ struct Arguments {
   bool json = false;
 };
 
-// What the demo asks the shipped model, which reads bytes and knows no words. kernel and beta of
-// HeadKV suit a small model of bytes; docs/results.md says how they were chosen.
-const std::vector<std::string> plans_of_bytes{
-    "full", "sink_recent", "duo", "headkv:128,kernel=29,beta=2", "quest", "int4", "duo+int4", "triforce"};
 constexpr std::size_t tokens_of_bytes = 8192;
 
 // What it asks a pretrained model. Everything but the budgets, a sixth of the text, is as published.

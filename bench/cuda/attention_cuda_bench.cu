@@ -148,26 +148,31 @@ class Cases {
     duo({32, 32}, 134000, 0.25, "duo_r25");
   }
 
-  void quantized() {
+  template <class Policy>
+  void quantize(const std::string& name, const typename Policy::Config& config) {
     const Heads heads{32, 8};
     const std::size_t tokens = 128 * Ki;
+    const auto make = [=, this](std::size_t layers) { return Plan{shape(scaled(heads), layers), config}; };
+    add_decode({.name = "decode/" + name + "/" + heads.name() + "/" + tokens_name(tokens),
+                .baseline = dense_name(heads, tokens),
+                .plan = make(1),
+                .tokens = scaled(tokens)},
+               make);
+  }
+  void quantized() {
+    const std::size_t residual = run_.smoke ? 64U : 128U;
     struct Widths {
       std::size_t keys, values;
     };
     for (const auto [keys, values] : {Widths{8, 8}, Widths{4, 4}, Widths{2, 2}, Widths{8, 4}, Widths{4, 2}}) {
-      const auto make = [=, this, keys = keys, values = values](std::size_t layers) {
-        return Plan{
-            shape(scaled(heads), layers),
-            Quantized::Config{
-                .storage = {.bits = keys, .value_bits = values, .residual = run_.smoke ? 64U : 128U}}};
-      };
       const std::string name = keys == values ? "int" + std::to_string(keys)
                                               : "k" + std::to_string(keys) + "v" + std::to_string(values);
-      add_decode({.name = "decode/" + name + "/" + heads.name() + "/" + tokens_name(tokens),
-                  .baseline = dense_name(heads, tokens),
-                  .plan = make(1),
-                  .tokens = scaled(tokens)},
-                 make);
+      quantize<Quantized>(name, {.storage = {.bits = keys, .value_bits = values, .residual = residual}});
+    }
+    // KIVI's layout: keys per channel, both in groups of 32.
+    for (const std::size_t bits : {4U, 2U}) {
+      quantize<Kivi>("kivi" + std::to_string(bits),
+                     {.storage = {.bits = bits, .key_group = 32, .value_group = 32, .residual = residual}});
     }
   }
 

@@ -34,6 +34,7 @@ using Dense = DenseStorage<bfloat16>;
 using Full = FullCache<Dense>;
 using Streaming = SinkRecentCache<Dense>;
 using Quantized = QuantizedResidualCache<bfloat16>;
+using Kivi = QuantizedResidualCache<bfloat16, Granularity::per_channel>;
 using MeanChunks = ChunkRetrievalCache<Dense, MeanKey>;
 using MinMaxChunks = ChunkRetrievalCache<Dense, MinMaxKey>;
 using Plan = HeadPlan<bfloat16>;

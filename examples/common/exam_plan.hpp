@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <kvpolicy/core/model_shape.hpp>
 #include <kvpolicy/fastgen.hpp>
@@ -38,6 +39,11 @@ struct ExamPlan {
   /// Set if the plan is chosen when the cache is first compressed; until then it keeps all rows.
   std::optional<FastGenConfig> fastgen = {};
 };
+
+/// What the demo asks the shipped model, which reads bytes and knows no words. kernel and beta of HeadKV suit a small model of
+/// bytes; docs/results.md says how they were chosen.
+inline const std::vector<std::string> plans_of_bytes{
+    "full", "sink_recent", "duo", "headkv:128,kernel=29,beta=2", "quest", "int4", "duo+int4", "triforce"};
 
 /// `name` is a `--plan` (tool_plan.hpp); gates and scores are searched beside the model's weights.
 /// Heads that select rows choose a new selection for every token. "triforce" is full attention with
