@@ -22,6 +22,7 @@
 #include <iostream>
 #include <mutex>
 #include <new>
+#include <string_view>
 
 #include <cuda_runtime_api.h>
 
@@ -118,6 +119,9 @@ void operator delete(void* place, std::align_val_t) noexcept { memory.give_back(
 void operator delete(void* place, std::size_t, std::align_val_t) noexcept { memory.give_back(place); }
 
 int main(int argc, char** argv) {
+  // What tests there are needs no device.
+  const auto lists = [](std::string_view option) { return option.starts_with("--list-"); };
+  if (std::any_of(argv + 1, argv + argc, lists)) return doctest::Context{argc, argv}.run();
   int count = 0;
   if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess || count == 0) {
     std::printf("skipped: no CUDA device (%s)\n", cudaGetErrorString(error));
