@@ -97,7 +97,14 @@ def gpu_kit(*paths):
     rows.append(["`lib/`", ", ".join(kit["libraries"]), mebibytes(kit["library_bytes"])])
     rows.append(["the rest", "the shipped model, its text, goldens, PyTorch's side of the comparison, `run`", mebibytes(kit["data_bytes"])])
     return (table(["what", "for", "size"], rows, left=2)
-            + f"\n\nPacked, for {kit['target']} by {kit['compiler']}: {mebibytes(kit['archive_bytes'])}.")
+            + f"\n\nPacked, for {kit['target']} by {kit['compiler']}: {mebibytes(kit['archive_bytes'])}. {compiling_of(kit['compiling'])}")
+
+
+def compiling_of(cost):
+    """What compiling a kit took."""
+    dearest = ", ".join(f"`{each['name']}` {each['seconds']} s" for each in cost["dearest"])
+    return (f"Its {cost['objects']} objects took {cost['seconds']:,} s to compile, all of them, one for each of {cost['cores']} cores "
+            f"({cost['processor']}) at a time; the dearest: {dearest}.")
 
 
 GOAL_FILES = [f"gpu_*_{bench}.json" for bench in BENCHES]

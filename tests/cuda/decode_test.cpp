@@ -34,6 +34,44 @@ TEST_CASE_TEMPLATE("decode: all rows and windows, at every length", E, KVPOLICY_
   }
 }
 
+TEST_CASE_TEMPLATE("decode: slices that begin or end where they have no rows of a head", E,
+                   KVPOLICY_KERNEL_ELEMENTS) {
+  std::vector<HeadCase> heads;
+  for (int tokens = 20; tokens < 200; tokens += 7) {
+    heads.push_back(full(tokens));
+    heads.push_back(window(tokens, 4, 40, 128));
+  }
+  const test::DecodeLayer<E> layer(64, 2, 2, 64, heads, {}, 90);
+  const AttendParams p = layer.params();
+  std::vector<long long> line{0};
+  std::vector<int> last_weight;
+  for (std::size_t h = 0; h < heads.size(); ++h) {
+    const DeviceSegmentList list = segments_of(p.heads[h], p.states[h / 2], p.request);
+    last_weight.push_back(units_of(p.heads[h], list.segment[list.count - 1]).weight);
+    line.push_back(line.back() + cost_of(p.heads[h], p.states[h / 2], p.request));
+  }
+  int begin_within = 0;  // a head's last unit
+  int end_before = 0;    // a head's first unit
+  for (int grid = 2; grid < 40; ++grid) {
+    const Partition partition(line.back(), grid, decode_threads<64, 1, false> / warp_lanes);
+    if (partition.blocks < grid) break;
+    int within = 0;
+    int before = 0;
+    for (int block = 1; block < grid; ++block) {
+      const long long bound = partition.begin(block);
+      const auto head = static_cast<std::size_t>(std::ranges::upper_bound(line, bound) - line.begin()) - 1;
+      within += bound > line[head + 1] - last_weight[head] ? 1 : 0;
+      before += bound > line[head] && bound <= line[head] + cost_of_head ? 1 : 0;
+    }
+    if (within + before == 0 || (within == 0 && end_before > 20)) continue;
+    check<64>(layer, grid);
+    begin_within += within;
+    end_before += before;
+  }
+  CHECK(begin_within > 5);
+  CHECK(end_before > 20);
+}
+
 TEST_CASE_TEMPLATE("decode: every head_dim, group and number of queries", E, KVPOLICY_KERNEL_ELEMENTS) {
   unsigned seed = 100;
   const auto go = [&]<int D>(std::integral_constant<int, D>) {

@@ -12,9 +12,16 @@
 
 namespace kvpolicy::gpu {
 
+/// Copies an object by words; each of `threads` threads calls it, this one as thread `thread`.
+template <class T>
+KVPOLICY_DEVICE void copy_words(T& to, const T& from, int thread, int threads) {
+  static_assert(sizeof(T) % sizeof(Words1) == 0);
+  for (int i = thread; i < static_cast<int>(sizeof(T) / sizeof(Words1)); i += threads) {
+    reinterpret_cast<std::uint32_t*>(&to)[i] = reinterpret_cast<const std::uint32_t*>(&from)[i];
+  }
+}
+
 struct BlockSlice {
-  long long from;  ///< the block's part of the work of all heads, [from, to)
-  long long to;
   HeadView head;
   Request request;    ///< of the head's sequence
   CallTokens tokens;  ///< of the head's sequence
@@ -24,46 +31,77 @@ struct BlockSlice {
   UnitRange range[most_segments];
   int skipped[most_segments];         ///< rows of unit 0 before the segment's first
   bool may_be_unseen[most_segments];  ///< a chunk list with rows that some queries do not see
-  int units[2];                       ///< units of exact rows and of packed rows
-  int last_weight;                    ///< weight of the head's last unit
-  int last_position;                  ///< position of the last query
-  bool rotated;                       ///< some segment is read with rotated queries
-  bool begins;                        ///< the share includes the head's first unit
-  bool ends;                          ///< the share includes the head's last unit
+  int first_block;                    ///< the blocks first_block .. last_block share the head
+  int last_block;
+  int last_position;  ///< position of the last query
+  bool has_rows;      ///< the share is not only the cost of starting the head
+  bool has_packed_rows;
+  bool rotated;  ///< some segment is read with rotated queries
 
-  /// `place` is where the head begins in the work of all heads; `from` and `to` are known.
-  KVPOLICY_DEVICE void describe(const AttendParams& p, int of_all, long long place) {
-    index = of_all;
-    const int sequence = index / p.kv_heads;
-    kv_head = index % p.kv_heads;
-    head = p.head_of(sequence, kv_head);
-    request = p.request_of(sequence);
-    head.upper_half = request.upper_half;
-    tokens = p.tokens_of(sequence);
-    list.count = 0;
-    list_segments(head, p.state_of(sequence), request, list);
-    last_position = list.first_position + request.span();
-    units[0] = units[1] = 0;
-    rotated = false;
-    place += cost_of_head;
-    begins = place >= from;
-    for (int s = 0; s < list.count; ++s) {
-      const DeviceSegment& segment = list.segment[s];
-      const Units all = units_of(head, segment, request.upper_half);
-      range[s] = units_within(all, place, from, to);
-      skipped[s] = all.skipped;
-      may_be_unseen[s] =
-          segment.chunks != nullptr && segment.position_of(segment.rows - 1) > list.first_position;
-      units[is_packed(s)] += range[s].end - range[s].begin;
-      rotated = rotated || (segment.rotated && range[s].begin < range[s].end);
-      place += static_cast<long long>(all.count) * all.weight;
-      last_weight = all.weight;
-      ends = range[s].end == all.count;
+  /// The share of the block whose slice of the line is [from, to); the head has [begin, end) of it. Called by all lanes
+  /// of a warp, of which lane s divides segment s: nothing of the head can be loaded before that is done.
+  KVPOLICY_DEVICE void describe(const AttendParams& p, const Partition& line, int of_all, long long begin,
+                                long long end, long long from, long long to) {
+    static_assert(most_segments <= segment_lanes);
+    const int lane = lane_index();
+    const int sequence = of_all / p.kv_heads;
+    const HeadView& view = p.head_of(sequence, of_all % p.kv_heads);
+    const Request asked = p.request_of(sequence);
+    if (lane == 0) {
+      index = of_all;
+      kv_head = of_all % p.kv_heads;
+      request = asked;
+      tokens = p.tokens_of(sequence);
+      list.count = 0;
+      list_segments(view, p.state_of(sequence), asked, list);
+      last_position = list.first_position + asked.span();
     }
+    copy_words(head, view, lane, warp_lanes);
+    sync_warp();
+    if (lane == 0) head.upper_half = asked.upper_half;
+
+    const int segments = list.count;
+    const bool has_segment = lane < segments;
+    const DeviceSegment& segment = list.segment[has_segment ? lane : 0];
+    const Units all = units_of(view, segment, asked.upper_half);
+    const int weight = has_segment ? all.count * all.weight : 0;
+    int before_next = weight;
+    KVPOLICY_UNROLL
+    for (int distance = 1; distance < segment_lanes; distance *= 2) {
+      const int below = shuffle_up(before_next, distance);
+      if (lane >= distance) before_next += below;
+    }
+    const long long first_unit = begin + cost_of_head;
+    UnitRange own{0, 0};
+    if (has_segment) {
+      own = units_within(all, first_unit + before_next - weight, from, to);
+      range[lane] = own;
+      skipped[lane] = all.skipped;
+      may_be_unseen[lane] =
+          segment.chunks != nullptr && segment.position_of(segment.rows - 1) > list.first_position;
+    }
+    const bool reads = own.begin < own.end;
+    const bool some = any(reads);
+    const bool some_packed = any(reads && is_packed(lane));
+    const bool some_rotated = any(reads && segment.rotated);
+    const int last_weight = shuffle(all.weight, segments - 1);
+    // One lane finds the block of the first unit, the others that of the last one.
+    const int block = line.block_of(lane == 0 ? first_unit : end - last_weight);
+    if (lane == 0) {
+      first_block = block;
+      has_rows = some;
+      has_packed_rows = some_packed;
+      rotated = some_rotated;
+    }
+    if (lane == 1) last_block = block;
+    sync_warp();
   }
   KVPOLICY_DEVICE bool is_packed(int s) const {
     return list.segment[s].source == DeviceSegment::Source::packed;
   }
+
+ private:
+  static constexpr int segment_lanes = 8;
 };
 
 /// Iterates over a share's units of exact rows, or over those of packed rows.

@@ -129,7 +129,7 @@ class BoundBlock {
         .plain = shared,
         .code_columns = reinterpret_cast<CodeColumn*>(shared + Layout::code_columns_at),
         .sums = reinterpret_cast<float*>(shared + Layout::sums_at)};
-    queries.load(p.call, 0, block_y());
+    queries.load(p.call, 0, block_y(), thread_index(), thread_count());
     sync_block();
     queries.convert(p.call, head.key_hadamard);
     sync_block();

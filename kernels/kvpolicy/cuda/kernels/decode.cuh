@@ -12,8 +12,9 @@
 // - The work of all heads forms one line, of which each block takes an equal slice
 //   (partition.cuh). If several blocks share a head, the last one to finish merges their results
 //   (merge.cuh) in the order of the rows.
-// - While a head's results are merged, the block's next head is described and its first rows are
-//   requested (first_rows.cuh).
+// - A warp describes a block's head (block_slice.cuh): the first one while the others load its queries,
+//   each later one while the results of the one before are merged; its first rows are requested then
+//   (first_rows.cuh).
 #pragma once
 
 #include <algorithm>
@@ -50,6 +51,13 @@ inline constexpr int decode_blocks_per_multiprocessor = 1;
 /// columns (values 16-byte aligned). It also needs a ticket for each head.
 KVPOLICY_HOST_DEVICE constexpr int decode_workspace_slots(int grid) { return 2 * grid; }
 
+/// A block's slice of the line of all heads' work, [from, to).
+struct WorkSlice {
+  long long from;
+  long long to;
+  int first_head;  ///< the head in which it begins
+};
+
 /// How a block's shared memory is divided.
 template <Element E, int HeadDim, int ColumnTiles, bool Packed>
 struct DecodeLayout {
@@ -67,7 +75,8 @@ struct DecodeLayout {
   // Queries and scales are never needed at the same time as the warps' values.
   static constexpr int slice_at = aligned(std::max(stage_at + stage_bytes, Merge::bytes));
   static constexpr int next_at = slice_at + aligned(sizeof(BlockSlice));
-  static constexpr int states_at = next_at + aligned(sizeof(BlockSlice));
+  static constexpr int work_at = next_at + aligned(sizeof(BlockSlice));
+  static constexpr int states_at = work_at + aligned(sizeof(WorkSlice));
   static constexpr int finished_at = states_at + (warps + 1) * columns * sizeof(PartialState);
   static constexpr int code_columns_at = finished_at + columns * sizeof(FinishedRow);
   static constexpr int query_sums_at = code_columns_at + columns * sizeof(CodeColumn);
@@ -111,24 +120,28 @@ class DecodeBlock {
     for (int head = block_x(); head < heads; head += grid_x()) {
       if (place[head] == place[head + 1]) write_nothing(head);
     }
-    const Partition partition = whole_line();
-    if (partition.total == 0 || block_x() >= partition.blocks) return;
+    const Partition line = whole_line();
+    if (line.total == 0 || block_x() >= line.blocks) return;
     // What is needed after a head's rows lies in shared memory meanwhile, because rows leave it no registers.
-    bool described = false;
-    if (thread_index() == 0) {
-      next().from = partition.begin(block_x());
-      next().to = partition.begin(block_x() + 1);
-      int head = 0;
-      for (int step = 1 << 30; step > 0; step /= 2) {  // the last head that begins by `from`
-        if (head + step < heads && place[head + step] <= next().from) head += step;
-      }
-      next().index = head - 1;
+    const int first = work().first_head;
+    if (warp_index() == 0) {
+      describe(slice(), first);
+    } else {
+      load_queries(first, thread_index() - warp_lanes, Layout::threads - warp_lanes);
+    }
+    sync_block();
+    if (slice().index != first) {  // the slice begins within that head's last unit, the block's before
+      if (slice().index == heads) return;
+      load_queries(slice().index, thread_index(), Layout::threads);
+      sync_block();
     }
     for (;;) {
-      if (!described && thread_index() == 0) describe_next(next().index + 1);
-      sync_block();  // also: the head before no longer uses shared memory
+      attend();
+      sync_block();  // the head before no longer uses shared memory
       if (next().index == heads) return;
-      described = attend();
+      copy_words(slice(), next(), thread_index(), Layout::threads);
+      load_queries(next().index, unforeseen(thread_index()), Layout::threads);
+      sync_block();
     }
   }
 
@@ -138,22 +151,34 @@ class DecodeBlock {
   }
   /// After scan_work.
   KVPOLICY_DEVICE Partition whole_line() const { return {work_prefix()[heads], grid_x(), Layout::warps}; }
+  KVPOLICY_DEVICE WorkSlice& work() const { return *reinterpret_cast<WorkSlice*>(shared + Layout::work_at); }
+  /// The head that the block works at.
   KVPOLICY_DEVICE BlockSlice& slice() const {
     return *reinterpret_cast<BlockSlice*>(shared + Layout::slice_at);
   }
-  /// The block's share of the head after that of `slice()`; its index is `heads` if there is none.
+  /// The head after it; its index is `heads` if there is none.
   KVPOLICY_DEVICE BlockSlice& next() const {
     return *reinterpret_cast<BlockSlice*>(shared + Layout::next_at);
   }
-  /// Describes the first head from `head` on that the block has a share of. Called by one thread.
-  KVPOLICY_DEVICE void describe_next(int head) const {
+  /// Describes the first head from `head` on of which the block has rows; the index is `heads` if there is none.
+  /// Called by all lanes of a warp.
+  KVPOLICY_DEVICE void describe(BlockSlice& of_head, int head) const {
     const long long* const place = work_prefix();
-    while (head < heads && place[head] == place[head + 1]) ++head;
-    if (head < heads && place[head] < next().to) {
-      next().describe(p, head, place[head]);
-    } else {
-      next().index = heads;
+    KVPOLICY_NO_UNROLL
+    for (; head < heads && place[head] < work().to; ++head) {
+      if (place[head] == place[head + 1]) continue;
+      of_head.describe(p, whole_line(), head, place[head], place[head + 1], work().from, work().to);
+      if (of_head.has_rows) return;
     }
+    if (lane_index() == 0) of_head.index = heads;
+  }
+  KVPOLICY_DEVICE typename Layout::Queries queries() const {
+    return {.plain = shared,
+            .code_columns = reinterpret_cast<CodeColumn*>(shared + Layout::code_columns_at),
+            .sums = reinterpret_cast<float*>(shared + Layout::query_sums_at)};
+  }
+  KVPOLICY_DEVICE void load_queries(int head, int thread, int threads) const {
+    queries().load(p, head / p.kv_heads, head % p.kv_heads, thread, threads);
   }
   /// The cost of a head of any sequence; 0: there is nothing to read.
   KVPOLICY_DEVICE int cost(int head) const {
@@ -167,7 +192,7 @@ class DecodeBlock {
   }
 
   /// Fills work_prefix() with the prefix sum of the heads' weights: work_prefix()[head] is where a head begins,
-  /// and work_prefix()[heads] is the total.
+  /// and work_prefix()[heads] is the total. Fills work() if the block has a slice.
   KVPOLICY_DEVICE void scan_work() const {
     long long* const place = work_prefix();
     const int share_of_thread = quotient_up(heads, Layout::threads);
@@ -179,36 +204,29 @@ class DecodeBlock {
       mine += place[head];
     }
     using Sums = typename Layout::Sums;
-    long long before =
-        Sums::of(mine, *reinterpret_cast<typename Sums::Memory*>(shared + Layout::sums_at)).before;
+    const auto sums = Sums::of(mine, *reinterpret_cast<typename Sums::Memory*>(shared + Layout::sums_at));
+    const Partition line{sums.total, grid_x(), Layout::warps};
+    const long long bound = line.begin(block_x() + lane_index() % 2);  // one division for both ends
+    const long long from = shuffle(bound, 0);
+    const long long to = shuffle(bound, 1);
+    long long before = sums.before;
     for (int head = first; head < last; ++head) {
       const long long weight = place[head];
       place[head] = before;
+      if (before <= from && from < before + weight) work() = {from, to, head};
       before += weight;
     }
-    if (first < last && last == heads) place[heads] = before;
+    if (thread_index() == 0) place[heads] = sums.total;
     sync_block();
   }
 
-  /// Computes this block's share of next(), which becomes slice(). Returns whether it has described the head after it.
-  KVPOLICY_DEVICE bool attend() const {
-    using Queries = typename Layout::Queries;
-    const Queries queries{.plain = shared,
-                          .code_columns = reinterpret_cast<CodeColumn*>(shared + Layout::code_columns_at),
-                          .sums = reinterpret_cast<float*>(shared + Layout::query_sums_at)};
-    constexpr int words = sizeof(BlockSlice) / 4;
-    static_assert(sizeof(BlockSlice) % 4 == 0 && words <= Layout::threads);
-    if (const int i = thread_index(); i < words) {
-      reinterpret_cast<std::uint32_t*>(&slice())[i] = reinterpret_cast<const std::uint32_t*>(&next())[i];
-    }
-    queries.load(p, next().index / p.kv_heads, next().kv_head);
-    sync_block();
-    if (slice().units[0] + slice().units[1] == 0) return false;
+  /// Computes this block's share of slice(), whose queries are loaded, and describes next().
+  KVPOLICY_DEVICE void attend() const {
     const int used_columns = slice().request.queries * p.group;
-    const bool packed = Packed && slice().units[1] > 0;
-    if (slice().rotated) queries.turn(p, slice());
+    const bool packed = Packed && slice().has_packed_rows;
+    if (slice().rotated) queries().turn(p, slice());
     if constexpr (Packed) {
-      if (packed) queries.convert(p, slice().head.key_hadamard);
+      if (packed) queries().convert(p, slice().head.key_hadamard);
     }
     if (slice().rotated || packed) sync_block();
 
@@ -216,28 +234,27 @@ class DecodeBlock {
     softmax.clear();
     if constexpr (Packed) {
       if (packed) {
-        attend_packed<HeadDim, ColumnTiles, Layout::warps>(p, slice(), queries.for_codes(),
+        attend_packed<HeadDim, ColumnTiles, Layout::warps>(p, slice(), queries().for_codes(),
                                                            shared + Layout::stage_at, softmax);
         if (slice().head.value_hadamard) softmax.rotate_values();
       }
     }
-    attend_exact<E, HeadDim, ColumnTiles, Layout::warps>(p, slice(), queries.plain, queries.turned(),
+    attend_exact<E, HeadDim, ColumnTiles, Layout::warps>(p, slice(), queries().plain, queries().turned(),
                                                          softmax);
     const typename Layout::Merge warps{.values = reinterpret_cast<float*>(shared),
                                        .states = reinterpret_cast<PartialState*>(shared + Layout::states_at)};
-    warps.merge_states(softmax, [&] { describe_next(slice().index + 1); });
+    warps.merge_states(softmax, [&] { describe(next(), slice().index + 1); });
     const FirstRows<HeadDim, Packed> first_rows{p, next(), next().index < heads};
     warps.merge_values(softmax, used_columns);
     first_rows.request();
     write(slice().index, unforeseen(thread_index()), warps, used_columns);
-    return true;
   }
 
   /// Writes this block's share of a head, or merges it with others'. What follows from `head` and `thread` is not
   /// computed before rows are read, because they are not known there.
   KVPOLICY_DEVICE void write(int head, int thread, const typename Layout::Merge& warps,
                              int used_columns) const {
-    if (slice().begins && slice().ends) {
+    if (slice().first_block == slice().last_block) {
       if (thread < used_columns) finish(head, thread, warps.state(thread));
       sync_block();
       for (int i = thread; i < used_columns * HeadDim; i += thread_count()) {
@@ -247,21 +264,17 @@ class DecodeBlock {
       }
       return;
     }
-    const long long slot = Partials::slot(block_x(), slice().begins);
+    const long long slot = Partials::slot(block_x(), block_x() == slice().first_block);
     for (int i = thread; i < used_columns * HeadDim; i += thread_count()) {
       p.workspace.values[slot * columns * HeadDim + i] = warps.value(i / HeadDim, i % HeadDim);
     }
     if (thread < used_columns) p.workspace.states[slot * columns + thread] = warps.state(thread);
-    const Partition partition = whole_line();
-    const long long begin = work_prefix()[head] + cost_of_head;
-    merge_if_last(head, partition.block_of(begin),
-                  partition.block_of(work_prefix()[head + 1] - slice().last_weight));
+    merge_if_last(head);
   }
 
-  /// The blocks first_block .. last_block share a head; the last one to get here merges their
-  /// results.
-  KVPOLICY_DEVICE void merge_if_last(int head, int first_block, int last_block) const {
-    const Partials partials{p.workspace, first_block, last_block - first_block + 1};
+  /// The last one to get here of the blocks that share a head merges their results.
+  KVPOLICY_DEVICE void merge_if_last(int head) const {
+    const Partials partials{p.workspace, slice().first_block, slice().last_block - slice().first_block + 1};
     const int used_columns = slice().request.queries * p.group;
     auto& arrived = *reinterpret_cast<std::uint32_t*>(shared);
     if (!is_last_block(&p.workspace.tickets[head], partials.count, arrived)) return;

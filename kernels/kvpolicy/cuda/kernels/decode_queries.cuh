@@ -40,10 +40,11 @@ struct DecodeQueries {
   KVPOLICY_DEVICE std::byte* turned() const { return plain + Operands::bytes; }
   KVPOLICY_DEVICE CodeQueries for_codes() const { return {halves(), code_columns, sums}; }
 
-  KVPOLICY_DEVICE void load(const AttendParams& p, int sequence, int kv_head) const {
+  /// Each of `threads` threads calls it, this one as thread `thread`.
+  KVPOLICY_DEVICE void load(const AttendParams& p, int sequence, int kv_head, int thread, int threads) const {
     const int used_columns = p.request_of(sequence).queries * p.group;
     const CallTokens tokens = p.tokens_of(sequence);
-    for (int i = unforeseen(thread_index()); i < columns * vectors; i += thread_count()) {
+    for (int i = thread; i < columns * vectors; i += threads) {
       const int column = i / vectors;
       const int channel = i % vectors * 8;
       Words4 q{};

@@ -15,7 +15,7 @@ namespace kvpolicy::gpu {
 template <int HeadDim, int ColumnTiles, int Warps>
 struct WarpMerge {
   static constexpr int columns = ColumnTiles * tile_columns;
-  static_assert(columns <= (Warps - 1) * warp_lanes, "a thread has nothing to do while states are merged");
+  static_assert(columns <= (Warps - 1) * warp_lanes, "a warp has nothing to do while states are merged");
   static constexpr int buffers = Warps < 4 ? Warps : 4;
   static constexpr int pitch = HeadDim + 1;  // columns begin in different banks
   static constexpr int bytes = buffers * columns * pitch * 4;
@@ -23,8 +23,8 @@ struct WarpMerge {
   float* values;         ///< [buffers, columns, pitch]
   PartialState* states;  ///< [Warps + 1, columns]; the last is the block's
 
-  /// Called by all threads of the block, and then `merge_values`. `meanwhile()` is called by one thread that has
-  /// nothing else to do.
+  /// Called by all threads of the block, and then `merge_values`. `meanwhile()` is called by all lanes of a warp that
+  /// has nothing else to do.
   template <class Meanwhile>
   KVPOLICY_DEVICE void merge_states(OnlineSoftmax<HeadDim, ColumnTiles>& softmax, Meanwhile meanwhile) const {
     const int g = lane_index() / 4;
@@ -54,7 +54,7 @@ struct WarpMerge {
         all.sum += one.sum * rescale_factor(one.max, all.max);
       }
       states[Warps * columns + thread_index()] = all;
-    } else if (thread_index() == (Warps - 1) * warp_lanes) {
+    } else if (warp_index() == Warps - 1) {
       meanwhile();
     }
     sync_block();
