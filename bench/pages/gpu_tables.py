@@ -103,8 +103,8 @@ def gpu_kit(*paths):
 def compiling_of(cost):
     """What compiling a kit took."""
     dearest = ", ".join(f"`{each['name']}` {each['seconds']} s" for each in cost["dearest"])
-    return (f"Its {cost['objects']} objects took {cost['seconds']:,} s to compile, all of them, one for each of {cost['cores']} cores "
-            f"({cost['processor']}) at a time; the dearest: {dearest}.")
+    return (f"Compiling its {cost['objects']} objects took {cost['seconds']:,} s on the clock, all of them added up, {cost['cores']} at a time "
+            f"on {cost['cores']} cores ({cost['processor']}); the dearest: {dearest}.")
 
 
 GOAL_FILES = [f"gpu_*_{bench}.json" for bench in BENCHES]
