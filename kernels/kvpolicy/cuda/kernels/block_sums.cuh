@@ -25,15 +25,17 @@ class BlockSums {
   };
   /// Called by all threads; between two calls with the same memory there is a sync_block.
   KVPOLICY_DEVICE static Result of(T own, Memory& memory) {
+    // Unforeseen, lest what is asked of a lane here stays in a register for code after the call that asks it as well.
+    const int lane = unforeseen(lane_index());
     T up_to_lane = own;
     for (int distance = 1; distance < warp_lanes; distance *= 2) {
       const T below = shuffle_up(up_to_lane, distance);
-      if (lane_index() >= distance) up_to_lane += below;
+      if (lane >= distance) up_to_lane += below;
     }
-    if (lane_index() == warp_lanes - 1) memory.of_warps[warp_index()] = up_to_lane;
+    if (lane == warp_lanes - 1) memory.of_warps[warp_index()] = up_to_lane;
     const T before_lane = shuffle_up(up_to_lane, 1);
     sync_block();
-    Result sums{lane_index() == 0 ? T{} : before_lane, T{}};
+    Result sums{lane == 0 ? T{} : before_lane, T{}};
     for (int warp = 0; warp < warps; ++warp) {
       if (warp < warp_index()) sums.before += memory.of_warps[warp];
       sums.total += memory.of_warps[warp];
