@@ -57,7 +57,7 @@ target_compile_options(kvpolicy_short_compile INTERFACE ${KVPOLICY_SHORT_COMPILE
 # tools have rows of bfloat16 alone; kvpolicy_program_policies adds those of float and float16.
 add_library(kvpolicy_tool_policies STATIC "${PROJECT_SOURCE_DIR}/compiled/policies_bfloat16.cpp")
 target_link_libraries(kvpolicy_tool_policies PUBLIC kvpolicy::kvpolicy PRIVATE kvpolicy_program_flags)
-target_compile_definitions(kvpolicy_tool_policies INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:KVPOLICY_SEPARATE_COMPILATION>")
+target_compile_definitions(kvpolicy_tool_policies INTERFACE KVPOLICY_SEPARATE_COMPILATION)
 add_library(kvpolicy_program_policies STATIC "${PROJECT_SOURCE_DIR}/compiled/policies_float.cpp"
                                              "${PROJECT_SOURCE_DIR}/compiled/policies_float16.cpp")
 target_link_libraries(kvpolicy_program_policies PUBLIC kvpolicy_tool_policies PRIVATE kvpolicy_program_flags)

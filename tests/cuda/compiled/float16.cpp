@@ -4,5 +4,7 @@
 #include <kvpolicy/cuda/instances.hpp>
 
 KVPOLICY_DEVICE_CACHE(template, kvpolicy::float16)
+#ifndef __CUDACC__  // for a device these are objects of their own: cmake/KvpolicyGpuKernels.cmake
 KVPOLICY_DEFINE_KERNELS(kvpolicy::float16, 64)
 KVPOLICY_DEFINE_COMMON_KERNELS()
+#endif
