@@ -25,7 +25,7 @@ class BlockSums {
   };
   /// Called by all threads; between two calls with the same memory there is a sync_block.
   KVPOLICY_DEVICE static Result of(T own, Memory& memory) {
-    // Unforeseen, lest what is asked of a lane here stays in a register for code after the call that asks it as well.
+    // Unforeseen: code after the call asks the same of its lane, and would have the answers kept in registers for it.
     const int lane = unforeseen(lane_index());
     T up_to_lane = own;
     for (int distance = 1; distance < warp_lanes; distance *= 2) {
