@@ -21,11 +21,10 @@
 #include <kvpolicy/policy/full_cache.hpp>
 #include <kvpolicy/policy/quantized_residual_cache.hpp>
 #include <kvpolicy/policy/sink_recent_cache.hpp>
-#include <reference_model/cuda/kernels/random.cuh>
-#include <reference_model/cuda/tabulate.hpp>
 
 #include "device_info.hpp"
 #include "reads.hpp"
+#include "tensor16.hpp"
 #include "timing.hpp"
 
 namespace kvpolicy::bench {
@@ -60,40 +59,6 @@ struct Run {
   bool failed = false;                    ///< set if any result was wrong
   std::map<std::string, double> seconds;  ///< medians by case, for ratios
   std::map<std::string, double> rates;    ///< bytes per second by case, where ratios are per byte
-};
-
-/// A device tensor of 16-bit numbers.
-class Tensor16 {
- public:
-  Tensor16(std::size_t count, cudaStream_t stream)
-      : count_{count}, memory_{gpu::allocate(gpu::default_memory(), count * sizeof(bfloat16), stream)} {}
-
-  [[nodiscard]] bfloat16* data() const { return reinterpret_cast<bfloat16*>(memory_.get()); }
-  [[nodiscard]] std::size_t count() const { return count_; }
-
-  /// Fills it with uniformly distributed numbers of mean 0 and variance 1, which spreads logits as
-  /// in a trained model.
-  void randomize(std::uint64_t seed, cudaStream_t stream) const {
-    reference::tabulate(bits(), count_, gpu::llama::RandomNumbers{seed << 32, 1.7320508F}, stream);
-  }
-  /// Fills it with NaN, so that an element that is never written is found.
-  void poison(cudaStream_t stream) const {
-    gpu::check(cudaMemsetAsync(memory_.get(), 0xff, count_ * sizeof(bfloat16), stream), "cudaMemsetAsync");
-  }
-  /// How many of its numbers are NaN. Waits for the stream.
-  [[nodiscard]] std::size_t nans(cudaStream_t stream) const {
-    return reference::count_of(bits(), count_, gpu::llama::IsNan{}, stream);
-  }
-
-  [[nodiscard]] TensorView<bfloat16> view(std::size_t heads, std::size_t head_dim) const {
-    return {data(), count_ / heads / head_dim, heads, head_dim};
-  }
-
- private:
-  [[nodiscard]] std::uint16_t* bits() const { return reinterpret_cast<std::uint16_t*>(memory_.get()); }
-
-  std::size_t count_;
-  gpu::DeviceBuffer memory_;
 };
 
 /// Rows in one `append`.
