@@ -41,6 +41,7 @@ doctest-dev|the test framework|
 libboost-context-dev|Boost.Context: threads of the kernels that run without a GPU|
 libbenchmark-dev|Google Benchmark: the benches|
 python3-cffi|calls the C interface from another language|
+python3-jinja2|renders the chat templates that ours are compared with|
 libopenmpi-dev|Open MPI: the reference model over several processes|
 openmpi-bin|its mpirun|'
 DOCS_PACKAGES='

@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <array>
+#include <string_view>
 #include <utility>
 
+#include <kvpolicy/core/error.hpp>
 #include <reference_model/tokenizer/chat_template.hpp>
 
 namespace kvpolicy::tools {
@@ -12,8 +14,14 @@ namespace kvpolicy::tools {
 PromptForm::Markup PromptForm::markup_of(const TextModel& model) {
   const std::array messages{reference::ChatMessage{"user", "x"}};
   const reference::ChatText chat = reference::ChatTemplate{model.tokenizer()}.render(messages);
-  // The message is the only content, because a template's own system message is markup.
-  const reference::ByteRange message = chat.literal.front();
+  // Beside the message only its role may be there, because a template's own system message is markup.
+  const auto is_message = [&](reference::ByteRange range) {
+    return std::string_view{chat.text}.substr(range.begin, range.end - range.begin) == messages[0].content;
+  };
+  const auto found = std::ranges::find_if(chat.literal, is_message);
+  require<FormatError>(found != chat.literal.end(),
+                       "the chat template does not print a user's message as it is");
+  const reference::ByteRange message = *found;
   return {chat.text.substr(0, message.begin), chat.text.substr(message.end)};
 }
 

@@ -39,6 +39,7 @@ class Conversation {
 
   const TextModel* model_;
   reference::ChatTemplate template_;
+  std::tm now_;  // when the conversation began: a later one would change what the cache has read
   std::vector<reference::ChatMessage> messages_;
   std::string prompt_;  // the text of the latest prompt and all before it
 };

@@ -15,6 +15,7 @@
 #include <reference_model/tokenizer/chat_template.hpp>
 
 #include "common/error_text.hpp"
+#include "common/local_time.hpp"
 #include "tool_plan.hpp"
 
 namespace kvpolicy::serve {
@@ -273,7 +274,8 @@ ApiRequest Api::chat(const std::string& text) const {
   }
   try {
     const reference::ChatTemplate chat{model_.tokenizer()};
-    request.prompt = chat.encode(messages);
+    const reference::ChatOptions options{.now = tools::local_time()};
+    request.prompt = chat.encode(messages, options);
     // Others may begin with the same messages, so marks are where a message's own words begin: what is the same in
     // the tokens of a conversation that parts there.
     constexpr std::size_t most_marks = 8;
@@ -281,7 +283,7 @@ ApiRequest Api::chat(const std::string& text) const {
       std::vector<reference::ChatMessage> other{messages.begin(),
                                                 messages.begin() + static_cast<std::ptrdiff_t>(parts + 1)};
       other.back().content = other.back().content.starts_with('A') ? "B" : "A";
-      const std::vector<int> tokens = chat.encode(other);
+      const std::vector<int> tokens = chat.encode(other, options);
       const auto common =
           static_cast<std::size_t>(std::ranges::mismatch(tokens, request.prompt).in1 - tokens.begin());
       if (common > 0 && common < request.prompt.size() &&

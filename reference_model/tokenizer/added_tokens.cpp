@@ -5,7 +5,7 @@
 #include <utility>
 
 #include <reference_model/tokenizer/unicode.hpp>
-#include <reference_model/tokenizer/utf8.hpp>
+#include <reference_model/utf8.hpp>
 
 namespace kvpolicy::reference {
 void AddedTokens::add(const AddedToken& token, std::string spelling) {

@@ -11,7 +11,7 @@
 #include <string>
 #include <string_view>
 
-#include <reference_model/tokenizer/utf8.hpp>
+#include <reference_model/utf8.hpp>
 
 namespace kvpolicy::reference {
 

@@ -9,7 +9,7 @@
 
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/io/json_text.hpp>
-#include <reference_model/tokenizer/utf8.hpp>
+#include <reference_model/utf8.hpp>
 
 namespace kvpolicy::reference {
 namespace {

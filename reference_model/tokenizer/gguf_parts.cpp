@@ -71,6 +71,10 @@ TokenizerParts parts_of_gguf(const GgufTokenizer& gguf, std::string_view origin)
   parts.tokens = gguf.tokens;
   parts.chat_template = gguf.chat_template;
   const std::size_t count = gguf.tokens.size();
+  for (const auto& [name, id] :
+       {std::pair{"bos_token", gguf.bos}, {"eos_token", gguf.eos}, {"unk_token", gguf.unknown}}) {
+    if (id && *id < count) parts.named_tokens.emplace(name, gguf.tokens[*id]);
+  }
   require<FormatError>(gguf.token_types.empty() || gguf.token_types.size() == count, origin, ": has ",
                        gguf.token_types.size(), " tokenizer.ggml.token_type for ", count, " tokens");
   for (std::size_t id = 0; id < gguf.token_types.size(); ++id) {

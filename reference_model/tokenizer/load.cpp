@@ -82,6 +82,14 @@ std::string chat_template_of(const fs::path& folder, const Json& config) {
 /// Adds what the files beside the tokenizer's own say.
 void read_neighbours(const fs::path& folder, TokenizerParts& parts) {
   const Json config = read_config(folder, "tokenizer_config.json").value_or(Json::object());
+  for (const Json& named :
+       {read_config(folder, "special_tokens_map.json").value_or(Json::object()), config}) {
+    for (const auto& [name, value] : named.items()) {
+      if (!name.ends_with("_token")) continue;
+      if (const auto spelling = spelling_of(named, name.c_str()))
+        parts.named_tokens.insert_or_assign(name, *spelling);
+    }
+  }
   if (const auto spelling = spelling_of(config, "bos_token")) parts.bos = token_of(parts, *spelling);
   if (const auto spelling = spelling_of(config, "eos_token")) {
     if (const auto end = token_of(parts, *spelling)) parts.ends.push_back(*end);

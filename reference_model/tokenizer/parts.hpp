@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -104,6 +105,8 @@ struct TokenizerParts {
   std::optional<int> bos;     ///< Begins a text.
   std::vector<int> ends;      ///< Tokens that end a text or a turn.
   std::string chat_template;  ///< As in tokenizer_config.json; empty if there is none.
+  /// What chat templates call special tokens: "bos_token" and the like, with their spellings.
+  std::map<std::string, std::string> named_tokens;
 };
 
 }  // namespace kvpolicy::reference

@@ -13,7 +13,7 @@
 #include <reference_model/tokenizer/byte_pair_encoding.hpp>
 #include <reference_model/tokenizer/normalizer.hpp>
 #include <reference_model/tokenizer/pre_tokenizer.hpp>
-#include <reference_model/tokenizer/utf8.hpp>
+#include <reference_model/utf8.hpp>
 
 namespace kvpolicy::reference {
 namespace {
@@ -95,7 +95,8 @@ struct Tokenizer::State {
         suffix{std::move(parts.suffix)},
         bos{parts.bos},
         ends{std::move(parts.ends)},
-        chat_template{std::move(parts.chat_template)} {
+        chat_template{std::move(parts.chat_template)},
+        named_tokens{std::move(parts.named_tokens)} {
     // A base model's files name the end of a text only; a chat ends with the end of a turn.
     for (const AddedToken& added : parts.added) {
       const std::string& spelling = parts.tokens[static_cast<std::size_t>(added.id)];
@@ -144,6 +145,7 @@ struct Tokenizer::State {
   std::optional<int> bos;
   std::vector<int> ends;
   std::string chat_template;
+  std::map<std::string, std::string> named_tokens;
   std::unique_ptr<const TokenModel> model;
   std::vector<std::string> spelled;
   std::vector<std::string> bytes;  // what each token decodes to, but for the first of a text
@@ -238,6 +240,9 @@ bool Tokenizer::is_end(int token) const noexcept {
   return std::binary_search(state_->ends.begin(), state_->ends.end(), token);
 }
 const std::string& Tokenizer::chat_template() const noexcept { return state_->chat_template; }
+const std::map<std::string, std::string>& Tokenizer::named_tokens() const noexcept {
+  return state_->named_tokens;
+}
 
 void Tokenizer::require_fits(std::size_t model_vocabulary) const {
   const std::size_t count = vocabulary();

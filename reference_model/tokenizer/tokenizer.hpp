@@ -15,6 +15,7 @@
 
 #include <cstddef>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -22,16 +23,11 @@
 #include <string_view>
 #include <vector>
 
+#include <reference_model/byte_range.hpp>
 #include <reference_model/tokenizer/parts.hpp>
 #include <reference_model/tokenizer/token_model.hpp>
 
 namespace kvpolicy::reference {
-
-/// [begin, end) in bytes of a text.
-struct ByteRange {
-  std::size_t begin = 0;
-  std::size_t end = 0;
-};
 
 struct EncodeOptions {
   bool add_special = true;    ///< Adds what the model's texts begin and end with, usually a bos token.
@@ -92,8 +88,10 @@ class Tokenizer {
   /// All tokens that end a text or a turn, sorted.
   [[nodiscard]] std::span<const int> ends() const noexcept;
   [[nodiscard]] bool is_end(int token) const noexcept;
-  /// The Jinja text of the folder; empty if there is none. chat_template.hpp recognises it.
+  /// The Jinja text of the folder; empty if there is none. chat_template.hpp renders it.
   [[nodiscard]] const std::string& chat_template() const noexcept;
+  /// The spellings of special tokens by the names that templates have for them, for example "bos_token".
+  [[nodiscard]] const std::map<std::string, std::string>& named_tokens() const noexcept;
 
   /// Checks that this tokenizer can belong to a model with so many rows in its embedding. Models
   /// round that number up, so up to `most_padding` rows may be without a token.

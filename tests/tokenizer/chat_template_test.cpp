@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Conversations are written as Jinja renders the templates (make_chat_goldens.py), special tokens
-// inside messages stay text, and templates that are not known are refused.
+// Conversations are written as Jinja renders the templates (make_chat_goldens.py), and special tokens
+// inside messages stay text.
 #include <algorithm>
+#include <cctype>
+#include <ctime>
 #include <string>
 #include <vector>
 
@@ -12,7 +14,6 @@
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/io/text_file.hpp>
 #include <reference_model/tokenizer/chat_template.hpp>
-#include <reference_model/tokenizer/unicode.hpp>
 
 #include "golden_texts.hpp"
 
@@ -29,6 +30,7 @@ Tokenizer small_tokenizer(const std::string& chat_template, const std::vector<st
   TokenizerParts parts;
   parts.origin = "small";
   parts.chat_template = chat_template;
+  if (special.size() > 1) parts.named_tokens = {{"bos_token", special[0]}, {"eos_token", special[1]}};
   for (char c = 1; c > 0; ++c) parts.tokens.emplace_back(1, c);
   for (const std::string& token : special) {
     parts.added.push_back({.id = static_cast<int>(parts.tokens.size()), .special = true});
@@ -43,15 +45,12 @@ std::vector<ChatMessage> messages_of(const nlohmann::json& messages) {
   return all;
 }
 
-TEST_CASE("conversations are written as Jinja renders the templates" *
-          doctest::skip(!reference::have_icu())) {
-  const auto goldens_of_chat = nlohmann::json::parse(io::read_text_file(goldens + "chat.json"));
-  REQUIRE(goldens_of_chat.size() > 10);
+void check_goldens(const std::string& file, std::size_t at_least) {
+  const auto goldens_of_chat = nlohmann::json::parse(io::read_text_file(goldens + file));
+  REQUIRE(goldens_of_chat.size() > at_least);
   for (const auto& golden : goldens_of_chat) {
-    const auto name = golden["name"].get<std::string>();
-    CAPTURE(name);
+    CAPTURE(golden["name"].get<std::string>());
     const ChatTemplate chat{small_tokenizer(golden["template"], golden["tokens"])};
-    CHECK(name.starts_with(chat.name()));
     int written = 0;
     for (const auto& item : golden["cases"]) {
       CAPTURE(item["messages"].dump());
@@ -68,7 +67,10 @@ TEST_CASE("conversations are written as Jinja renders the templates" *
       for (const auto [begin, end] : result.literal) {
         const std::string literal = result.text.substr(begin, end - begin);
         CHECK(std::any_of(messages.begin(), messages.end(), [&](const ChatMessage& message) {
-          return message.content.find(literal) != std::string::npos;
+          std::string role = message.role;
+          std::ranges::transform(role, role.begin(), [](unsigned char c) { return std::toupper(c); });
+          return message.content.find(literal) != std::string::npos || message.role == literal ||
+                 role == literal;
         }));
       }
     }
@@ -76,7 +78,13 @@ TEST_CASE("conversations are written as Jinja renders the templates" *
   }
 }
 
-TEST_CASE("a special token inside a message stays text" * doctest::skip(!reference::have_icu())) {
+TEST_CASE("conversations are written as Jinja renders the templates") { check_goldens("chat.json", 10); }
+
+TEST_CASE("templates with the changes that fine-tuners make are written as Jinja renders them") {
+  check_goldens("chat_changed.json", 15);
+}
+
+TEST_CASE("a special token inside a message stays text") {
   const std::string chatml =
       "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] "
       "+ "
@@ -99,60 +107,63 @@ TEST_CASE("a special token inside a message stays text" * doctest::skip(!referen
   CHECK(chat.encode(hostile) != tokenizer.encode(chat.render(hostile).text));
 }
 
-TEST_CASE("the date of Llama 3.1 can be given") {
-  const auto goldens_of_chat = nlohmann::json::parse(io::read_text_file(goldens + "chat.json"));
-  for (const auto& golden : goldens_of_chat) {
-    if (golden["name"] != "Llama 3.1" || !reference::have_icu()) continue;
-    const ChatTemplate chat{small_tokenizer(golden["template"], golden["tokens"])};
-    const std::vector<ChatMessage> messages{{"user", "hello"}};
-    CHECK(chat.render(messages, {.date = "01 Jan 2026"}).text.find("Today Date: 01 Jan 2026\n\n") !=
-          std::string::npos);
-  }
+TEST_CASE("a date is the clock's that is given, and else the template's own") {
+  const std::string source =
+      "{% if strftime_now is defined %}{{ strftime_now('%d %b %Y') }}{% else %}26 Jul 2024{% endif %}{{ "
+      "messages[0].content }}";
+  const ChatTemplate chat{small_tokenizer(source, {})};
+  const std::vector<ChatMessage> messages{{"user", "!"}};
+  CHECK(chat.render(messages).text == "26 Jul 2024!");
+  std::tm date{};
+  date.tm_year = 126;
+  date.tm_mday = 1;
+  CHECK(chat.render(messages, {.now = date}).text == "01 Jan 2026!");
 }
 
-TEST_CASE("templates that would be written wrongly are refused") {
-  const std::string chatml =
-      "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] "
-      "+ "
-      "'<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' "
-      "}}{% "
-      "endif %}";
+const std::string chatml =
+    "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + "
+    "'<|im_end|>\n'}}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+
+TEST_CASE("what is no template, or another model's, is refused") {
   const std::vector<std::string> tokens{"<|im_start|>", "<|im_end|>"};
   CHECK_NOTHROW(ChatTemplate{small_tokenizer(chatml, tokens)});
-  const auto changed = [&](const std::string& from, const std::string& to) {
-    std::string text = chatml;
-    return text.replace(text.find(from), from.size(), to);
-  };
   for (const std::string& other :
-       {std::string{}, changed("message['content'] +", "message['content'] | trim +"),
-        changed("{{'", "text{{'"), changed("{{'", "\n\n{{'"), changed("{% for", "{{ bos_token }}{% for"),
-        changed("'<|im_end|>' + '\n'", "'<|im_end|>'"), changed("'\n' + message", "' ' + message"),
-        changed("endif %}", "endif"), std::string{"{{"}, std::string{"{{ 'open }}"},
-        std::string{"{{ messages }}"}}) {
+       {std::string{}, std::string{"{% if"}, std::string{"{{"}, std::string{"{{ 'open }}"},
+        std::string{"{% block x %}{% endblock %}"}, std::string{"text"}, std::string{"{{ bos_token }}"}}) {
     CAPTURE(other);
     CHECK_THROWS_AS(ChatTemplate{small_tokenizer(other, tokens)}, FormatError);
   }
   CHECK_THROWS_WITH_AS((ChatTemplate{small_tokenizer(chatml, {"<|im_start|>"})}),
                        doctest::Contains("<|im_end|>"), FormatError);
-  CHECK_THROWS_WITH_AS((ChatTemplate{small_tokenizer("{{ messages }}", tokens)}),
-                       doctest::Contains("Llama 3.1"), FormatError);
+  CHECK_THROWS_WITH_AS(static_cast<void>((ChatTemplate{small_tokenizer("{{ messages|urlize }}", tokens)})),
+                       doctest::Contains("urlize"), FormatError);
+}
+
+TEST_CASE("what a message has beside its content, and tools, are the template's to print") {
+  using reference::jinja::None;
+  using reference::jinja::Value;
+  const ChatTemplate chat{
+      small_tokenizer("{{ messages[0].content }}{{ messages[0].name }}{{ tools[0] }}{{ extra }}"
+                      "{{ enable_thinking is defined }}",
+                      {})};
+  const std::vector<ChatMessage> messages{{"user", "", {{"name", Value{"Ann"}}, {"content", Value{None{}}}}}};
+  CHECK(
+      chat.render(messages, {.tools = Value::list({Value{"f"}}), .more = {{"extra", Value{std::int64_t{3}}}}})
+          .text == "NoneAnnf3False");
 }
 
 TEST_CASE("conversations that a template does not have are refused") {
-  const std::string chatml =
-      "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] "
-      "+ "
-      "'<|im_end|>\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% "
-      "endif %}";
-  const ChatTemplate chat{small_tokenizer(chatml, {"<|im_start|>", "<|im_end|>"})};
+  const ChatTemplate chat{small_tokenizer(
+      chatml + "{% if messages[0].role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}",
+      {"<|im_start|>", "<|im_end|>"})};
   const auto refused = [&](const std::vector<ChatMessage>& messages, const char* why) {
     CHECK_THROWS_WITH_AS(static_cast<void>(chat.render(messages)), doctest::Contains(why), ConfigError);
   };
   refused({}, "at least one message");
-  refused({{"tool", "x"}}, "'tool'");
-  refused({{"user", "x"}, {"system", "y"}}, "only the first");
-  refused({{"system", "x"}}, "after the system message");
+  refused({{"tool", "x"}}, "no tools");
   refused({{"user", "\xff"}}, "not UTF-8");
+  refused({{"\xff", "x"}}, "not UTF-8");
 }
 
 }  // namespace

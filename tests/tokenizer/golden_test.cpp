@@ -13,7 +13,7 @@
 #include <reference_model/tokenizer/sentencepiece_model.hpp>
 #include <reference_model/tokenizer/tokenizer.hpp>
 #include <reference_model/tokenizer/unicode.hpp>
-#include <reference_model/tokenizer/utf8.hpp>
+#include <reference_model/utf8.hpp>
 
 #include "golden_texts.hpp"
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes tests/tokenizer/goldens/chat.json: conversations as Jinja renders them, with the settings of
-transformers' apply_chat_template, by templates of the supported families.
+"""Makes tests/tokenizer/goldens/chat.json and chat_changed.json: conversations as Jinja renders them, with the settings of
+transformers' apply_chat_template, by templates of well-known families, and by these with changes that fine-tuners make.
 
     python -m venv venv && venv/bin/pip install jinja2
     venv/bin/python tests/tokenizer/make_chat_goldens.py
@@ -168,6 +168,29 @@ TEMPLATES = {
     "Mistral v0.3": (mistral2("last", '"[INST] "', '"[/INST]"', "|trim"), SENTENCEPIECE),
 }
 
+CHATML_PLAIN = TEMPLATES["ChatML, no system message"][0]
+GENERATION = "{{ '<|im_start|>assistant\n' }}"
+CHANGED = {
+    "default system message with an apostrophe": (CHATML.replace("@SYSTEM@", "You\\'re Bob\\'s \"helper\"."), CHATML_TOKENS),
+    "default system message in a variable": ("{% set default = 'Be kind.' %}" + CHATML.replace("@SYSTEM@", "' + default + '"), CHATML_TOKENS),
+    "default system message in two prints": (CHATML.replace("@SYSTEM@", "Be ' }}{{ 'kind."), CHATML_TOKENS),
+    "default system message by set messages": ("{% if messages[0].role != 'system' %}{% set messages = [{'role': 'system', 'content': 'Be kind.'}] + messages %}{% endif %}" + CHATML_PLAIN, CHATML_TOKENS),
+    "default system message as text": ("{% if messages[0]['role'] != 'system' %}<|im_start|>system\nBe kind.<|im_end|>\n\n{% endif %}" + CHATML_PLAIN, CHATML_TOKENS),
+    "thoughts after the generation prompt": (CHATML_PLAIN.replace(GENERATION, GENERATION + "{{ '<think>\n' }}"), CHATML_TOKENS),
+    "the latest two messages": (CHATML_PLAIN.replace("in messages %}", "in messages[-2:] %}"), CHATML_TOKENS),
+    "stripped messages": (CHATML_PLAIN.replace("message['content'] +", "message['content'] | trim +"), CHATML_TOKENS),
+    "users alone": (CHATML_PLAIN.replace("in messages %}", "in messages if message.role == 'user' %}"), CHATML_TOKENS),
+    "names of roles": (CHATML_PLAIN.replace("message['role'] +", "{'user': 'human', 'assistant': 'gpt'}.get(message['role'], message['role']) +"), CHATML_TOKENS),
+    "capital roles": (CHATML_PLAIN.replace("message['role'] +", "message['role'] | upper +"), CHATML_TOKENS),
+    "a bos token in front": ("{{ bos_token }}" + CHATML_PLAIN, CHATML_TOKENS),
+    "a number for each turn": (CHATML_PLAIN.replace("message['role'] +", "message['role'] + ' ' + loop.index | string +"), CHATML_TOKENS),
+    "no line break at the end": (CHATML_PLAIN.replace("'<|im_end|>' + '\n'", "'<|im_end|>'"), CHATML_TOKENS),
+    "Llama 2 with a default of its own": (LLAMA2.replace("{% set system_message = false %}", "{% set system_message = 'Be kind.' %}"), SENTENCEPIECE),
+    "Mistral, changed first user message": (MISTRAL1.replace("@SPACE@", "").replace("message['content'] + ' [/INST]'", "('Q: ' if loop.first else '') + message['content'] + ' [/INST]'"), SENTENCEPIECE),
+    "Llama 3 with a default date": (LLAMA31.replace("26 Jul 2024", "1 Jan 2020"), LLAMA3_TOKENS),
+}
+
+
 def speaker(role):
     return lambda text: {"role": role, "content": text}
 
@@ -194,7 +217,7 @@ CONVERSATIONS = [
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path(__file__).parent / "goldens" / "chat.json")
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path(__file__).parent / "goldens", help="the folder")
     out = parser.parse_args().out
 
     class Refused(Exception):
@@ -205,8 +228,13 @@ def main():
 
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     environment.globals["raise_exception"] = raise_exception
+    for file, templates in [("chat.json", TEMPLATES), ("chat_changed.json", CHANGED)]:
+        write(out / file, environment, templates, Refused)
+
+
+def write(out, environment, templates, refused):
     goldens = []
-    for name, (template, tokens) in TEMPLATES.items():
+    for name, (template, tokens) in templates.items():
         compiled = environment.from_string(template)
         cases = []
         for messages in CONVERSATIONS:
@@ -214,7 +242,7 @@ def main():
                 try:
                     text = compiled.render(messages=messages, bos_token=tokens[0], eos_token=tokens[1], add_generation_prompt=prompt,
                                            **({} if thinking else {"enable_thinking": False}))
-                except Refused:
+                except refused:
                     text = None
                 cases.append({"messages": [[m["role"], m["content"]] for m in messages], "prompt": prompt, "thinking": thinking, "text": text})
         goldens.append({"name": name, "template": template, "tokens": tokens, "cases": cases})

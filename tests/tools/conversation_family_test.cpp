@@ -25,8 +25,8 @@ using namespace kvpolicy::tools;
 namespace {
 
 const nlohmann::json& goldens() {
-  static const nlohmann::json all = nlohmann::json::parse(
-      io::read_text_file(testing::source_dir() + "/tests/tokenizer/goldens/chat.json"));
+  static const nlohmann::json all =
+      nlohmann::json::parse(io::read_text_file(testing::source_dir() + "/tests/tokenizer/goldens/chat.json"));
   return all;
 }
 
@@ -35,6 +35,7 @@ TextModel model_with(const std::string& chat_template, const std::vector<std::st
   reference::TokenizerParts parts;
   parts.origin = "ascii";
   parts.chat_template = chat_template;
+  parts.named_tokens = {{"bos_token", special[0]}, {"eos_token", special[1]}};
   for (int c = 1; c < 128; ++c) parts.tokens.emplace_back(1, static_cast<char>(c));
   for (const std::string& token : special) {
     parts.added.push_back({.id = static_cast<int>(parts.tokens.size()), .special = true});
