@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/compiled/instances.hpp"
 
-#include <kvpolicy/cuda/instances.hpp>
-
 KVPOLICY_DEVICE_CACHE(template, kvpolicy::float16)
 #ifndef __CUDACC__  // for a device these are objects of their own: cmake/KvpolicyGpuKernels.cmake
+#include <kvpolicy/cuda/instances.hpp>
+
 KVPOLICY_DEFINE_KERNELS(kvpolicy::float16, 64)
 KVPOLICY_DEFINE_COMMON_KERNELS()
 #endif
