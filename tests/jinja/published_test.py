@@ -9,6 +9,7 @@ or ours refuses by the construct's name. At least 63 files must be the same in a
 (77) without jinja2, or where the templates can be neither found nor fetched.
 """
 import datetime
+import http.client
 import io
 import json
 import os
@@ -89,7 +90,7 @@ def fetch(folder):
         page = urllib.request.urlopen(index, timeout=60).read().decode()
         link = re.search(rf'href="([^"]*{re.escape(PACKAGE)}[^"]*)"', page)
         data = urllib.request.urlopen(urllib.parse.urljoin(index, link[1]), timeout=300).read()
-    except (ImportError, OSError, TypeError):
+    except (ImportError, OSError, TypeError, http.client.HTTPException):  # TypeError: the index does not have it
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as unpacked:
