@@ -140,7 +140,8 @@ TEST_CASE("strftime_now is defined where there is a clock") {
 TEST_CASE("a template from outside is bounded") {
   const auto refused = [](const std::string& source) {
     CAPTURE(source.substr(0, 100));
-    CHECK_THROWS_AS(static_cast<void>(Template{source}.render({{"s", Value{std::string(1000, 'x')}}})),
+    const Names names{{"s", Value{std::string(1000, 'x')}}};
+    CHECK_THROWS_AS(static_cast<void>(Template{source}.render(names, {.now = {}, .steps = 1'000'000})),
                     Error);
   };
   const auto repeated = [](std::string_view part, std::size_t times) {
