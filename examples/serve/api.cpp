@@ -283,7 +283,12 @@ ApiRequest Api::chat(const std::string& text) const {
       std::vector<reference::ChatMessage> other{messages.begin(),
                                                 messages.begin() + static_cast<std::ptrdiff_t>(parts + 1)};
       other.back().content = other.back().content.starts_with('A') ? "B" : "A";
-      const std::vector<int> tokens = chat.encode(other, options);
+      std::vector<int> tokens;
+      try {
+        tokens = chat.encode(other, options);
+      } catch (const ConfigError&) {
+        continue;  // to some templates a conversation that ends here is none
+      }
       const auto common =
           static_cast<std::size_t>(std::ranges::mismatch(tokens, request.prompt).in1 - tokens.begin());
       if (common > 0 && common < request.prompt.size() &&

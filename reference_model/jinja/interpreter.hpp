@@ -154,8 +154,4 @@ class Interpreter {
 /// Methods that Python's text, dict and list have: a template may ask whether they are defined.
 [[nodiscard]] bool has_method(const Value& value, std::string_view name);
 
-/// Python's replacement fields: "%s" and "{}".
-[[nodiscard]] Text percent_format(Interpreter& run, const Text& format, const Value& values);
-[[nodiscard]] Text brace_format(Interpreter& run, const Text& format, const Arguments& values);
-
 }  // namespace kvpolicy::reference::jinja

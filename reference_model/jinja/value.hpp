@@ -142,6 +142,13 @@ void require_hashable(const Value& value);
 [[nodiscard]] int order(const Value& a, const Value& b);
 /// A number as a double; truths are 0 and 1.
 [[nodiscard]] double real_of(const Value& number);
+/// Python's truths are whole numbers, too.
+[[nodiscard]] inline bool is_integer(const Value& value) {
+  return value.is<bool>() || value.is<std::int64_t>();
+}
+[[nodiscard]] inline std::int64_t integer_of(const Value& value) {
+  return value.is<bool>() ? static_cast<std::int64_t>(value.as<bool>()) : value.as<std::int64_t>();
+}
 
 /// Python's str(): how a value is printed. @throws ConfigError for what has no text of its own, for example a function
 [[nodiscard]] Text printed(const Value& value);

@@ -10,7 +10,9 @@ import struct
 GOLDENS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tokenizer", "goldens", "smollm")
 VOCABULARY = 700  # of that tokenizer: byte-level byte-pair encoding
 HIDDEN, INTERMEDIATE, LAYERS, Q_HEADS, KV_HEADS, HEAD_DIM = 32, 48, 2, 4, 2, 64
-CHATML = ("{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}"
+# As some published templates do, it refuses to answer an answer.
+CHATML = ("{% if add_generation_prompt and messages[-1].role == 'assistant' %}{{ raise_exception('nobody asks') }}{% endif %}"
+          "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}"
           "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
 
 

@@ -87,6 +87,15 @@ class Chats(unittest.TestCase):
         second = json.loads(self.chat(talk))
         self.assertGreater(second["usage"]["prompt_tokens_details"]["cached_tokens"], least)
 
+    def test_refused_by_the_template(self):
+        turns = [*TALK, {"role": "assistant", "content": "That one."}]
+        status, text = self.server.ask("POST", "/v1/chat/completions", {"messages": turns})
+        self.assertEqual(status, 400, text)
+        self.assertIn("nobody asks", json.loads(text)["error"]["message"])
+        # That a shorter conversation would be refused is no matter of this one's.
+        said = json.loads(self.chat([*turns, {"role": "user", "content": "And down?"}]))
+        self.assertTrue(said["choices"][0]["message"]["content"])
+
     def test_stops(self):
         text = json.loads(self.chat(max_tokens=24))["choices"][0]["message"]["content"]
         stop = text[len(text) // 2:len(text) // 2 + 2]
