@@ -15,7 +15,6 @@ import json
 import os
 import pathlib
 import re
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -93,12 +92,12 @@ def fetch(folder):
     except (ImportError, OSError, TypeError, http.client.HTTPException):  # TypeError: the index does not have it
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as unpacked:
-        with tarfile.open(fileobj=io.BytesIO(data)) as archive:
-            for member in archive:
-                if "/models/templates/" in member.name and member.name.endswith(".jinja"):
-                    (pathlib.Path(unpacked) / member.name.rsplit("/", 1)[1]).write_bytes(archive.extractfile(member).read())
-        shutil.copytree(unpacked, folder, dirs_exist_ok=True)
+    unpacked = pathlib.Path(tempfile.mkdtemp(dir=folder.parent))
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        for member in archive:
+            if "/models/templates/" in member.name and member.name.endswith(".jinja"):
+                (unpacked / member.name.rsplit("/", 1)[1]).write_bytes(archive.extractfile(member).read())
+    unpacked.rename(folder)  # whole, or not at all
 
 
 def expected(source, names):
