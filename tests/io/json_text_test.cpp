@@ -51,12 +51,12 @@ TEST_CASE("the parser asks for its position once, and only for a text that is re
   keys += "\"last\": 0}";
   for (const std::string& text : {arrays, keys}) {
     std::size_t asked = 0;
-    CHECK_FALSE(io::detail::parse_json(text, "x.json", {}, CountedIterator{asked}).empty());
+    CHECK_FALSE(io::detail::parse_json<io::Json>(text, "x.json", {}, CountedIterator{asked}).empty());
     CHECK(asked == 0);
     for (const std::string& broken :
          {text.substr(0, text.size() - 1), text + "x", text.substr(0, text.size() - 1) + ",\"0\": 1e999}"}) {
       asked = 0;
-      CHECK_THROWS_AS((void)io::detail::parse_json(broken, "x.json", {}, CountedIterator{asked}),
+      CHECK_THROWS_AS((void)io::detail::parse_json<io::Json>(broken, "x.json", {}, CountedIterator{asked}),
                       FormatError);
       CHECK(asked == 1);
     }
@@ -106,6 +106,47 @@ TEST_CASE("more values than a text may have are refused at the first one too man
   CHECK(refusal(R"({"a": 1})", limits).empty());
   CHECK(refusal(R"({"a": 1, "b": []})", limits) == Says{"more than 4 values"});
   CHECK(refusal(R"([{"a": 1, "b": 2}])", limits) == Says{"more than 4 values"});
+}
+
+TEST_CASE(
+    "an object of more keys, and values of more memory, than there may be are refused at the first too "
+    "many") {
+  const auto keys = [](std::size_t count) {
+    std::string text = "{\"k0\": 0";
+    for (std::size_t i = 1; i < count; ++i) text += ", \"k" + std::to_string(i) + "\": 0";
+    return text + "}";
+  };
+  const io::JsonLimits few{.most_keys = 3};
+  CHECK(refusal(keys(3), few).empty());
+  CHECK(refusal(keys(4), few) == Says{"an object has more than 3 keys"});
+  CHECK(refusal("[" + keys(3) + ", " + keys(3) + "]", few).empty());
+  const io::JsonLimits small{.most_bytes = 100'000};
+  CHECK(refusal("\"" + repeated("a", 90'000) + "\"", small).empty());
+  CHECK(refusal("\"" + repeated("a", 100'001) + "\"", small) ==
+        Says{"take more than 100000 bytes of memory"});
+  // Short texts of much memory.
+  CHECK(refusal("[" + repeated("{},", 5000) + "{}]", small) == Says{"bytes of memory"});
+  CHECK(refusal("[" + repeated("[],", 5000) + "[]]", small) == Says{"bytes of memory"});
+  CHECK(refusal("[" + repeated("0,", 10'000) + "0]", small) == Says{"bytes of memory"});
+  CHECK(refusal(keys(3000), small) == Says{"bytes of memory"});
+  CHECK(refusal("[" + repeated("0,", 1000) + "0]", small).empty());
+}
+
+TEST_CASE("reading takes as long as the text is: not as its square where objects lie in a long array") {
+  // A second search of the array for each of them would take an hour.
+  const std::string objects = "[" + repeated("{},", 600'000) + R"({"a": {}})" + "]";
+  CHECK(io::parse_json(objects, "x.json").size() == 600'001);
+  CHECK(io::parse_ordered_json(objects, "x.json", {}).size() == 600'001);
+}
+
+TEST_CASE("an ordered reader keeps the keys as they came, within the same limits") {
+  const auto json = io::parse_ordered_json(R"({"z": 1, "a": {"y": [], "b": null}, "m": "x"})", "x.json", {});
+  CHECK(json.dump() == R"({"z":1,"a":{"y":[],"b":null},"m":"x"})");
+  CHECK(io::shown(json.at("m")) == "the string 'x'");
+  for (const char* bad : {"", "{", R"({"a": 1, "a": 2})", "[[[1]]]", "\"\xff\"", "[1e999]"}) {
+    CAPTURE(bad);
+    CHECK_THROWS_AS((void)io::parse_ordered_json(bad, "x.json", {.deepest = 2}), FormatError);
+  }
 }
 
 TEST_CASE("a text of the largest size and the shortest values is refused after a part of it") {

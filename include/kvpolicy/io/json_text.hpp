@@ -24,6 +24,8 @@ namespace kvpolicy::io {
 
 /// A parsed value.
 using Json = nlohmann::json;
+/// The same with the keys of objects in the order of the text.
+using OrderedJson = nlohmann::ordered_json;
 
 /// The position of the byte at `offset`, as "line 3, column 14".
 [[nodiscard]] inline std::string place_in_text(std::string_view text, std::size_t offset) {
@@ -55,9 +57,10 @@ using Json = nlohmann::json;
 }
 
 /// Describes a JSON value for an error message: its kind and, if it is short, the value.
-[[nodiscard]] inline std::string shown(const Json& value) {
+template <class AnyJson>
+[[nodiscard]] std::string shown(const AnyJson& value) {
   if (value.is_string()) {
-    return std::string{"the string "}.append(in_quotes(value.get_ref<const std::string&>()));
+    return std::string{"the string "}.append(in_quotes(value.template get_ref<const std::string&>()));
   }
   if (value.is_array()) return message("an array of ", value.size());
   if (value.is_object()) return message("an object of ", value.size());
@@ -99,61 +102,115 @@ struct JsonLimits {
   /// Values and keys in total. A value that takes two bytes of text takes 16 when parsed, a key over a
   /// hundred: this many numbers take as much memory as the largest text file.
   std::size_t most_values = std::size_t{1} << 22;
+  /// Keys of one object: OrderedJson goes through them all for each that it adds or finds.
+  std::size_t most_keys = std::numeric_limits<std::size_t>::max();
+  /// Memory of the parsed values, about: `{}` takes 50 times its text.
+  std::size_t most_bytes = std::numeric_limits<std::size_t>::max();
 };
 
 namespace detail {
 
-/// Implements the public `parse_json`. `place_in(text, offset)` describes the position of an offset. It
-/// reads all text before the offset, so it is only called for a text that is refused.
-template <class PlaceIn>
-[[nodiscard]] Json parse_json(std::string_view text, std::string_view origin, const JsonLimits& limits,
-                              PlaceIn place_in) {
-  require<FormatError>(text.find_first_not_of(" \t\r\n") != std::string_view::npos, origin,
-                       ": is empty, must be JSON");
-  const char* latest = text.data();
-  const auto refusal = [&](const auto&... reason) {
-    const auto offset = static_cast<std::size_t>(latest - text.data());
-    return message(origin, ": ", place_in(text, offset), ": ", reason...);
-  };
-  std::vector<std::set<std::string>> keys;  // for each open object, the keys met so far
-  std::size_t values = 0;
-  const auto watch = [&](int depth, Json::parse_event_t event, Json& parsed) {
-    using Event = Json::parse_event_t;
-    const bool opens = event == Event::object_start || event == Event::array_start;
-    if (opens && static_cast<std::size_t>(depth) >= limits.deepest) {
-      fail<FormatError>(refusal("values are nested deeper than ", limits.deepest));
-    }
-    if ((opens || event == Event::value || event == Event::key) && ++values > limits.most_values) {
-      fail<FormatError>(refusal("has more than ", limits.most_values, " values and keys"));
-    }
-    if (event == Event::object_start) keys.emplace_back();
-    if (event == Event::object_end) keys.pop_back();
-    if (event == Event::key) {
-      const auto& key = parsed.get_ref<const std::string&>();
-      if (!keys.back().insert(key).second) {
-        fail<FormatError>(refusal("the key ", in_quotes(key), " is given twice"));
-      }
-    }
-    return true;
-  };
-  KVPOLICY_TRY {
-    Json parsed = Json::parse(TrackedIterator{text.data(), &latest},
-                              TrackedIterator{text.data() + text.size(), &latest}, watch,
-                              /*allow_exceptions=*/KVPOLICY_EXCEPTIONS != 0);
-    if (parsed.is_discarded()) fail<FormatError>(refusal("is not JSON"));
-    return parsed;
+/// Builds the values that nlohmann::json's parser reads (its SAX interface), within limits. The parser's own callback goes through a
+/// whole array again after each object in it.
+template <class AnyJson, class Refuse>
+class JsonBuilder {
+ public:
+  JsonBuilder(const JsonLimits& limits, const Refuse& refuse) : limits_{limits}, refuse_{refuse} {}
+
+  bool null() { return value(nullptr); }
+  bool boolean(bool truth) { return value(truth); }
+  bool number_integer(std::int64_t number) { return value(number); }
+  bool number_unsigned(std::uint64_t number) { return value(number); }
+  bool number_float(double number, const std::string&) { return value(number); }
+  bool string(std::string& text) {
+    bytes_ += sizeof text + text.size();
+    return value(std::move(text));
   }
-  KVPOLICY_CATCH_AS(Json::exception, error) {
+  bool binary(typename AnyJson::binary_t&) { return false; }  // JSON has none
+  bool start_object(std::size_t) { return open(AnyJson::object()); }
+  bool start_array(std::size_t) { return open(AnyJson::array()); }
+  bool end_object() { return close(); }
+  bool end_array() { return close(); }
+  bool key(std::string& name) {
+    count(sizeof name + name.size() + allocation);
+    auto& object = open_.back()->template get_ref<typename AnyJson::object_t&>();
+    if (object.size() >= limits_.most_keys) refuse_("an object has more than ", limits_.most_keys, " keys");
+    const auto [place, is_new] = object.emplace(name, nullptr);
+    if (!is_new) refuse_("the key ", in_quotes(name), " is given twice");
+    at_ = &place->second;
+    return true;
+  }
+  bool parse_error(std::size_t, const std::string&, const nlohmann::detail::exception& error) {
     // The name in "[json.exception.parse_error.101] parse error at line 1, column 2: …" does not help a
     // user. The message quotes the last token in full, however long it is, so it is shortened.
     const std::string_view what = error.what();
     const std::size_t end = what.find("] ");
-    fail<FormatError>(
-        refusal(shortened(what.substr(end == std::string_view::npos ? 0 : end + 2), 240),
-                origin.ends_with(".tsv")
-                    ? "; a .tsv of gates belongs to a DuoAttention pattern: give the folder that it is in"
-                    : ""));
+    refuse_(shortened(what.substr(end == std::string_view::npos ? 0 : end + 2), 240));
+    return false;
   }
+
+  [[nodiscard]] AnyJson take() { return std::move(all_); }
+
+ private:
+  static constexpr std::size_t allocation = 48;  // what one takes besides, and a map's node
+
+  void count(std::size_t bytes) {
+    if (++values_ > limits_.most_values) refuse_("has more than ", limits_.most_values, " values and keys");
+    bytes_ += bytes;
+    if (bytes_ > limits_.most_bytes) {
+      refuse_("its values take more than ", limits_.most_bytes, " bytes of memory");
+    }
+  }
+  AnyJson* add(AnyJson value) {
+    count(2 * sizeof value);  // an array keeps room for more
+    if (open_.empty()) return &(all_ = std::move(value));
+    if (!open_.back()->is_array()) return &(*at_ = std::move(value));
+    open_.back()->push_back(std::move(value));
+    return &open_.back()->back();
+  }
+  bool value(AnyJson value) { return add(std::move(value)) != nullptr; }
+  bool open(AnyJson container) {
+    if (open_.size() >= limits_.deepest) refuse_("values are nested deeper than ", limits_.deepest);
+    bytes_ += allocation;
+    open_.push_back(add(std::move(container)));
+    return true;
+  }
+  bool close() {
+    open_.pop_back();
+    return true;
+  }
+
+  const JsonLimits& limits_;
+  const Refuse& refuse_;
+  AnyJson all_;
+  std::vector<AnyJson*> open_;  // a container does not change while one inside it is open
+  AnyJson* at_ = nullptr;       // where the value of the latest key goes
+  std::size_t values_ = 0;
+  std::size_t bytes_ = 0;
+};
+
+/// Implements the public `parse_json`. `place_in(text, offset)` describes the position of an offset. It
+/// reads all text before the offset, so it is only called for a text that is refused.
+template <class AnyJson, class PlaceIn>
+[[nodiscard]] AnyJson parse_json(std::string_view text, std::string_view origin, const JsonLimits& limits,
+                                 PlaceIn place_in) {
+  require<FormatError>(text.find_first_not_of(" \t\r\n") != std::string_view::npos, origin,
+                       ": is empty, must be JSON");
+  const char* latest = text.data();
+  const auto refuse = [&](const auto&... reason) {
+    const auto offset = static_cast<std::size_t>(latest - text.data());
+    fail<FormatError>(
+        origin, ": ", place_in(text, offset), ": ", reason...,
+        origin.ends_with(".tsv")
+            ? "; a .tsv of gates belongs to a DuoAttention pattern: give the folder that it is in"
+            : "");
+  };
+  JsonBuilder<AnyJson, decltype(refuse)> builder{limits, refuse};
+  if (!AnyJson::sax_parse(TrackedIterator{text.data(), &latest},
+                          TrackedIterator{text.data() + text.size(), &latest}, &builder)) {
+    refuse("is not JSON");
+  }
+  return builder.take();
 }
 
 }  // namespace detail
@@ -163,7 +220,12 @@ template <class PlaceIn>
 /// a number that a double cannot hold, a key given twice in one object, or more than the limits allow.
 [[nodiscard]] inline Json parse_json(std::string_view text, std::string_view origin,
                                      const JsonLimits& limits = {}) {
-  return detail::parse_json(text, origin, limits, place_in_text);
+  return detail::parse_json<Json>(text, origin, limits, place_in_text);
+}
+/// The same, keeping the order of keys. Wants a limit of keys where the text is not one's own. @throws as parse_json
+[[nodiscard]] inline OrderedJson parse_ordered_json(std::string_view text, std::string_view origin,
+                                                    const JsonLimits& limits) {
+  return detail::parse_json<OrderedJson>(text, origin, limits, place_in_text);
 }
 
 /// One object of a file, read by key. Its errors name the path to the value. It can refuse keys that nobody
