@@ -131,6 +131,10 @@ struct Tokenizer::State {
     }
   }
 
+  bool is_padding(int token) const {
+    return token >= 0 && static_cast<std::size_t>(token) >= spelled.size() &&
+           static_cast<std::size_t>(token) < spelled.size() + most_padding;
+  }
   std::size_t require_known(int token) const {
     require<ShapeError>(token >= 0 && static_cast<std::size_t>(token) < spelled.size(), origin, ": token ",
                         token, " is not in the vocabulary of ", spelled.size());
@@ -169,6 +173,25 @@ Tokenizer Tokenizer::bytes() {
   return {std::move(parts), std::make_unique<ByteModel>()};
 }
 
+namespace {
+
+// Ascending, and apart from each other: a conversation has as many as it has messages.
+std::vector<ByteRange> merged(std::span<const ByteRange> ranges) {
+  std::vector<ByteRange> sorted{ranges.begin(), ranges.end()};
+  std::ranges::sort(sorted, {}, &ByteRange::begin);
+  std::vector<ByteRange> apart;
+  for (const ByteRange& range : sorted) {
+    if (apart.empty() || range.begin > apart.back().end) {
+      apart.push_back(range);
+    } else {
+      apart.back().end = std::max(apart.back().end, range.end);
+    }
+  }
+  return apart;
+}
+
+}  // namespace
+
 std::vector<int> Tokenizer::encode(std::string_view text, const EncodeOptions& options) const {
   const State& state = *state_;
   std::string repaired;
@@ -186,10 +209,11 @@ std::vector<int> Tokenizer::encode(std::string_view text, const EncodeOptions& o
     special_in_literal = special_in_literal || state.found_first.special_in(part) ||
                          state.found_later.special_in(state.normalizer.apply(part));
   }
+  const std::vector<ByteRange> literal = merged(options.literal);
   const auto special_counts = [&](std::size_t begin) {
     if (!options.parse_special) return false;
-    return std::none_of(options.literal.begin(), options.literal.end(),
-                        [&](const ByteRange& range) { return range.begin <= begin && begin < range.end; });
+    const auto after = std::ranges::upper_bound(literal, begin, {}, &ByteRange::begin);
+    return after == literal.begin() || begin >= std::prev(after)->end;
   };
   // Normalised text has lost its positions: there, special tokens count unless a literal range
   // holds one.
@@ -259,6 +283,7 @@ TextStream::TextStream(Tokenizer tokenizer, const DecodeOptions& options)
 
 std::string TextStream::next(int token) {
   const Tokenizer::State& state = *tokenizer_.state_;
+  if (state.is_padding(token)) return {};
   const std::size_t id = state.require_known(token);
   if (options_.skip_special && state.special[id]) return {};
   if (first_ && state.rules.first_token_drops_replaced) {

@@ -72,8 +72,8 @@ class Tokenizer {
   /// more, or if there are literal ranges that are not inside the text or the text is not UTF-8
   [[nodiscard]] std::vector<int> encode(std::string_view text, const EncodeOptions& options = {}) const;
 
-  /// Valid UTF-8; bytes that are not become U+FFFD. @throws ShapeError for a token outside the
-  /// vocabulary
+  /// Valid UTF-8; bytes that are not become U+FFFD. A row of a model's embedding that has no token (`most_padding`) can
+  /// be sampled like any other and says nothing. @throws ShapeError for a token outside both
   [[nodiscard]] std::string decode(std::span<const int> tokens, const DecodeOptions& options = {}) const;
 
   /// How many tokens there are; their numbers are 0 to vocabulary() - 1.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What a tokenizer does besides finding the tokens of its peers: special tokens, streams, folders.
+#include <algorithm>
 #include <fstream>
 #include <string>
 #include <thread>
@@ -77,9 +78,46 @@ TEST_CASE("a stream holds a character back until it is whole") {
   CHECK(feed(0x9F).empty());
   CHECK(stream.finish() == "\xEF\xBF\xBD");
   CHECK(stream.finish().empty());
-  CHECK_THROWS_AS(static_cast<void>(stream.next(256)), ShapeError);
   CHECK_THROWS_AS(static_cast<void>(stream.next(-1)), ShapeError);
   CHECK(feed('c') == "c");
+}
+
+TEST_CASE("a row of the embedding that has no token says nothing, wherever it comes") {
+  const auto tokenizer = Tokenizer::bytes();
+  const int first = 256;
+  const int last = first + static_cast<int>(Tokenizer::most_padding) - 1;
+  CHECK(tokenizer.decode(std::vector<int>{last, 'a', 0xE2, first, 0x82, last, 0xAC, first}) ==
+        "a\xE2\x82\xAC");
+  CHECK(tokenizer.decode(std::vector<int>{first}).empty());
+  TextStream stream{tokenizer};
+  CHECK(stream.next(last).empty());
+  CHECK_THROWS_AS(static_cast<void>(stream.next(last + 1)), ShapeError);
+  CHECK_THROWS_AS(static_cast<void>(tokenizer.token_text(first)), ShapeError);
+}
+
+TEST_CASE("literal ranges may come in any order, touch, overlap and be many" *
+          doctest::skip(!reference::have_icu())) {
+  const auto tokenizer = Tokenizer::load(goldens + "llama3");
+  const int end = tokenizer.find("<|eot_id|>").value();
+  const auto ends_of = [&](const std::string& text, const std::vector<ByteRange>& literal) {
+    const auto tokens = tokenizer.encode(text, {.literal = literal});
+    return std::count(tokens.begin(), tokens.end(), end);
+  };
+  const std::string text = "<|eot_id|><|eot_id|><|eot_id|><|eot_id|>";
+  CHECK(ends_of(text, {}) == 4);
+  CHECK(ends_of(text, {{30, 40}, {0, 10}}) == 2);
+  CHECK(ends_of(text, {{10, 20}, {0, 10}, {5, 12}}) == 2);
+  CHECK(ends_of(text, {{0, 40}, {13, 14}}) == 0);
+  CHECK(ends_of(text, {{10, 10}, {20, 20}}) == 4);
+  // A conversation of many messages: as many ranges, and as many tokens that may be in one of them.
+  std::string many;
+  std::vector<ByteRange> literal;
+  constexpr std::size_t count = 50'000;
+  for (std::size_t i = 0; i < count; ++i) {
+    many += "<|eot_id|>a";
+    literal.push_back({11 * i + 10, 11 * i + 11});
+  }
+  CHECK(ends_of(many, literal) == count);
 }
 
 TEST_CASE("UTF-8 is repaired as Unicode recommends") {
