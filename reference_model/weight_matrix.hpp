@@ -58,6 +58,10 @@ class WeightMatrix {
   [[nodiscard]] const Number* row(std::size_t row) const noexcept {
     return static_cast<const Number*>(numbers_) + row * columns_;
   }
+  /// All of them as they are stored, without scales.
+  [[nodiscard]] std::span<const std::byte> numbers() const noexcept {
+    return {static_cast<const std::byte*>(numbers_), size() * bytes_of(format_)};
+  }
   /// [rows] if the format is int8, else empty.
   [[nodiscard]] std::span<const float> scales() const noexcept {
     return scales_ ? std::span<const float>{*scales_} : std::span<const float>{};
