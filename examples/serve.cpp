@@ -11,9 +11,12 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
@@ -21,7 +24,9 @@
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/format.hpp>
 #include <kvpolicy/offload/file_resource.hpp>
+#include <kvpolicy/state/checksum.hpp>
 #include <reference_model/llama.hpp>
+#include <reference_model/model_digest.hpp>
 #include <reference_model/parallel/shard_parts.hpp>
 #include <reference_model/run.hpp>
 
@@ -29,6 +34,7 @@
 #include "common/files.hpp"
 #include "common/load_arguments.hpp"
 #include "common/run_tool.hpp"
+#include "common/say.hpp"
 #include "common/text_model.hpp"
 #include "serve/api.hpp"
 #include "serve/join_ranks.hpp"
@@ -88,41 +94,76 @@ Examples:
 
 constexpr std::size_t mebibyte = std::size_t{1} << 20;
 
-// SIGINT and SIGTERM come to one thread, which ends the server.
+// SIGINT and SIGTERM come to one thread, which does what they are for just now, once; at any other time they end the program.
 class StopBySignal {
  public:
   StopBySignal() {
     sigemptyset(&signals_);
     sigaddset(&signals_, SIGINT);
     sigaddset(&signals_, SIGTERM);
-    sigaddset(&signals_, SIGUSR1);  // the server ended by itself
+    sigaddset(&signals_, SIGUSR1);  // the program ends by itself
     pthread_sigmask(SIG_BLOCK, &signals_, nullptr);
     std::signal(SIGPIPE, SIG_IGN);
-  }
-  void begin(serve::Server& server) {
-    thread_ = std::thread{[this, &server] {
-      int signal = 0;
-      sigwait(&signals_, &signal);
-      if (signal != SIGUSR1) server.stop();
-    }};
+    thread_ = std::thread{[this] { wait(); }};
   }
   ~StopBySignal() {
-    if (!thread_.joinable()) return;
     pthread_kill(thread_.native_handle(), SIGUSR1);
     thread_.join();
   }
   StopBySignal(const StopBySignal&) = delete;
   StopBySignal& operator=(const StopBySignal&) = delete;
 
+  /// What the next signal is for; null: to end the program.
+  void are_for(std::function<void()> what) {
+    const std::lock_guard lock{mutex_};
+    what_ = std::move(what);
+  }
+  class Meanwhile {
+   public:
+    Meanwhile(StopBySignal& signals, std::function<void()> what) : signals_{signals} {
+      signals.are_for(std::move(what));
+    }
+    ~Meanwhile() { signals_.are_for(nullptr); }
+    Meanwhile(const Meanwhile&) = delete;
+    Meanwhile& operator=(const Meanwhile&) = delete;
+
+   private:
+    StopBySignal& signals_;
+  };
+
  private:
+  void wait() {
+    for (;;) {
+      int signal = 0;
+      sigwait(&signals_, &signal);
+      if (signal == SIGUSR1) return;
+      const std::lock_guard lock{mutex_};
+      if (!what_) {
+        say("serve: ended by a signal, while no requests were served");
+        end_by(signal);
+      }
+      std::exchange(what_, nullptr)();
+    }
+  }
+  static void end_by(int signal) {
+    std::signal(signal, SIG_DFL);
+    sigset_t one;
+    sigemptyset(&one);
+    sigaddset(&one, signal);
+    pthread_sigmask(SIG_UNBLOCK, &one, nullptr);
+    ::raise(signal);
+  }
+
   sigset_t signals_{};
+  std::mutex mutex_;
+  std::function<void()> what_;
   std::thread thread_;
 };
 
 // What must be the same for saved prefixes to make sense.
 std::string tag_of(const Arguments& arguments, const TextModel& model) {
-  return fmt::format("{} {} parameters, {} weights, {} activations", arguments.name,
-                     model.llama().parameters(), arguments.load.weights, arguments.load.activations);
+  return fmt::format("{} {:016x}, {} weights, {} activations", arguments.name,
+                     reference::digest_of(model.llama()), arguments.load.weights, arguments.load.activations);
 }
 
 // The plan by which ranks divide the heads.
@@ -144,16 +185,16 @@ std::string longest_text(const serve::Plan& plan, std::size_t memory, const Shar
                                   : "one text of any length";
 }
 
-// Answers requests until a signal comes. `shards`: who has which heads, if this is one process of several.
+// Answers requests until a signal comes, and then does `finish`. `shards`: who has which heads, if this is one process of several.
 void answer(Arguments& arguments, const TextModel& model, serve::ServedModel& served, serve::Rows& rows,
             const Shards* shards, const std::function<void(const serve::Api&)>& begun,
-            StopBySignal& signals) {
-  const serve::Api api{model, served, arguments.name, arguments.model, arguments.plan};
-  serve::Scheduler scheduler{served, rows, arguments.scheduler};
-  begun(api);
+            const std::function<void()>& finish, StopBySignal& signals) {
+  auto api = std::make_unique<serve::Api>(model, served, arguments.name, arguments.model, arguments.plan);
+  auto scheduler = std::make_unique<serve::Scheduler>(served, rows, arguments.scheduler);
+  begun(*api);
   arguments.server.page = arguments.demo;
-  serve::Server server{api, scheduler, arguments.server};
-  signals.begin(server);
+  auto server = std::make_unique<serve::Server>(*api, *scheduler, arguments.server);
+  const StopBySignal::Meanwhile meanwhile{signals, [&server] { server->stop(); }};
   fmt::print(stderr, "  model      {} under the plan {}\n", arguments.name, arguments.plan);
   if (shards != nullptr)
     fmt::print(stderr, "  processes  {}, each with some heads of every text\n", shards->ranks());
@@ -161,11 +202,22 @@ void answer(Arguments& arguments, const TextModel& model, serve::ServedModel& se
              "  memory     {:MB} for KV caches{}: {}\n"
              "  listening  http://{}:{}{}\n",
              Bytes{arguments.scheduler.memory}, shards != nullptr ? " in each" : "",
-             longest_text(*api.default_plan(), arguments.scheduler.memory, shards), arguments.server.host,
-             server.port(), arguments.demo ? "  (open it in a browser)" : "");
-  fmt::print("{}\n", server.port());
+             longest_text(*api->default_plan(), arguments.scheduler.memory, shards), arguments.server.host,
+             server->port(), arguments.demo ? "  (open it in a browser)" : "");
+  fmt::print("{}\n", server->port());
   std::fflush(stdout);
-  server.run();
+  const serve::Stopped stopped = server->run();
+  signals.are_for(nullptr);  // a second one does not wait for what is saved
+  if (stopped.has_strays) {
+    // Their threads end with the program, and may look at these until then.
+    say("  stopped    connections were cut whose clients had not sent a request");
+    static_cast<void>(server.release());
+    static_cast<void>(scheduler.release());
+    static_cast<void>(api.release());
+  }
+  if (stopped.failed != nullptr) std::rethrow_exception(stopped.failed);
+  if (stopped.cut > 0) say(message("  stopped    ", stopped.cut, " requests were cut"));
+  finish();
 }
 
 // One process, or one rank of several, of which the first answers requests and the others follow it.
@@ -193,13 +245,15 @@ void serve_texts(Arguments& arguments, reference::Communicator* ranks, StopBySig
   options.memory = arguments.memory * mebibyte;
   options.swap_memory = arguments.swap_memory * mebibyte;
   options.save_every = std::chrono::seconds{arguments.save_every};
-  options.tell = [who = part ? fmt::format("rank {}: ", ranks->rank()) : std::string{}](
-                     const std::string& line) { fmt::print(stderr, "  prefixes   {}{}\n", who, line); };
-  if (arguments.log) options.log = [](const std::string& line) { fmt::print(stderr, "{}\n", line); };
+  options.tell = [who = part ? fmt::format("rank {}: ", ranks->rank())
+                             : std::string{}](const std::string& line) { say("  prefixes   " + who + line); };
+  if (arguments.log) options.log = say;
   std::optional<serve::PrefixFolder> folder;
   if (!arguments.prefixes.empty()) {
-    std::filesystem::path place = arguments.prefixes;
     std::string tag = tag_of(arguments, model);
+    // Another model's server may have the same folder, and the model of this one's name have been another.
+    std::filesystem::path place = std::filesystem::path{arguments.prefixes} /
+                                  fmt::format("{:016x}", checksum(std::as_bytes(std::span{tag})));
     if (part) {  // each rank has its own heads
       place /= fmt::format("{}-ranks", ranks->size());
       place /= fmt::format("rank-{}", ranks->rank());
@@ -218,7 +272,11 @@ void serve_texts(Arguments& arguments, reference::Communicator* ranks, StopBySig
   }
 
   serve::LocalRows own{served, options, ranks};
-  if (ranks != nullptr && ranks->rank() > 0) return follow(*ranks, own);
+  if (ranks != nullptr && ranks->rank() > 0) {
+    // mpirun tells all, and the first tells the others when it is done.
+    const StopBySignal::Meanwhile meanwhile{signals, [] {}};
+    return follow(*ranks, own);
+  }
   std::optional<serve::RowsOverRanks> over;
   if (ranks != nullptr) over.emplace(*ranks, own, part->shards());
   serve::Rows& rows = over ? static_cast<serve::Rows&>(*over) : own;
@@ -227,13 +285,15 @@ void serve_texts(Arguments& arguments, reference::Communicator* ranks, StopBySig
     folder->bring_back(own.prefixes(), *api.default_plan());
     if (arguments.save_every > 0) folder->save_every(options.save_every, own.prefixes());
   };
-  answer(arguments, model, served, rows, part ? &part->shards() : nullptr, begun, signals);
-  if (folder) {
-    folder->stop();
-    const std::size_t count = over ? over->save() : own.save();
-    fmt::print(stderr, "  prefixes   {} saved to {}\n", count, arguments.prefixes);
-  }
-  if (over) over->stop();
+  const auto finish = [&] {
+    if (folder) {
+      folder->stop();
+      const std::size_t count = over ? over->save() : own.save();
+      say(message("  prefixes   ", count, " saved to ", arguments.prefixes));
+    }
+    if (over) over->stop();
+  };
+  answer(arguments, model, served, rows, part ? &part->shards() : nullptr, begun, finish, signals);
 }
 
 void run(Arguments& arguments) {
@@ -293,6 +353,11 @@ int main(int argc, char** argv) {
                  "Address to listen on; the default is seen by this machine alone")
       ->type_name("ADDRESS")
       ->capture_default_str();
+  app.add_option("--also-known-as", arguments.server.also_known_as,
+                 "Name by which clients may call a server that this machine alone sees, for example through "
+                 "a proxy; may be given "
+                 "again")
+      ->type_name("NAME");
   app.add_option("--port", arguments.server.port, "Port; 0: any that is free, which goes to stdout")
       ->type_name("N")
       ->check(whole_number(0, 65535))

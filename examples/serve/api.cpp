@@ -5,128 +5,127 @@
 #include <chrono>
 #include <cmath>
 #include <cstdint>
-#include <optional>
+#include <span>
 #include <string_view>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include <kvpolicy/core/error.hpp>
-#include <reference_model/tokenizer/chat_template.hpp>
 
 #include "common/error_text.hpp"
 #include "common/local_time.hpp"
+#include "serve/conversation.hpp"
 #include "tool_plan.hpp"
 
 namespace kvpolicy::serve {
 
 using nlohmann::json;
 
-json ApiError::body() const {
-  const char* type = status_ == 429   ? "rate_limit_error"
-                     : status_ >= 500 ? "server_error"
-                                      : "invalid_request_error";
-  return {{"error",
-           {{"message", what()},
-            {"type", type},
-            {"param", param_.empty() ? json{} : json(param_)},
-            {"code", nullptr}}}};
-}
-
 namespace {
 
-// Members that change nothing here, and those that would have to: with these values alone they are taken.
-const std::vector<std::string> ignored{"model",    "user",  "stream_options",
-                                       "metadata", "store", "service_tier"};
-const json only_values{{"n", 1},
-                       {"best_of", 1},
-                       {"echo", false},
-                       {"logprobs", nullptr},
-                       {"top_logprobs", nullptr},
-                       {"suffix", nullptr},
-                       {"presence_penalty", 0},
-                       {"frequency_penalty", 0},
-                       {"logit_bias", nullptr},
-                       {"tools", nullptr},
-                       {"tool_choice", nullptr},
-                       {"functions", nullptr},
-                       {"response_format", nullptr},
-                       {"parallel_tool_calls", true}};
+// Members that change nothing here, and those that would have to: with these values alone, which are defaults that
+// clients send, they are taken.
+constexpr std::string_view read_of_all[]{"max_tokens",    "max_completion_tokens",
+                                         "temperature",   "top_p",
+                                         "top_k",         "seed",
+                                         "stop",          "stream",
+                                         "kv_plan",       "model",
+                                         "stream_options"};
+constexpr std::string_view ignored[]{"user",         "metadata",          "store",
+                                     "service_tier", "safety_identifier", "prompt_cache_key"};
 
-json parse(const std::string& body) {
-  json parsed = json::parse(body, nullptr, /*allow_exceptions=*/false);
-  if (parsed.is_discarded()) throw ApiError{400, "the body is not JSON"};
-  if (!parsed.is_object()) throw ApiError{400, "the body must be a JSON object"};
-  return parsed;
+using Defaults = std::vector<std::pair<std::string_view, std::vector<RequestJson>>>;
+const Defaults defaults_of_all{{"n", {1}},
+                               {"presence_penalty", {0}},
+                               {"frequency_penalty", {0}},
+                               {"repetition_penalty", {1}},
+                               {"min_p", {0}},
+                               {"ignore_eos", {false}},
+                               {"logit_bias", {RequestJson::object()}}};
+const Defaults defaults_of_completions{
+    {"best_of", {1}}, {"echo", {false}}, {"logprobs", {false}}, {"suffix", {""}}};
+const Defaults defaults_of_chat{{"logprobs", {false}},
+                                {"top_logprobs", {0}},
+                                {"functions", {RequestJson::array()}},
+                                {"function_call", {"none", "auto"}},
+                                {"parallel_tool_calls", {true, false}},
+                                {"response_format", {{{"type", "text"}}}},
+                                {"modalities", {RequestJson::array({"text"})}},
+                                {"verbosity", {"medium"}}};
+
+bool is_among(std::span<const std::string_view> names, std::string_view name) {
+  return std::ranges::find(names, name) != names.end();
 }
 
-// A member, or null where it is missing.
-const json& member(const json& body, const std::string& name) {
-  static const json nothing;
-  const auto found = body.find(name);
-  return found == body.end() ? nothing : *found;
-}
-
-std::optional<double> number(const json& body, const std::string& name, double least, double most) {
-  const json& value = member(body, name);
-  if (value.is_null()) return std::nullopt;
-  if (!value.is_number() || !(value.get<double>() >= least) || !(value.get<double>() <= most)) {
-    throw ApiError{400,
-                   fmt::format("{} is {}, must be a number from {:g} to {:g}", name,
-                               value.dump().substr(0, 40), least, most),
-                   name};
+// @throws ApiError for a member that is not known, or has a value that is not carried out
+void require_served(const RequestJson& body, bool chat) {
+  constexpr std::string_view prompt[]{"prompt"};
+  for (const auto& [name, value] : body.items()) {
+    if (value.is_null() || is_among(read_of_all, name) || is_among(ignored, name)) continue;
+    if (is_among(chat ? std::span<const std::string_view>{conversation_members} : prompt, name)) continue;
+    const auto is_it = [&](const auto& one) { return one.first == name; };
+    const Defaults& own = chat ? defaults_of_chat : defaults_of_completions;
+    auto found = std::ranges::find_if(own, is_it);
+    if (found == own.end()) {
+      found = std::ranges::find_if(defaults_of_all, is_it);
+      if (found == defaults_of_all.end()) {
+        throw ApiError{400, fmt::format("{} is not known here", io::shortened(name, 60)),
+                       io::shortened(name, 60)};
+      }
+    }
+    if (std::ranges::find(found->second, value) != found->second.end()) continue;
+    throw ApiError{
+        400, fmt::format("{} is not supported: it may be left out, or be {}", name, found->second[0].dump()),
+        name};
   }
-  return value.get<double>();
-}
-std::optional<std::size_t> count(const json& body, const std::string& name, std::size_t least) {
-  const json& value = member(body, name);
-  if (value.is_null()) return std::nullopt;
-  if (!value.is_number_integer() || value.get<double>() < static_cast<double>(least) ||
-      value.get<double>() > 9e15) {
-    throw ApiError{400,
-                   fmt::format("{} is {}, must be a whole number of at least {}", name,
-                               value.dump().substr(0, 40), least),
-                   name};
-  }
-  return value.get<std::size_t>();
-}
-bool flag(const json& body, const std::string& name) {
-  const json& value = member(body, name);
-  if (value.is_null()) return false;
-  if (!value.is_boolean()) throw ApiError{400, name + " must be true or false", name};
-  return value.get<bool>();
 }
 
-std::vector<std::string> stops_of(const json& body) {
-  const json& value = member(body, "stop");
+std::vector<std::string> stops_of(const RequestJson& body) {
+  const RequestJson& value = member(body, "stop");
   std::vector<std::string> stops;
   if (value.is_null()) return stops;
-  const json list = value.is_array() ? value : json::array({value});
-  for (const json& one : list) {
-    if (!one.is_string() || one.get<std::string>().empty() || one.get<std::string>().size() > 1000) {
+  const auto add = [&](const RequestJson& one) {
+    if (!one.is_string() || one.get_ref<const std::string&>().empty() ||
+        one.get_ref<const std::string&>().size() > 1000) {
       throw ApiError{400, "stop must be a text, or a list of texts, of 1 to 1,000 bytes each", "stop"};
     }
+    if (stops.size() == 8) throw ApiError{400, "stop has more than 8 texts", "stop"};
     stops.push_back(one.get<std::string>());
+  };
+  if (value.is_array()) {
+    for (const RequestJson& one : value) add(one);
+  } else {
+    add(value);
   }
-  if (stops.size() > 8) throw ApiError{400, "stop has more than 8 texts", "stop"};
   return stops;
 }
 
-std::string text_of_content(const json& content) {
-  if (content.is_string()) return content.get<std::string>();
-  std::string text;
-  if (content.is_array()) {
-    for (const json& part : content) {
-      const json& kind = part.is_object() ? member(part, "type") : content;
-      if (kind != "text" || !member(part, "text").is_string()) {
-        throw ApiError{400, "a message's content must be a text, or parts of type \"text\"", "messages"};
-      }
-      text += part.at("text").get<std::string>();
+bool wants_usage(const RequestJson& body) {
+  const RequestJson& options = member(body, "stream_options");
+  if (options.is_null()) return false;
+  if (!options.is_object()) throw ApiError{400, "stream_options must be an object", "stream_options"};
+  for (const char* other : {"include_obfuscation", "continuous_usage_stats"}) {
+    if (flag(options, other)) {
+      throw ApiError{400, fmt::format("stream_options: {} is not supported", other), "stream_options"};
     }
-    return text;
   }
-  throw ApiError{400, "a message's content must be a text, or parts of type \"text\"", "messages"};
+  constexpr std::string_view known[]{"include_usage", "include_obfuscation", "continuous_usage_stats"};
+  refuse_others(options, "stream_options", "stream_options", known);
+  return flag(options, "include_usage");
 }
+
+template <class Semaphore>
+class PlaceIn {
+ public:
+  explicit PlaceIn(Semaphore& places) : places_{places} { places_.acquire(); }
+  ~PlaceIn() { places_.release(); }
+  PlaceIn(const PlaceIn&) = delete;
+  PlaceIn& operator=(const PlaceIn&) = delete;
+
+ private:
+  Semaphore& places_;
+};
 
 // The API's name for the reason; a failed text has none.
 json reason_of(const Outcome& outcome) { return outcome.reason == FinishReason::length ? "length" : "stop"; }
@@ -148,6 +147,11 @@ Api::Api(const tools::TextModel& model, const ServedModel& served, std::string n
       default_plan_{plan} {
   // The operator may name files; clients may not.
   plans_[plan] = make_plan(plan);
+  try {
+    chat_.emplace(model.tokenizer());
+  } catch (const FormatError& error) {
+    no_chat_ = error.what();
+  }
 }
 
 std::shared_ptr<const Plan> Api::make_plan(const std::string& name) const {
@@ -183,28 +187,13 @@ std::shared_ptr<const Plan> Api::plan_named(const std::string& name) const {
   }
 }
 
-void Api::read_settings(const json& body, ApiRequest& request) const {
-  static const std::vector<std::string> known{
-      "prompt", "messages", "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "seed",
-      "stop",   "stream",   "kv_plan"};
-  for (const auto& [name, value] : body.items()) {
-    if (std::ranges::find(known, name) != known.end() || std::ranges::find(ignored, name) != ignored.end())
-      continue;
-    if (const auto only = only_values.find(name); only != only_values.end()) {
-      if (value.is_null() || value == *only) continue;
-      throw ApiError{400, fmt::format("{} is not supported", name), name};
-    }
-    throw ApiError{400, fmt::format("{} is not known here", name.substr(0, 60)), name.substr(0, 60)};
-  }
-  const json& model = member(body, "model");
-  if (!model.is_null() && model != name_) {
-    throw ApiError{
-        404, fmt::format("there is no model {}, this server has \"{}\"", model.dump().substr(0, 100), name_),
-        "model"};
-  }
+void Api::read_settings(const RequestJson& body, ApiRequest& request) const {
+  require_served(body, request.chat);
+  const RequestJson& wanted = member(body, "model");
+  if (!wanted.is_null() && !wanted.is_string()) throw ApiError{400, "model must be a text", "model"};
+  if (wanted.is_string()) static_cast<void>(model(wanted.get<std::string>()));
   request.stream = flag(body, "stream");
-  const json& stream_options = member(body, "stream_options");
-  if (stream_options.is_object()) request.include_usage = flag(stream_options, "include_usage");
+  request.include_usage = wants_usage(body);
   request.sampler.temperature = static_cast<float>(number(body, "temperature", 0, 100).value_or(1.0));
   request.sampler.top_p = static_cast<float>(number(body, "top_p", 0, 1).value_or(1.0));
   if (request.sampler.top_p <= 0.0F) request.sampler.top_k = 1;
@@ -216,10 +205,13 @@ void Api::read_settings(const json& body, ApiRequest& request) const {
         static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
   }
   request.stops = stops_of(body);
-  const json& plan = member(body, "kv_plan");
+  const RequestJson& plan = member(body, "kv_plan");
   if (!plan.is_null() && !plan.is_string()) throw ApiError{400, "kv_plan must be a text", "kv_plan"};
   request.plan_name = plan.is_null() ? default_plan_ : plan.get<std::string>();
   request.plan = plan_named(request.plan_name);
+}
+
+void Api::set_most_new(const RequestJson& body, ApiRequest& request) const {
   const auto most = count(body, "max_completion_tokens", 1);
   const std::size_t context = served_.context();
   const std::size_t room = context > request.prompt.size() ? context - request.prompt.size() : 1;
@@ -229,16 +221,18 @@ void Api::read_settings(const json& body, ApiRequest& request) const {
 }
 
 ApiRequest Api::completion(const std::string& text) const {
-  const json body = parse(text);
+  const PlaceIn place{places_};
+  const RequestJson body = read_object(text);
   ApiRequest request;
-  const json& given = member(body, "prompt");
-  const json& prompt =
+  read_settings(body, request);
+  const RequestJson& given = member(body, "prompt");
+  const RequestJson& prompt =
       given.is_array() && given.size() == 1 && !given.front().is_number() ? given.front() : given;
   try {
     if (prompt.is_string()) {
-      request.prompt = model_.encode(prompt.get<std::string>());
+      request.prompt = model_.encode(prompt.get_ref<const std::string&>());
     } else if (prompt.is_array() && !prompt.empty()) {
-      for (const json& token : prompt) {
+      for (const RequestJson& token : prompt) {
         if (!token.is_number_integer() || token.get<double>() < 0 ||
             token.get<double>() >= static_cast<double>(model_.config().vocabulary)) {
           throw ApiError{
@@ -254,64 +248,44 @@ ApiRequest Api::completion(const std::string& text) const {
     throw ApiError{400, error.what(), "prompt"};
   }
   if (request.prompt.empty()) throw ApiError{400, "the prompt is empty", "prompt"};
-  read_settings(body, request);
+  set_most_new(body, request);
   return request;
 }
 
 ApiRequest Api::chat(const std::string& text) const {
-  const json body = parse(text);
+  const PlaceIn place{places_};
+  const RequestJson body = read_object(text);
   ApiRequest request;
   request.chat = true;
-  const json& given = member(body, "messages");
-  if (!given.is_array() || given.empty())
-    throw ApiError{400, "messages must be a list of at least one", "messages"};
-  std::vector<reference::ChatMessage> messages;
-  for (const json& one : given) {
-    if (!one.is_object() || !member(one, "role").is_string()) {
-      throw ApiError{400, "a message must have a role and a content", "messages"};
-    }
-    messages.push_back({one.at("role").get<std::string>(), text_of_content(member(one, "content"))});
-  }
+  read_settings(body, request);
+  const Conversation conversation = read_conversation(body, tools::local_time());
+  if (!chat_) throw ApiError{400, no_chat_, "messages"};
   try {
-    const reference::ChatTemplate chat{model_.tokenizer()};
-    const reference::ChatOptions options{.now = tools::local_time()};
-    request.prompt = chat.encode(messages, options);
-    // Others may begin with the same messages, so marks are where a message's own words begin: what is the same in
-    // the tokens of a conversation that parts there.
-    constexpr std::size_t most_marks = 8;
-    for (std::size_t parts = 1; parts < std::min(messages.size(), most_marks + 1); ++parts) {
-      std::vector<reference::ChatMessage> other{messages.begin(),
-                                                messages.begin() + static_cast<std::ptrdiff_t>(parts + 1)};
-      other.back().content = other.back().content.starts_with('A') ? "B" : "A";
-      std::vector<int> tokens;
-      try {
-        tokens = chat.encode(other, options);
-      } catch (const ConfigError&) {
-        continue;  // to some templates a conversation that ends here is none
-      }
-      const auto common =
-          static_cast<std::size_t>(std::ranges::mismatch(tokens, request.prompt).in1 - tokens.begin());
-      if (common > 0 && common < request.prompt.size() &&
-          (request.marks.empty() || common > request.marks.back())) {
-        request.marks.push_back(common);
-      }
-    }
+    request.prompt = chat_->encode(conversation.messages, conversation.options);
+    require_all_read(*chat_, conversation);
+    request.marks = marks_of(*chat_, conversation, request.prompt);
   } catch (const Error& error) {
     throw ApiError{400, error.what(), "messages"};
   }
-  read_settings(body, request);
+  set_most_new(body, request);
   return request;
 }
 
-json Api::models() const {
-  return {{"object", "list"},
-          {"data", json::array({{{"id", name_},
-                                 {"object", "model"},
-                                 {"created", 0},
-                                 {"owned_by", "kvpolicy"},
-                                 {"max_model_len", served_.context()},
-                                 {"kv_plan", default_plan_}}})}};
+json Api::model(const std::string& name) const {
+  if (name != name_) {
+    throw ApiError{404,
+                   fmt::format("there is no model {}, this server has \"{}\"", io::in_quotes(name), name_),
+                   "model", "model_not_found"};
+  }
+  return {{"id", name_},
+          {"object", "model"},
+          {"created", 0},
+          {"owned_by", "kvpolicy"},
+          {"max_model_len", served_.context()},
+          {"kv_plan", default_plan_}};
 }
+
+json Api::models() const { return {{"object", "list"}, {"data", json::array({model(name_)})}}; }
 
 json Api::head(const ApiRequest& request, std::uint64_t id, bool is_piece) const {
   const char* object =

@@ -6,7 +6,8 @@
 #include <cstddef>
 #include <memory>
 #include <mutex>
-#include <stdexcept>
+#include <optional>
+#include <semaphore>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -14,25 +15,14 @@
 #include <nlohmann/json.hpp>
 
 #include <reference_model/sampler.hpp>
+#include <reference_model/tokenizer/chat_template.hpp>
 
 #include "common/text_model.hpp"
+#include "serve/api_error.hpp"
+#include "serve/request_json.hpp"
 #include "serve/scheduler.hpp"
 
 namespace kvpolicy::serve {
-
-/// A request that cannot be served, with the status of its answer.
-class ApiError : public std::runtime_error {
- public:
-  ApiError(int status, const std::string& text, std::string param = {})
-      : std::runtime_error{text}, status_{status}, param_{std::move(param)} {}
-  [[nodiscard]] int status() const { return status_; }
-  /// {"error": {...}}
-  [[nodiscard]] nlohmann::json body() const;
-
- private:
-  int status_;
-  std::string param_;
-};
 
 /// What a client asks for.
 struct ApiRequest {
@@ -61,6 +51,8 @@ class Api {
   [[nodiscard]] ApiRequest chat(const std::string& body) const;
 
   [[nodiscard]] nlohmann::json models() const;
+  /// @throws ApiError for a name that is not the model's
+  [[nodiscard]] nlohmann::json model(const std::string& name) const;
   [[nodiscard]] const std::string& model_name() const { return name_; }
   [[nodiscard]] const reference::Tokenizer& tokenizer() const { return model_.tokenizer(); }
   [[nodiscard]] std::shared_ptr<const Plan> default_plan() const { return plan_named(default_plan_); }
@@ -78,7 +70,8 @@ class Api {
  private:
   [[nodiscard]] std::shared_ptr<const Plan> make_plan(const std::string& name) const;
   [[nodiscard]] std::shared_ptr<const Plan> plan_named(const std::string& name) const;
-  void read_settings(const nlohmann::json& body, ApiRequest& request) const;
+  void read_settings(const RequestJson& body, ApiRequest& request) const;
+  void set_most_new(const RequestJson& body, ApiRequest& request) const;
   [[nodiscard]] nlohmann::json head(const ApiRequest& request, std::uint64_t id, bool is_piece) const;
 
   const tools::TextModel& model_;
@@ -86,6 +79,11 @@ class Api {
   std::string name_;
   std::string folder_;
   std::string default_plan_;
+  std::optional<reference::ChatTemplate> chat_;
+  std::string no_chat_;  // why there is no template
+  // Reading a request takes many times its size, so that only some are read at a time.
+  static constexpr int read_at_once = 4;
+  mutable std::counting_semaphore<read_at_once> places_{read_at_once};
   mutable std::mutex mutex_;
   mutable std::unordered_map<std::string, std::shared_ptr<const Plan>> plans_;
 };

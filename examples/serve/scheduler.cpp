@@ -59,9 +59,7 @@ Scheduler::Scheduler(ServedModel& model, std::unique_ptr<Rows> own, Rows* rows,
 
 Scheduler::~Scheduler() {
   stop();
-  take_inbox();
-  for (auto& sequence : running_) end(*sequence, FinishReason::cancelled);
-  for (auto& sequence : waiting_) end(*sequence, FinishReason::cancelled);
+  end_all();
 }
 
 std::size_t Scheduler::peak_bytes(const Plan& plan, std::size_t prompt, std::size_t max_new) const {
@@ -90,7 +88,7 @@ std::uint64_t Scheduler::submit(Request request) {
   const double time = now();
 
   const std::lock_guard lock{mutex_};
-  if (stopped_) throw QueueFull("the server is shutting down");
+  if (stopped_) throw Stopping("the server is stopping");
   if (queued_ >= options_.max_waiting) {
     ++refused_;
     throw QueueFull(message(queued_, " requests are waiting, no more are taken; try again later"));
@@ -116,15 +114,32 @@ Snapshot Scheduler::snapshot() const {
   return copy;
 }
 
-void Scheduler::run() {
+std::size_t Scheduler::run() {
   for (;;) {
     if (step()) continue;
     std::unique_lock lock{mutex_};
-    if (stopped_) return;
+    if (stopped_) break;
     if (inbox_.empty() && cancelled_.empty()) {
       arrived_.wait_for(lock, std::chrono::milliseconds{waiting_.empty() ? 1000 : 20});
     }
   }
+  const std::size_t ended = end_all();
+  tell_news();
+  return ended;
+}
+
+std::size_t Scheduler::end_all() {
+  take_inbox();
+  const std::size_t count = running_.size() + waiting_.size();
+  for (auto& sequence : running_) end(*sequence, FinishReason::cancelled);
+  for (auto& sequence : waiting_) end(*sequence, FinishReason::cancelled);
+  running_.clear();
+  waiting_.clear();
+  return count;
+}
+
+void Scheduler::tell_news() {
+  for (const std::string& line : std::exchange(news_, {})) options_.log(line);
 }
 
 void Scheduler::stop() {
@@ -146,7 +161,7 @@ bool Scheduler::step() {
   if (works) read_and_write();
   std::erase_if(running_, [](const auto& sequence) { return sequence->is_over; });
   publish(!works || !news_.empty());
-  for (const std::string& line : std::exchange(news_, {})) options_.log(line);
+  tell_news();
   return works;
 }
 

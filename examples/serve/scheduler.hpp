@@ -84,6 +84,12 @@ class QueueFull : public std::runtime_error {
 enum class Phase : std::uint8_t { waiting, reading, writing, moved_out };
 [[nodiscard]] const char* name_of(Phase phase);
 
+/// The server takes no more requests.
+class Stopping : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
 /// One request, for who watches.
 struct RequestView {
   std::uint64_t id = 0;
@@ -132,7 +138,7 @@ class Scheduler {
   Scheduler& operator=(const Scheduler&) = delete;
 
   /// Queues a request and returns its number. `on_end` is called exactly once for each.
-  /// @throws CapacityError for a request that can never fit, ConfigError for a wrong one, QueueFull
+  /// @throws CapacityError for a request that can never fit, ConfigError for a wrong one, QueueFull, Stopping
   std::uint64_t submit(Request request);
   /// The client has gone: the request ends with the next step.
   void cancel(std::uint64_t id);
@@ -140,10 +146,10 @@ class Scheduler {
 
   /// One step of all sequences that can run. False if there is nothing to do.
   bool step();
-  /// Steps until `stop`, and sleeps while there is nothing to do. @throws CommunicationError if other processes are
-  /// gone
-  void run();
-  /// Ends `run`, and with it every request.
+  /// Steps until `stop`, and sleeps while there is nothing to do; then ends every request as cancelled, and returns how many there
+  /// were. @throws CommunicationError if other processes are gone
+  std::size_t run();
+  /// Ends `run`.
   void stop();
 
   /// Bytes that a text of this prompt and answer takes at most.
@@ -163,6 +169,8 @@ class Scheduler {
   [[nodiscard]] double now() const { return options_.now(); }
   void take_inbox();
   void end(Sequence& sequence, FinishReason reason, const std::string& error = {});
+  std::size_t end_all();
+  void tell_news();
   void admit();
   [[nodiscard]] bool is_being_read(const Sequence& sequence) const;
   [[nodiscard]] bool try_admit(Sequence& sequence);

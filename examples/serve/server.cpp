@@ -3,18 +3,22 @@
 
 #include <chrono>
 #include <exception>
+#include <future>
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include <httplib.h>
 
 #include <kvpolicy/core/error.hpp>
 
+#include "common/say.hpp"
 #include "serve/answer_text.hpp"
 #include "serve/channel.hpp"
 #include "serve/demo_page.hpp"
+#include "serve/http_request.hpp"
 
 namespace kvpolicy::serve {
 
@@ -30,51 +34,14 @@ void set_json(httplib::Response& response, int status, const nlohmann::json& bod
   response.set_content(dump(body), "application/json");
 }
 
-// The same, and the connection ends: what it still sends of this request must not be read as the next one. The library
-// closes a connection whose answer could not be sent as a whole, and without a length the end of the answer is that of
-// the connection.
-void set_json_and_close(httplib::Response& response, const ApiError& error) {
-  response.status = error.status();
-  response.set_header("Connection", "close");
-  response.set_content_provider("application/json",
-                                [text = dump(error.body())](std::size_t, httplib::DataSink& sink) {
-                                  sink.write(text.data(), text.size());
-                                  return false;
-                                });
+void set_error(httplib::Response& response, const ApiError& error) {
+  set_json(response, error.status(), error.body());
 }
 
-// A request's body. The library limits the time between two parts of it, and a client that sends a byte now and then
-// would have its thread for ever. A body in chunks or compressed would be parts of which nothing is seen here.
-// @throws ApiError if the body is too long, or does not come in time
-std::string read_body(const httplib::Request& request, const httplib::ContentReader& reader,
-                      const ServerOptions& options) {
-  if (!request.has_header("Content-Length") || request.has_header("Transfer-Encoding")) {
-    throw ApiError{411, "the request must have a Content-Length, and a body of JSON that is not in chunks"};
-  }
-  if (request.has_header("Content-Encoding") || request.is_multipart_form_data()) {
-    throw ApiError{415, "the body must be JSON, neither compressed nor a form"};
-  }
-  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds{options.seconds_to_read};
-  std::string body;
-  std::size_t size = 0;
-  bool is_late = false;
-  const bool came = reader([&](const char* data, std::size_t count) {
-    size += count;
-    // What is too long is read to its end all the same, because a client that still sends would not read an answer.
-    if (size <= options.max_body) body.append(data, count);
-    is_late = std::chrono::steady_clock::now() > until;
-    return !is_late;
-  });
-  if (is_late) {
-    throw ApiError{408, message("the body did not come within ", options.seconds_to_read,
-                                " seconds (--seconds-to-read)")};
-  }
-  if (size > options.max_body) {
-    throw ApiError{
-        413, message("the body is larger than this server takes, ", options.max_body, " bytes (--max-body)")};
-  }
-  if (!came) throw ApiError{400, "the body did not come to its end"};
-  return body;
+// What failed in here is told whoever runs the server: a message may name its files.
+ApiError failure(const std::string& what, const std::string& why) {
+  tools::say(message("serve: ", what, " failed: ", why));
+  return ApiError{500, what + " failed in the server; its standard error says why"};
 }
 
 // One request on its way, shared by the thread that steps and the one that talks to the client.
@@ -87,12 +54,20 @@ struct Exchange {
   std::string whole;
   bool is_first = true;
   bool is_over = false;
-  int quiet = 0;  // times that nothing was new
+  int pieces = 0;  // that were added to `whole`
 };
 
-constexpr const char* completions_path = "/v1/completions";
-constexpr const char* chat_completions_path = "/v1/chat/completions";
 constexpr std::chrono::milliseconds tick{500};
+
+// Why there is no answer, or no more of one.
+std::optional<ApiError> error_of(const Exchange& exchange, const Outcome& outcome) {
+  if (outcome.reason == FinishReason::failed) {
+    return failure(message("request ", exchange.id), outcome.error);
+  }
+  // A client that has gone does not read this.
+  if (outcome.reason == FinishReason::cancelled) return ApiError{503, "the server is stopping"};
+  return std::nullopt;
+}
 
 bool write(httplib::DataSink& sink, const std::string& text) {
   return sink.is_writable() && sink.write(text.data(), text.size());
@@ -110,8 +85,8 @@ bool send_stream(const Api& api, Exchange& exchange, httplib::DataSink& sink) {
     exchange.is_first = false;
   }
   if (news->outcome) {
-    if (news->outcome->reason == FinishReason::failed) {
-      events += event(ApiError{500, news->outcome->error}.body());
+    if (const auto error = error_of(exchange, *news->outcome)) {
+      events += event(error->body());
     } else {
       events += event(api.piece(exchange.request, exchange.id, "", false, &*news->outcome));
       if (exchange.request.include_usage) {
@@ -126,26 +101,44 @@ bool send_stream(const Api& api, Exchange& exchange, httplib::DataSink& sink) {
   return true;
 }
 
-// Sends the whole answer at its end, and white space before, by which a client that has gone is noticed.
+// Sends the whole answer at its end, and white space before, by which a client that has gone is noticed. By then the status has been
+// sent: where there is no answer after all, the client's connection breaks off instead of saying that there was one.
 bool send_whole(const Api& api, Exchange& exchange, httplib::DataSink& sink) {
   const auto news = exchange.channel.wait(tick);
-  if (!news) return ++exchange.quiet < 4 ? sink.is_writable() : write(sink, "\n");
+  if (!news) return write(sink, "\n");
   exchange.whole += news->text;
-  if (!news->outcome) return ++exchange.quiet % 64 != 0 || write(sink, "\n");
-  const Outcome& outcome = *news->outcome;
-  const nlohmann::json body = outcome.reason == FinishReason::failed
-                                  ? ApiError{500, outcome.error}.body()
-                                  : api.answer(exchange.request, exchange.id, exchange.whole, outcome);
+  if (!news->outcome) return ++exchange.pieces % 64 != 0 || write(sink, "\n");
   exchange.is_over = true;
-  if (!write(sink, dump(body))) return false;
+  if (error_of(exchange, *news->outcome)) return false;
+  if (!write(sink, dump(api.answer(exchange.request, exchange.id, exchange.whole, *news->outcome))))
+    return false;
   sink.done();
   return true;
+}
+
+// Waits so long for a whole answer that most have a status of their own. Nothing if there is none yet.
+std::optional<Outcome> soon_ended(Exchange& exchange) {
+  const auto until = std::chrono::steady_clock::now() + 4 * tick;
+  while (std::chrono::steady_clock::now() < until) {
+    const auto news = exchange.channel.wait(tick);
+    if (!news) continue;
+    exchange.whole += news->text;
+    if (news->outcome) {
+      exchange.is_over = true;
+      return news->outcome;
+    }
+  }
+  return std::nullopt;
 }
 
 }  // namespace
 
 Server::Server(const Api& api, Scheduler& scheduler, const ServerOptions& options)
-    : api_{api}, scheduler_{scheduler}, options_{options}, http_{std::make_unique<httplib::Server>()} {
+    : api_{api},
+      scheduler_{scheduler},
+      options_{options},
+      bodies_{options},
+      http_{std::make_unique<httplib::Server>()} {
   const SchedulerOptions& limits = scheduler.options();
   const std::size_t least = limits.max_running + limits.max_waiting + reserve;
   if (options.connections == 0) options_.connections = least;
@@ -159,6 +152,7 @@ Server::Server(const Api& api, Scheduler& scheduler, const ServerOptions& option
   http.set_read_timeout(5);
   http.set_write_timeout(options.seconds_to_write);
   http.set_keep_alive_timeout(2);
+  http.set_keep_alive_max_count(1);
   http.set_tcp_nodelay(true);
   // The default lets two servers share a port, and each would get some of the requests.
   socket_t listening = INVALID_SOCKET;
@@ -181,25 +175,43 @@ Server::Server(const Api& api, Scheduler& scheduler, const ServerOptions& option
 
 Server::~Server() = default;
 
-void Server::run() {
+Stopped Server::run() {
   // Steps run in this thread, whose OpenMP settings are the caller's.
-  std::thread listening{[this] { http_->listen_after_bind(); }};
-  std::exception_ptr failed;
+  const auto ended = std::make_shared<std::promise<void>>();
+  const auto has_ended = ended->get_future();
+  std::thread listening{[this, ended] {
+    http_->listen_after_bind();
+    ended->set_value();
+  }};
+  Stopped stopped;
   try {
-    scheduler_.run();
+    stopped.cut = scheduler_.run();
   } catch (...) {
-    failed = std::current_exception();
+    stopped.failed = std::current_exception();
     scheduler_.stop();
   }
+  stopping_ = true;
+  // Clients are told; then connections end by themselves, but for those whose clients send nothing, or a byte now and then.
+  const auto is_ended = [&](std::chrono::milliseconds longest) {
+    return has_ended.wait_for(longest) == std::future_status::ready;
+  };
+  const std::chrono::milliseconds soon{5};
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds{2};
+  while (answering_ > 0 && std::chrono::steady_clock::now() < until) std::this_thread::sleep_for(soon);
+  // The library forgets that it shall stop if it does not listen yet.
+  while (!http_->is_running() && !is_ended(soon)) {
+  }
   http_->stop();
-  listening.join();
-  if (failed != nullptr) std::rethrow_exception(failed);
+  if (is_ended(std::chrono::milliseconds{2500})) {
+    listening.join();
+  } else {
+    stopped.has_strays = true;
+    listening.detach();
+  }
+  return stopped;
 }
 
-void Server::stop() {
-  scheduler_.stop();
-  http_->stop();
-}
+void Server::stop() { scheduler_.stop(); }
 
 void Server::add_paths() {
   httplib::Server& http = *http_;
@@ -208,6 +220,9 @@ void Server::add_paths() {
   });
   http.Get("/v1/models", [this](const httplib::Request&, httplib::Response& response) {
     set_json(response, 200, api_.models());
+  });
+  http.Get("/v1/models/(.+)", [this](const httplib::Request& request, httplib::Response& response) {
+    set_json(response, 200, api_.model(request.matches[1]));
   });
   http.Get("/metrics", [this](const httplib::Request&, httplib::Response& response) {
     response.set_content(metrics(snapshot()), "text/plain; version=0.0.4");
@@ -220,60 +235,57 @@ void Server::add_paths() {
       response.set_content(demo_page.data(), demo_page.size(), "text/html; charset=utf-8");
     });
   }
-  // Only the handlers below limit what they read of a body: any other request that would have one ends here.
-  http.set_pre_routing_handler([](const httplib::Request& request, httplib::Response& response) {
-    const bool has_no_body =
-        request.method == "GET" || request.method == "HEAD" || request.method == "OPTIONS";
-    const bool is_read = request.method == "POST" &&
-                         (request.path == completions_path || request.path == chat_completions_path);
-    if (has_no_body || is_read) return httplib::Server::HandlerResponse::Unhandled;
-    set_json_and_close(response,
-                       ApiError{404, message("nobody takes this with ", request.method.substr(0, 20), ": ",
-                                             request.path.substr(0, 100))});
-    return httplib::Server::HandlerResponse::Handled;
-  });
+  const bool only_loopback = is_loopback(options_.host) || !options_.also_known_as.empty();
+  http.set_pre_routing_handler(
+      [this, only_loopback](const httplib::Request& request, httplib::Response& response) {
+        try {
+          if (stopping_) throw ApiError{503, "the server is stopping"};
+          require_served(request, only_loopback, options_.also_known_as);
+          return httplib::Server::HandlerResponse::Unhandled;
+        } catch (const ApiError& error) {
+          set_error(response, error);
+          return httplib::Server::HandlerResponse::Handled;
+        }
+      });
   const auto post = [this](const char* path, bool chat) {
     http_->Post(path, [this, chat](const httplib::Request& request, httplib::Response& response,
                                    const httplib::ContentReader& reader) {
-      std::string body;
       try {
-        body = read_body(request, reader, options_);
-      } catch (const ApiError& error) {
-        set_json_and_close(response, error);
-        return;
-      }
-      try {
-        answer(body, chat, response);
-      } catch (const ApiError& error) {
-        set_json(response, error.status(), error.body());
+        answer(bodies_.read(request, reader, stopping_), chat, response);
       } catch (const QueueFull& error) {
-        // A refused client keeps no thread of the reserve.
         response.set_header("Retry-After", "1");
-        set_json_and_close(response, ApiError{429, error.what()});
-      } catch (const Error& error) {
-        set_json(response, 400, ApiError{400, error.what()}.body());
+        set_error(response, ApiError{429, error.what(), {}, "rate_limit_exceeded"});
+      } catch (const Stopping& error) {
+        set_error(response, ApiError{503, error.what()});
+      } catch (const CapacityError& error) {
+        set_error(response,
+                  ApiError{400, error.what(), chat ? "messages" : "prompt", "context_length_exceeded"});
+      } catch (const ConfigError& error) {
+        set_error(response, ApiError{400, error.what()});
       }
     });
   };
   post(completions_path, false);
   post(chat_completions_path, true);
   http.set_exception_handler(
-      [](const httplib::Request&, httplib::Response& response, std::exception_ptr error) {
+      [](const httplib::Request& request, httplib::Response& response, std::exception_ptr error) {
+        const std::string what = request.method.substr(0, 20) + " " + request.path.substr(0, 100);
         try {
           std::rethrow_exception(error);
+        } catch (const ApiError& one) {
+          set_error(response, one);
         } catch (const std::exception& one) {
-          set_json(response, 500, ApiError{500, one.what()}.body());
+          set_error(response, failure(what, one.what()));
         } catch (...) {
-          set_json(response, 500, ApiError{500, "unknown error"}.body());
+          set_error(response, failure(what, "unknown error"));
         }
       });
   http.set_error_handler([](const httplib::Request& request, httplib::Response& response) {
-    if (!response.body.empty() || response.has_header("Connection")) return;
+    if (!response.body.empty()) return;
     const int status = response.status;
     const char* text =
         status == 404 ? "there is nothing at this path; see /v1/models" : "the request cannot be read";
-    set_json(response, status,
-             ApiError{status, std::string{text} + ": " + request.path.substr(0, 100)}.body());
+    set_error(response, ApiError{status, std::string{text} + ": " + request.path.substr(0, 100)});
   });
 }
 
@@ -283,9 +295,10 @@ Snapshot Server::snapshot() const {
   return all;
 }
 
-void Server::answer(const std::string& body, bool chat, httplib::Response& response) {
+void Server::answer(std::string body, bool chat, httplib::Response& response) {
   const auto exchange = std::make_shared<Exchange>();
   exchange->request = chat ? api_.chat(body) : api_.completion(body);
+  body = {};  // may be large
   const ApiRequest& wanted = exchange->request;
   exchange->text.emplace(api_.tokenizer(), wanted.stops, wanted.prompt);
   Request request;
@@ -311,8 +324,27 @@ void Server::answer(const std::string& body, bool chat, httplib::Response& respo
     throw QueueFull(message(before, " requests are being answered, no more are taken; try again later"));
   }
   exchange->id = scheduler_.submit(std::move(request));
+  if (!wanted.stream) {
+    if (const auto outcome = soon_ended(*exchange)) {
+      if (const auto error = error_of(*exchange, *outcome)) throw ApiError{*error};
+      const std::string text = dump(api_.answer(wanted, exchange->id, exchange->whole, *outcome));
+      response.set_content_provider(
+          text.size(), "application/json",
+          [text](std::size_t offset, std::size_t length, httplib::DataSink& sink) {
+            return sink.write(text.data() + offset, length);
+          },
+          [seat](bool) {});
+      return;
+    }
+  }
   const auto provide = [this, exchange](std::size_t, httplib::DataSink& sink) {
-    return exchange->request.stream ? send_stream(api_, *exchange, sink) : send_whole(api_, *exchange, sink);
+    try {
+      return exchange->request.stream ? send_stream(api_, *exchange, sink)
+                                      : send_whole(api_, *exchange, sink);
+    } catch (const std::exception& error) {
+      static_cast<void>(failure(message("request ", exchange->id), error.what()));
+      return false;  // the connection breaks off
+    }
   };
   const auto release = [this, exchange, seat](bool) {
     if (!exchange->is_over) scheduler_.cancel(exchange->id);

@@ -5,11 +5,13 @@
 
 #include <atomic>
 #include <cstddef>
+#include <exception>
 #include <memory>
 #include <string>
-#include <thread>
+#include <vector>
 
 #include "serve/api.hpp"
+#include "serve/http_request.hpp"
 #include "serve/scheduler.hpp"
 
 namespace httplib {
@@ -19,19 +21,27 @@ struct Response;
 
 namespace kvpolicy::serve {
 
-struct ServerOptions {
+struct ServerOptions : BodyLimits {
   std::string host = "127.0.0.1";
   int port = 8080;  ///< 0: any that is free
   std::size_t connections =
       0;  ///< that are served at once; others wait. 0: what the scheduler takes, and a reserve
-  std::size_t max_body = std::size_t{4} << 20;  ///< bytes
-  int seconds_to_read = 30;                     ///< in which a body must have come
-  int seconds_to_write = 10;                    ///< for which a reader may take nothing
-  bool page = false;                            ///< whether GET / shows the page
+  int seconds_to_write = 10;  ///< for which a reader may take nothing
+  bool page = false;          ///< whether GET / shows the page
+  /// Names by which clients may call a server that listens on the loopback address, besides that address's own.
+  std::vector<std::string> also_known_as;
 };
 
-/// Takes requests in threads of its own; `run` steps them in its caller's. A connection has a thread for as long as its
-/// request takes, so there are more threads than the scheduler takes requests: the others refuse requests, and answer
+/// What became of a server.
+struct Stopped {
+  std::size_t cut = 0;        ///< requests that had not been answered
+  std::exception_ptr failed;  ///< what Scheduler::run threw
+  bool has_strays =
+      false;  ///< A connection keeps its thread: the server and all that it was made of must not be destroyed.
+};
+
+/// Takes requests in threads of its own; `run` steps them in its caller's. A connection has one request, so that nothing that follows
+/// it can be taken for another one, and a thread for as long as that takes. So there are more threads than the scheduler takes requests: the others refuse requests, and answer
 /// /health and /metrics, however full the queue is.
 class Server {
  public:
@@ -48,23 +58,25 @@ class Server {
   Server& operator=(const Server&) = delete;
 
   [[nodiscard]] int port() const { return port_; }
-  /// Serves until `stop`. @throws as Scheduler::run
-  void run();
-  /// Ends every connection and request. Can be called from a signal's thread, not from its handler.
+  /// Serves until `stop`; returns within five seconds of it, and of the step of the model that runs.
+  Stopped run();
+  /// Ends every request, at any time, also before `run`. Can be called from a signal's thread, not from its handler.
   void stop();
 
  private:
   void add_paths();
   [[nodiscard]] Snapshot snapshot() const;
-  void answer(const std::string& body, bool chat, httplib::Response& response);
+  void answer(std::string body, bool chat, httplib::Response& response);
 
   const Api& api_;
   Scheduler& scheduler_;
   ServerOptions options_;
+  BodyReader bodies_;
   std::unique_ptr<httplib::Server> http_;
   int port_ = 0;
   std::atomic<std::size_t> refused_ = 0;    // before the scheduler was asked
   std::atomic<std::size_t> answering_ = 0;  // requests whose clients have not got all yet
+  std::atomic<bool> stopping_ = false;
 };
 
 }  // namespace kvpolicy::serve

@@ -16,11 +16,24 @@ CHATML = ("{% if add_generation_prompt and messages[-1].role == 'assistant' %}{{
           "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
 
 
-def tensors():
-    """The shape of each."""
-    yield "model.embed_tokens.weight", [VOCABULARY, HIDDEN]
+# What the published ones do that are told of tools: calls are JSON, results have a role, and only the last answer says how it was
+# thought out.
+WITH_TOOLS = ("{% if tools %}<|im_start|>tools\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}"
+              "{% for message in messages %}{% if message.role in ['system', 'user', 'tool', 'assistant'] %}"
+              "{{ '<|im_start|>' + message.role + '\n' }}"
+              "{% if message.reasoning_content and loop.last %}<think>{{ message.reasoning_content }}</think>{% endif %}"
+              "{{ message.content or '' }}"
+              "{% for call in message.tool_calls or [] %}[{{ call.function.name }} {{ call.function.arguments | tojson }}]{% endfor %}"
+              "{{ '<|im_end|>\n' }}{% endif %}{% endfor %}"
+              "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% if enable_thinking is defined and not enable_thinking %}"
+              "<think></think>{% endif %}{% endif %}")
+
+
+def tensors(rows):
+    """The shape of each; `rows` of the embedding."""
+    yield "model.embed_tokens.weight", [rows, HIDDEN]
     yield "model.norm.weight", [HIDDEN]
-    yield "lm_head.weight", [VOCABULARY, HIDDEN]
+    yield "lm_head.weight", [rows, HIDDEN]
     for layer in range(LAYERS):
         of_layer = f"model.layers.{layer}."
         yield of_layer + "input_layernorm.weight", [HIDDEN]
@@ -34,12 +47,12 @@ def tensors():
         yield of_layer + "mlp.down_proj.weight", [HIDDEN, INTERMEDIATE]
 
 
-def write(folder):
-    """A Hugging Face folder with config, weights, tokenizer and chat template."""
+def write(folder, template=CHATML, padding=0):
+    """A Hugging Face folder with config, weights, tokenizer and chat template; `padding` rows of the embedding have no token."""
     os.makedirs(folder)
     drawn = random.Random(7)
     header, data = {}, b""
-    for name, shape in tensors():
+    for name, shape in tensors(VOCABULARY + padding):
         count = shape[0] * (shape[1] if len(shape) > 1 else 1)
         numbers = [1.0] * count if name.endswith("norm.weight") else [drawn.uniform(-1, 1) for _ in range(count)]
         begin = len(data)
@@ -49,12 +62,12 @@ def write(folder):
     with open(os.path.join(folder, "model.safetensors"), "wb") as file:
         file.write(struct.pack("<Q", len(text)) + text + data)
     with open(os.path.join(folder, "config.json"), "w") as file:
-        json.dump({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "vocab_size": VOCABULARY,
+        json.dump({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "vocab_size": VOCABULARY + padding,
                    "hidden_size": HIDDEN, "intermediate_size": INTERMEDIATE, "num_hidden_layers": LAYERS,
                    "num_attention_heads": Q_HEADS, "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM,
                    "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "rope_theta": 1e4, "rope_scaling": None,
                    "tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False, "bos_token_id": 0, "eos_token_id": 2,
                    "torch_dtype": "float32"}, file)
     with open(os.path.join(folder, "chat_template.jinja"), "w") as file:
-        file.write(CHATML)
+        file.write(template)
     shutil.copy(os.path.join(GOLDENS, "tokenizer.json"), folder)

@@ -21,7 +21,7 @@ def post(port, body, length=None, stalls=False):
         one.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)
     one.settimeout(PATIENCE)
     one.connect(("127.0.0.1", port))
-    one.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (length or len(body)) + body)
+    one.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % (length or len(body)) + body)
     return one
 
 
@@ -167,7 +167,7 @@ class Limits(unittest.TestCase):
                                (b"Content-Length: 5\r\nContent-Encoding: gzip\r\n", 415),
                                (b"Content-Length: 5\r\nContent-Type: multipart/form-data; boundary=x\r\n", 415)]:
             with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as one:
-                one.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + header + b"\r\n")
+                one.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n" + header + b"\r\n")
                 self.assertEqual(status_of(one), status, header)
                 # The connection ends, so that no rest of a body is taken for a request.
                 while one.recv(4096):
@@ -175,7 +175,7 @@ class Limits(unittest.TestCase):
         # What curl says of a body by default, and a long one.
         body = json.dumps({"prompt": "a" * 900, "max_tokens": 2, "stop": ["x" * 1000] * 8}).encode()
         with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as one:
-            one.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-www-form-urlencoded\r\n"
+            one.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-www-form-urlencoded\r\n"
                         b"Content-Length: %d\r\n\r\n" % len(body) + body)
             self.assertEqual(status_of(one), 200)
         self.assertEqual(server.stop()[0], 0)
@@ -186,7 +186,7 @@ class Limits(unittest.TestCase):
         for method, path in [("POST", "/nothing"), ("PUT", "/v1/completions"), ("DELETE", "/health"), ("PATCH", "/")]:
             for length in ["Content-Length: 1000000000\r\n", ""]:
                 with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as one:
-                    one.sendall(f"{method} {path} HTTP/1.1\r\nHost: x\r\n{length}\r\n".encode())
+                    one.sendall(f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n{length}\r\n".encode())
                     self.assertEqual(status_of(one), 404)
                     while one.recv(4096):
                         pass

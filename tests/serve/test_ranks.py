@@ -99,7 +99,7 @@ class Ranks(unittest.TestCase):
                 self.assertGreater(again[1]["usage"]["prompt_tokens_details"]["cached_tokens"], 500)
             self.assertEqual(server.stop()[0], 0)
             for rank in range(2):
-                self.assertEqual(len(glob.glob(f"{folder}/2-ranks/rank-{rank}/*.prefixes")), 2)
+                self.assertEqual(len(glob.glob(f"{folder}/*/2-ranks/rank-{rank}/*.prefixes")), 2)
             server = self.start(2, "--prefixes", folder)
             for plan in ["full", "duo:0.5"]:
                 again = server.complete(prompt=LONG, kv_plan=plan)
@@ -109,7 +109,7 @@ class Ranks(unittest.TestCase):
             self.assertEqual(status, 0)
             self.assertIn("rank 1: ", errors)
             # One rank's file is gone, as after a crash: no rank uses the others.
-            for file in glob.glob(f"{folder}/2-ranks/rank-1/*.prefixes"):
+            for file in glob.glob(f"{folder}/*/2-ranks/rank-1/*.prefixes"):
                 os.remove(file)
             server = self.start(2, "--prefixes", folder)
             again = server.complete(prompt=LONG)

@@ -12,6 +12,7 @@ import signal
 import tempfile
 import unittest
 
+import chat_model
 import served
 from served import QUESTION, Server
 
@@ -35,7 +36,7 @@ class Restarts(unittest.TestCase):
         return server
 
     def files(self):
-        return set(glob.glob(os.path.join(self.folder, "*.prefixes")))
+        return set(glob.glob(os.path.join(self.folder, "*", "*.prefixes")))
 
     def test_prefixes_survive(self):
         server = self.start("--prefixes", self.folder)
@@ -51,7 +52,46 @@ class Restarts(unittest.TestCase):
         self.assertRegex(server.stop()[1], r"prefixes +[1-9]\d* loaded")
         server = self.start("--prefixes", self.folder, "--weights", "int8")
         self.assertEqual(cached(server.complete(prompt=LONG)[1]), 0)
-        self.assertIn("not loaded", server.stop()[1])
+        self.assertNotIn(" loaded from ", server.stop()[1])
+
+    def test_another_model_of_the_same_name(self):
+        """Rows are the weights' and the config's that read them, whatever stands in the folder now."""
+        model = os.path.join(os.path.dirname(self.folder), "tiny")
+        text = " ".join(f"fact {i}," for i in range(190))
+
+        def ask(what):
+            server = self.start("--model", model, "--prefixes", self.folder)
+            status, said = server.complete(prompt=text, max_tokens=20)
+            self.assertEqual(status, 200, said)
+            self.assertEqual(server.stop()[0], 0, what)
+            return cached(said), said["choices"][0]["text"]
+
+        chat_model.write(model)
+        config, weights = os.path.join(model, "config.json"), os.path.join(model, "model.safetensors")
+        with open(config) as file:
+            of_first = file.read()
+        with open(weights, "rb") as file:
+            first_weights = file.read()
+        found, first = ask("new")
+        self.assertEqual(found, 0)
+        self.assertEqual(ask("the same")[1], first)
+        # One number of one weight, in the last bytes of the file; the base of its rotation; its eps.
+        with open(weights, "r+b") as file:
+            file.seek(-2, os.SEEK_END)
+            file.write(b"\x12\x40")
+        self.assertEqual(ask("another weight")[0], 0)
+        with open(weights, "wb") as file:
+            file.write(first_weights)
+        for name, value in [("rope_theta", 2e4), ("rms_norm_eps", 1e-2), ("max_position_embeddings", 2000)]:
+            with open(config, "w") as file:
+                json.dump({**json.loads(of_first), name: value}, file)
+            self.assertEqual(ask(name)[0], 0, name)
+        with open(config, "w") as file:
+            file.write(of_first)
+        found, again = ask("the first once more")
+        self.assertGreater(found, 500)
+        self.assertEqual(again, first)
+        self.assertEqual(len(self.files()), 5)
 
     def test_prefixes_of_every_plan_survive(self):
         plans = ["full", "duo:0.5", "int4"]

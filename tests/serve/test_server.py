@@ -145,17 +145,15 @@ class Answers(unittest.TestCase):
     def test_client_that_goes(self):
         before = self.server.metric('requests_ended_total{reason="cancelled"}')
         for stream in [True, False]:
-            connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=PATIENCE)
-            body = {"prompt": QUESTION, "max_tokens": 1500, "stream": stream, "temperature": 1}
+            body = json.dumps({"prompt": QUESTION, "max_tokens": 1500, "stream": stream, "temperature": 1}).encode()
             came = len(self.server.requests)
-            connection.request("POST", "/v1/completions", json.dumps(body))
-            if stream:
-                connection.getresponse().read(10)
-            else:
-                self.server.wait_until(lambda: len(self.server.requests) > came)
-            connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-            connection.sock.close()
-            connection.close()
+            with socket.create_connection(("127.0.0.1", self.server.port), timeout=PATIENCE) as one:
+                one.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+                if stream:
+                    one.recv(10)
+                else:
+                    self.server.wait_until(lambda: len(self.server.requests) > came)
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
             self.assertEqual(self.server.complete()[0], 200)
         self.server.wait_until_idle()
         gone = self.server.metric('requests_ended_total{reason="cancelled"}') - before
@@ -166,7 +164,7 @@ class Answers(unittest.TestCase):
         slow = socket.create_connection(("127.0.0.1", self.server.port))
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         body = json.dumps({"prompt": QUESTION, "max_tokens": 1500, "stream": True}).encode()
-        slow.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        slow.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
         for _ in range(3):
             self.assertEqual(self.server.complete()[0], 200)
         self.server.wait_until(lambda: len(self.server.requests) == came + 4)
@@ -186,7 +184,7 @@ class Answers(unittest.TestCase):
 
     def test_half_a_request(self):
         half = socket.create_connection(("127.0.0.1", self.server.port), timeout=PATIENCE)
-        half.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
+        half.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n{")
         self.assertEqual(self.server.complete()[0], 200)
         half.close()
 
