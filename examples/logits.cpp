@@ -40,8 +40,8 @@ constexpr const char* description =
     R"(Prints the logits that a model of the Llama family computes for given tokens, in float32.
 
 The model is a Hugging Face folder as it is downloaded: config.json with model.safetensors, or
-shards with their index; LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM or
-Qwen3ForCausalLM. A GGUF file of such a model will do as well.)";
+shards with their index; LlamaForCausalLM, MistralForCausalLM, MinistralForCausalLM,
+Qwen2ForCausalLM or Qwen3ForCausalLM. A GGUF file of such a model will do as well.)";
 
 constexpr const char* examples = R"(Examples:
   # the logits after the third token

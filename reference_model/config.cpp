@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <reference_model/config.hpp>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <optional>
@@ -84,7 +85,7 @@ class Fields {
   std::string_view origin_;
 };
 
-enum class Family { llama, mistral, qwen2, qwen3 };
+enum class Family { llama, mistral, ministral, qwen2, qwen3 };
 
 Family family_of(const Fields& config) {
   std::string name = config.text("model_type", "");
@@ -95,11 +96,12 @@ Family family_of(const Fields& config) {
   }
   if (name == "LlamaForCausalLM" || name == "llama") return Family::llama;
   if (name == "MistralForCausalLM" || name == "mistral") return Family::mistral;
+  if (name == "MinistralForCausalLM" || name == "ministral") return Family::ministral;
   if (name == "Qwen2ForCausalLM" || name == "qwen2") return Family::qwen2;
   if (name == "Qwen3ForCausalLM" || name == "qwen3") return Family::qwen3;
   throw ConfigError(message(config.origin(), ": architecture ", io::in_quotes(name),
                             " is not supported, expected LlamaForCausalLM, MistralForCausalLM, "
-                            "Qwen2ForCausalLM or Qwen3ForCausalLM"));
+                            "MinistralForCausalLM, Qwen2ForCausalLM or Qwen3ForCausalLM"));
 }
 
 RotaryConfig rotary_of(const Fields& config) {
@@ -126,7 +128,11 @@ RotaryConfig rotary_of(const Fields& config) {
   }
 
   const std::string kind = scaling->text("rope_type", scaling->text("type", "default"));
-  if (kind == "default") return rotary;
+  if (kind == "default") {
+    require(scaling->number("factor", 1.0) == 1.0, config.origin(), ": the rotary scaling has a factor of ",
+            scaling->number("factor", 1.0), " and no rope_type, expected one: linear or llama3");
+    return rotary;
+  }
   if (kind == "linear") {
     rotary.scaling = RotaryConfig::Scaling::linear;
     rotary.factor = scaling->number("factor");
@@ -135,7 +141,10 @@ RotaryConfig rotary_of(const Fields& config) {
     rotary.factor = scaling->number("factor");
     rotary.low_freq_factor = scaling->number("low_freq_factor");
     rotary.high_freq_factor = scaling->number("high_freq_factor");
-    rotary.original_max_position = scaling->number("original_max_position_embeddings");
+    // transformers takes the one beside the scaling first, and the model's own where there is none.
+    constexpr const char* original = "original_max_position_embeddings";
+    const double of_model = config.number("max_position_embeddings", RotaryConfig{}.original_max_position);
+    rotary.original_max_position = config.number(original, scaling->number(original, of_model));
   } else {
     throw ConfigError(message(config.origin(), ": rope_type ", io::in_quotes(kind),
                               " is not supported, expected default, linear or llama3"));
@@ -143,19 +152,30 @@ RotaryConfig rotary_of(const Fields& config) {
   return rotary;
 }
 
-/// transformers gives Mistral one window for all layers. Qwen2 and Qwen3 have windows in the layers that
-/// `layer_types` names or, in older files, in those from max_window_layers on. Llama has none. A
-/// file without sliding_window means 4,096; null means none.
+/// transformers gives Mistral one window for all layers. Ministral, Qwen2 and Qwen3 have windows in the layers that
+/// `layer_types` names; where that is missing, Ministral has them in all layers and the others in those from max_window_layers
+/// on. Llama has none. A file without sliding_window means 4,096; null means none.
 std::vector<std::size_t> windows_of(const Fields& config, Family family, std::size_t layers) {
   std::vector<std::size_t> windows(layers, 0);
-  const bool used =
-      family == Family::mistral || (family != Family::llama && config.flag("use_sliding_window", false));
+  const Json* types = config.find("layer_types");
+  if (family == Family::llama || family == Family::mistral) {
+    // Both read none, whatever a file says.
+    const char* all = family == Family::mistral && !config.is_null("sliding_window") ? "sliding_attention"
+                                                                                     : "full_attention";
+    const bool same = !types || (types->is_array() &&
+                                 std::ranges::all_of(*types, [&](const Json& type) { return type == all; }));
+    require(same, config.origin(), ": layer_types is ", io::in_quotes(types ? types->dump() : ""),
+            ", but this architecture has the same attention in all layers; is it MinistralForCausalLM?");
+  }
+  const bool used = family == Family::mistral || family == Family::ministral ||
+                    (family != Family::llama && config.flag("use_sliding_window", false));
   if (!used || config.is_null("sliding_window")) return windows;
   const std::size_t window = config.size("sliding_window", 4096);
   require(window > 0, config.origin(), ": sliding_window is 0, expected at least 1, or null");
-  if (family == Family::mistral) return std::vector<std::size_t>(layers, window);
+  if (family == Family::mistral || (family == Family::ministral && !types)) {
+    return std::vector<std::size_t>(layers, window);
+  }
 
-  const Json* types = config.find("layer_types");
   if (!types) {
     // The default of transformers' Qwen2Config and Qwen3Config.
     const std::size_t first = config.size("max_window_layers", 28);

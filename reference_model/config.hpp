@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The settings that config.json of a Hugging Face folder gives for a model of the Llama family:
-// LlamaForCausalLM, MistralForCausalLM (sliding windows), Qwen2ForCausalLM (biases of Q, K, V) and
-// Qwen3ForCausalLM (norms of Q and K).
+// LlamaForCausalLM, MistralForCausalLM (sliding windows), MinistralForCausalLM (in some layers), Qwen2ForCausalLM (biases of
+// Q, K, V) and Qwen3ForCausalLM (norms of Q and K).
 // The rotary settings are read in the spelling of transformers 4 and in that of transformers 5.
 #pragma once
 

@@ -66,7 +66,9 @@ void refuse_unknown_settings(const GgufFile& file, const std::string& architectu
 RotaryConfig rotary_of(const GgufFile& file, const GgufKeys& keys, const std::string& at,
                        std::size_t head_dim) {
   RotaryConfig rotary{.theta = keys.number(at + "rope.freq_base", 10000.0)};
-  const std::string kind = keys.text(at + "rope.scaling.type", "none");
+  // As in llama.cpp, where a factor alone means linear.
+  const bool has_factor = keys.number(at + "rope.scaling.factor", 1.0) != 1.0;
+  const std::string kind = keys.text(at + "rope.scaling.type", has_factor ? "linear" : "none");
   const GgufTensor* divisors = find_tensor(file, rotary_divisors);
   if (kind == "linear" && !divisors) {
     rotary.scaling = RotaryConfig::Scaling::linear;
@@ -226,9 +228,62 @@ LlamaConfig gguf_llama_config(const GgufFile& file) {
   return config;
 }
 
+namespace {
+
+// Of `tokenizer.ggml.`: read below, or saying nothing of which tokens a text has. In alphabetical order.
+constexpr std::array<std::string_view, 29> known_tokenizer_settings{"add_bos_token",
+                                                                    "add_eos_token",
+                                                                    "add_space_prefix",
+                                                                    "added_tokens",
+                                                                    "bos_token_id",
+                                                                    "cls_token_id",
+                                                                    "eom_token_id",
+                                                                    "eos_token_id",
+                                                                    "eot_token_id",
+                                                                    "fim_mid_token_id",
+                                                                    "fim_pad_token_id",
+                                                                    "fim_pre_token_id",
+                                                                    "fim_rep_token_id",
+                                                                    "fim_sep_token_id",
+                                                                    "fim_suf_token_id",
+                                                                    "mask_token_id",
+                                                                    "merges",
+                                                                    "middle_token_id",
+                                                                    "model",
+                                                                    "padding_token_id",
+                                                                    "pre",
+                                                                    "prefix_token_id",
+                                                                    "scores",
+                                                                    "seperator_token_id",
+                                                                    "suffix_token_id",
+                                                                    "token_type",
+                                                                    "token_type_count",
+                                                                    "tokens",
+                                                                    "unknown_token_id"};
+
+// Those that change tokens when they are true.
+constexpr std::array<std::string_view, 2> tokenizer_settings_to_be_false{"add_sep_token",
+                                                                         "remove_extra_whitespaces"};
+
+void refuse_unknown_tokenizer_settings(const GgufFile& file, const GgufKeys& keys, std::string_view at) {
+  for (const auto& [key, value] : file.header().metadata) {
+    if (!key.starts_with(at)) continue;
+    const std::string_view setting = std::string_view{key}.substr(at.size());
+    if (std::ranges::binary_search(known_tokenizer_settings, setting)) continue;
+    const bool is_off =
+        std::ranges::find(tokenizer_settings_to_be_false, setting) != tokenizer_settings_to_be_false.end() &&
+        !keys.flag(key);
+    require<FormatError>(is_off, file.path(), ": metadata ", io::in_quotes(key),
+                         " is a setting of a tokenizer that is not implemented");
+  }
+}
+
+}  // namespace
+
 GgufTokenizer gguf_tokenizer(const GgufFile& file) {
   const GgufKeys keys{file.header(), file.path()};
   const std::string at = "tokenizer.ggml.";
+  refuse_unknown_tokenizer_settings(file, keys, at);
   const auto token = [&](const char* name) {
     const std::string key = message(at, name, "_token_id");
     return keys.contains(key) ? std::optional{keys.size(key)} : std::nullopt;

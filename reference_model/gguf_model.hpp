@@ -40,7 +40,7 @@ struct GgufTokenizer {
   std::string chat_template;  ///< Jinja; empty if not given.
 };
 
-/// @throws FormatError for a key of another type, or without `tokenizer.ggml.model` and tokens
+/// @throws FormatError for a key of another type, a setting that is not known, or without `tokenizer.ggml.model` and tokens
 [[nodiscard]] GgufTokenizer gguf_tokenizer(const GgufFile& file);
 
 class GgufWeights : public WeightSource {

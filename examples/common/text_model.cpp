@@ -78,7 +78,20 @@ TextModel::TextModel(reference::Llama llama, reference::Tokenizer tokenizer)
 
 void TextModel::require_reads_texts() const { static_cast<void>(encode(" ")); }
 
-std::vector<int> TextModel::encode(std::string_view text) const { return tokenizer_.encode(text); }
+void TextModel::require_rows(std::span<const int> tokens) const {
+  const auto rows = static_cast<int>(config().vocabulary);
+  const auto missing = std::ranges::find_if(tokens, [&](int token) { return token >= rows; });
+  if (missing == tokens.end()) return;
+  throw ConfigError{message("the text has the token ", tokenizer_.token_text(*missing),
+                            ", which is named beside the tokenizer, but the model has no row for it: it has ",
+                            rows, " tokens")};
+}
+
+std::vector<int> TextModel::encode(std::string_view text) const {
+  std::vector<int> tokens = tokenizer_.encode(text);
+  require_rows(tokens);
+  return tokens;
+}
 
 std::vector<int> TextModel::encode_after(std::string_view before, std::string_view text) const {
   constexpr reference::EncodeOptions plain{.add_special = false, .parse_special = false};

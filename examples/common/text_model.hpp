@@ -39,8 +39,12 @@ class TextModel {
   /// @throws ConfigError where the model has no tokenizer
   void require_reads_texts() const;
 
+  /// Tokens that only a file beside the tokenizer names may have no row in the model's embedding.
+  /// @throws ConfigError for such a token
+  void require_rows(std::span<const int> tokens) const;
+
   /// The tokens of a whole text, with those that the model's texts begin with.
-  /// @throws ConfigError where the model has no tokenizer
+  /// @throws ConfigError where the model has no tokenizer, and as require_rows
   [[nodiscard]] std::vector<int> encode(std::string_view text) const;
 
   /// The tokens of a text that goes on after `before`. They are those of both texts together where

@@ -262,6 +262,7 @@ ApiRequest Api::chat(const std::string& text) const {
   if (!chat_) throw ApiError{400, no_chat_, "messages"};
   try {
     request.prompt = chat_->encode(conversation.messages, conversation.options);
+    model_.require_rows(request.prompt);
     require_all_read(*chat_, conversation);
     request.marks = marks_of(*chat_, conversation, request.prompt);
   } catch (const Error& error) {

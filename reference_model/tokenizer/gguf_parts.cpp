@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <reference_model/tokenizer/gguf_parts.hpp>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -39,6 +40,18 @@ void read_byte_level(const GgufTokenizer& gguf, TokenizerParts& parts) {
   }
   parts.pre_tokenizer.byte_level = true;
   parts.decoder.byte_level = true;
+  // Without merges every letter would be a token of its own.
+  const auto is_one_character = [](const std::string& token) {
+    return std::ranges::count_if(
+               token, [](char c) { return (static_cast<unsigned char>(c) & 0xC0U) != 0x80U; }) <= 1;
+  };
+  for (std::size_t id = 0; gguf.merges.empty() && id < gguf.tokens.size(); ++id) {
+    const bool is_found_whole =
+        id < gguf.token_types.size() && gguf.token_types[id] != 1 && gguf.token_types[id] != 6;
+    require<FormatError>(is_found_whole || is_one_character(gguf.tokens[id]), parts.origin,
+                         ": has no tokenizer.ggml.merges, by which letters become the token ",
+                         io::in_quotes(gguf.tokens[id]));
+  }
   for (std::size_t i = 0; i < gguf.merges.size(); ++i) {
     parts.merges.push_back(split_merge(gguf.merges[i], i, parts.origin));
   }

@@ -84,6 +84,8 @@ struct AddedToken {
 struct TokenizerParts {
   std::string origin;               ///< The file, for error messages.
   std::vector<std::string> tokens;  ///< Spelled as in the file; the index is the token's number.
+  /// How many of the last ones only files beside the tokenizer's own name. A model may be without rows for them.
+  std::size_t named_beside = 0;
 
   /// Pairs of tokens that become one, the most urgent first. Without them, `scores` decides.
   std::vector<std::pair<std::string, std::string>> merges;

@@ -96,7 +96,8 @@ struct Tokenizer::State {
         bos{parts.bos},
         ends{std::move(parts.ends)},
         chat_template{std::move(parts.chat_template)},
-        named_tokens{std::move(parts.named_tokens)} {
+        named_tokens{std::move(parts.named_tokens)},
+        named_beside{parts.named_beside} {
     // A base model's files name the end of a text only; a chat ends with the end of a turn.
     for (const AddedToken& added : parts.added) {
       const std::string& spelling = parts.tokens[static_cast<std::size_t>(added.id)];
@@ -150,6 +151,7 @@ struct Tokenizer::State {
   std::vector<int> ends;
   std::string chat_template;
   std::map<std::string, std::string> named_tokens;
+  std::size_t named_beside;
   std::unique_ptr<const TokenModel> model;
   std::vector<std::string> spelled;
   std::vector<std::string> bytes;  // what each token decodes to, but for the first of a text
@@ -269,7 +271,7 @@ const std::map<std::string, std::string>& Tokenizer::named_tokens() const noexce
 }
 
 void Tokenizer::require_fits(std::size_t model_vocabulary) const {
-  const std::size_t count = vocabulary();
+  const std::size_t count = vocabulary() - state_->named_beside;
   require<FormatError>(count <= model_vocabulary, state_->origin, ": has ", count,
                        " tokens, but the model's embedding has only ", model_vocabulary, " rows");
   require<FormatError>(model_vocabulary - count <= most_padding, state_->origin, ": has only ", count,

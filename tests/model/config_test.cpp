@@ -89,6 +89,13 @@ TEST_CASE("rotary settings are read in both spellings") {
   CHECK(parse(renewed).rotary == expected);
 
   Json linear = smallest();
+  // Phi-like files have it beside the scaling, which transformers takes first; it takes the model's own length last.
+  old["original_max_position_embeddings"] = 4096;
+  CHECK(parse(old).rotary.original_max_position == 4096.0);
+  old.erase("original_max_position_embeddings");
+  old["rope_scaling"].erase("original_max_position_embeddings");
+  old["max_position_embeddings"] = 2048;
+  CHECK(parse(old).rotary.original_max_position == 2048.0);
   linear["rope_scaling"] = {{"type", "linear"}, {"factor", 2.0}};
   CHECK(parse(linear).rotary.scaling == RotaryConfig::Scaling::linear);
   CHECK(parse(linear).rotary.factor == 2.0);
@@ -148,6 +155,26 @@ TEST_CASE("windows follow transformers: Mistral's all layers, Qwen2's upper ones
   CHECK_THROWS_AS((void)parse(json), ConfigError);
 }
 
+TEST_CASE("Ministral has windows in the layers that the file names; Mistral and Llama know no layers") {
+  Json json = smallest();
+  json["sliding_window"] = 32;
+  json["architectures"] = {"MinistralForCausalLM"};
+  CHECK(parse(json).windows == std::vector<std::size_t>{32, 32});
+  CHECK_FALSE(parse(json).qkv_bias);
+  json["layer_types"] = {"full_attention", "sliding_attention"};
+  CHECK(parse(json).windows == std::vector<std::size_t>{0, 32});
+  json["architectures"] = {"MistralForCausalLM"};
+  CHECK_THROWS_AS((void)parse(json), ConfigError);
+  json["layer_types"] = {"sliding_attention", "sliding_attention"};
+  CHECK(parse(json).windows == std::vector<std::size_t>{32, 32});
+  json["sliding_window"] = nullptr;
+  CHECK_THROWS_AS((void)parse(json), ConfigError);
+  json["layer_types"] = {"full_attention", "full_attention"};
+  CHECK(parse(json).windows == std::vector<std::size_t>{0, 0});
+  json["architectures"] = {"LlamaForCausalLM"};
+  CHECK(parse(json).windows == std::vector<std::size_t>{0, 0});
+}
+
 TEST_CASE("Qwen3 has norms, a head_dim of its own, no biases unless asked, and windows as Qwen2") {
   Json json = smallest();
   CHECK_FALSE(parse(json).qk_norm);
@@ -189,6 +216,9 @@ TEST_CASE("what cannot be computed is refused by name") {
   refuses("hidden_act", "gelu", "'gelu' is not supported, expected silu");
   refuses("rope_scaling", {{"type", "yarn"}, {"factor", 2.0}}, "'yarn' is not supported");
   refuses("rope_scaling", {{"type", "linear"}}, "factor is missing");
+  refuses("rope_scaling", {{"factor", 8.0}}, "a factor of 8 and no rope_type");
+  refuses("rope_parameters", {{"rope_theta", 1e6}, {"factor", 8.0}}, "a factor of 8 and no rope_type");
+  refuses("layer_types", {"full_attention", "sliding_attention"}, "MinistralForCausalLM?");
   refuses("rope_scaling", {{"type", "linear"}, {"factor", 0}}, "factor is 0");
   refuses("rope_scaling", "linear", "expected an object");
   refuses("rope_parameters", {{"full_attention", {{"rope_theta", 1e4}}}}, "differ between layers");

@@ -14,6 +14,7 @@
 #include <reference_model/gguf_model.hpp>
 #include <reference_model/llama.hpp>
 
+#include "io/says.hpp"
 #include "model/dense_attention.hpp"
 #include "model/gguf_bytes.hpp"
 #include "model/golden.hpp"
@@ -256,6 +257,49 @@ TEST_CASE("a sliding window and rotary scaling of a file") {
   CHECK(config.windows == std::vector<std::size_t>{3});
   CHECK(config.rotary == RotaryConfig{.theta = 5e5, .scaling = RotaryConfig::Scaling::linear, .factor = 4.0});
   CHECK(config.tied_embeddings);
+}
+
+TEST_CASE("a factor of rotary scaling without a type is linear, as in llama.cpp") {
+  for (const float factor : {1.0F, 4.0F}) {
+    SmallModel model;
+    model.file.entries.push_back(float_entry("llama.rope.scaling.factor", factor));
+    const testing::TemporaryFolder folder;
+    folder.write("m.gguf", model.file.text());
+    const RotaryConfig rotary = load_llama_config(folder / "m.gguf").rotary;
+    CHECK(rotary.scaling == (factor == 1.0F ? RotaryConfig::Scaling::none : RotaryConfig::Scaling::linear));
+    CHECK(rotary.factor == factor);
+  }
+}
+
+TEST_CASE("a setting of a tokenizer that would change tokens and is not known is refused") {
+  const auto said = [](const std::string& entry) -> std::string {
+    SmallModel model;
+    model.file.entries.push_back(text_entry("tokenizer.ggml.model", "llama"));
+    model.file.entries.push_back(entry_bytes("tokenizer.ggml.tokens", 9, array_bytes(8, 1, text_bytes("a"))));
+    model.file.entries.push_back(entry);
+    const testing::TemporaryFolder folder;
+    folder.write("m.gguf", model.file.text());
+    try {
+      (void)gguf_tokenizer(GgufFile{folder / "m.gguf"});
+    } catch (const FormatError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  const auto flag = [](std::string_view key, char value) {
+    return entry_bytes(key, 7, std::string(1, value));
+  };
+  CHECK(said(text_entry("tokenizer.ggml.tokens_of_old", "x")) ==
+        testing::Says{"'tokenizer.ggml.tokens_of_old'"});
+  CHECK(said(entry_bytes("tokenizer.ggml.precompiled_charsmap", 9, array_bytes(0, 1, "x"))) ==
+        testing::Says{"precompiled_charsmap"});
+  for (const char* key : {"tokenizer.ggml.add_sep_token", "tokenizer.ggml.remove_extra_whitespaces"}) {
+    CHECK(said(flag(key, 1)) == testing::Says{key});
+    CHECK(said(flag(key, 0)).empty());
+  }
+  CHECK(said(uint_entry("tokenizer.ggml.padding_token_id", 0)).empty());
+  CHECK(said(text_entry("tokenizer.huggingface.json", "{}")).empty());
+  CHECK(said(text_entry("tokenizer.chat_template.tool_use", "x")).empty());
 }
 
 }  // namespace

@@ -98,6 +98,9 @@ TEST_CASE("a GGUF file that says what it is not") {
   GgufTokenizer gpt2 = byte_level("smollm", "falcon");
   refused(gpt2, "'falcon'");
   gpt2.pre = "gpt-2";
+  GgufTokenizer letters = gpt2;
+  letters.merges.clear();
+  refused(letters, "has no tokenizer.ggml.merges, by which letters become the token '");
   if (!reference::have_icu()) return;
   gpt2.merges[3] = "no-space";
   refused(gpt2, "merge 3 is 'no-space'");
