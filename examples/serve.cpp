@@ -2,11 +2,13 @@
 //
 // Serves a model over HTTP, with OpenAI's interface, under a memory budget for its KV caches.
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <filesystem>
 #include <functional>
@@ -101,13 +103,13 @@ class StopBySignal {
     sigemptyset(&signals_);
     sigaddset(&signals_, SIGINT);
     sigaddset(&signals_, SIGTERM);
-    sigaddset(&signals_, SIGUSR1);  // the program ends by itself
     pthread_sigmask(SIG_BLOCK, &signals_, nullptr);
     std::signal(SIGPIPE, SIG_IGN);
     thread_ = std::thread{[this] { wait(); }};
   }
   ~StopBySignal() {
-    pthread_kill(thread_.native_handle(), SIGUSR1);
+    is_over_ = true;
+    pthread_kill(thread_.native_handle(), SIGTERM);
     thread_.join();
   }
   StopBySignal(const StopBySignal&) = delete;
@@ -136,10 +138,10 @@ class StopBySignal {
     for (;;) {
       int signal = 0;
       sigwait(&signals_, &signal);
-      if (signal == SIGUSR1) return;
+      if (is_over_) return;
       const std::lock_guard lock{mutex_};
       if (!what_) {
-        say("serve: ended by a signal, while no requests were served");
+        say("serve: ended by a signal");
         end_by(signal);
       }
       std::exchange(what_, nullptr)();
@@ -157,6 +159,7 @@ class StopBySignal {
   sigset_t signals_{};
   std::mutex mutex_;
   std::function<void()> what_;
+  std::atomic<bool> is_over_ = false;
   std::thread thread_;
 };
 
@@ -185,16 +188,25 @@ std::string longest_text(const serve::Plan& plan, std::size_t memory, const Shar
                                   : "one text of any length";
 }
 
-// Answers requests until a signal comes, and then does `finish`. `shards`: who has which heads, if this is one process of several.
+std::string what_of(const std::exception_ptr& failed) {
+  try {
+    std::rethrow_exception(failed);
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+}
+
+// Answers requests until a signal comes, and then does `finish`. If connections are left then, it does `leave` and ends the program. `shards`: who has which heads, if this is one process of several.
 void answer(Arguments& arguments, const TextModel& model, serve::ServedModel& served, serve::Rows& rows,
             const Shards* shards, const std::function<void(const serve::Api&)>& begun,
-            const std::function<void()>& finish, StopBySignal& signals) {
-  auto api = std::make_unique<serve::Api>(model, served, arguments.name, arguments.model, arguments.plan);
-  auto scheduler = std::make_unique<serve::Scheduler>(served, rows, arguments.scheduler);
-  begun(*api);
+            const std::function<void()>& finish, const std::function<void()>& leave, StopBySignal& signals) {
+  const serve::Api api{model, served, arguments.name, arguments.model, arguments.plan};
+  serve::Scheduler scheduler{served, rows, arguments.scheduler};
+  begun(api);
   arguments.server.page = arguments.demo;
-  auto server = std::make_unique<serve::Server>(*api, *scheduler, arguments.server);
-  const StopBySignal::Meanwhile meanwhile{signals, [&server] { server->stop(); }};
+  serve::Server server{api, scheduler, arguments.server};
+  const StopBySignal::Meanwhile meanwhile{signals, [&server] { server.stop(); }};
+  const bool is_version_6 = arguments.server.host.find(':') != std::string::npos;
   fmt::print(stderr, "  model      {} under the plan {}\n", arguments.name, arguments.plan);
   if (shards != nullptr)
     fmt::print(stderr, "  processes  {}, each with some heads of every text\n", shards->ranks());
@@ -202,26 +214,37 @@ void answer(Arguments& arguments, const TextModel& model, serve::ServedModel& se
              "  memory     {:MB} for KV caches{}: {}\n"
              "  listening  http://{}:{}{}\n",
              Bytes{arguments.scheduler.memory}, shards != nullptr ? " in each" : "",
-             longest_text(*api->default_plan(), arguments.scheduler.memory, shards), arguments.server.host,
-             server->port(), arguments.demo ? "  (open it in a browser)" : "");
-  fmt::print("{}\n", server->port());
+             longest_text(*api.default_plan(), arguments.scheduler.memory, shards),
+             is_version_6 ? "[" + arguments.server.host + "]" : arguments.server.host, server.port(),
+             arguments.demo ? "  (open it in a browser)" : "");
+  fmt::print("{}\n", server.port());
   std::fflush(stdout);
-  const serve::Stopped stopped = server->run();
+  const serve::Stopped stopped = server.run();
   signals.are_for(nullptr);  // a second one does not wait for what is saved
-  if (stopped.has_strays) {
-    // Their threads end with the program, and may look at these until then.
-    say("  stopped    connections were cut whose clients had not sent a request");
-    static_cast<void>(server.release());
-    static_cast<void>(scheduler.release());
-    static_cast<void>(api.release());
+  std::exception_ptr failed = stopped.failed;
+  if (failed == nullptr) {
+    if (stopped.cut > 0) say(message("  stopped    ", stopped.cut, " requests were cut"));
+    try {
+      finish();
+    } catch (...) {
+      failed = std::current_exception();
+    }
   }
-  if (stopped.failed != nullptr) std::rethrow_exception(stopped.failed);
-  if (stopped.cut > 0) say(message("  stopped    ", stopped.cut, " requests were cut"));
-  finish();
+  if (stopped.has_strays) {
+    // Their threads look at what stands above until the program ends.
+    if (failed != nullptr) say("serve: " + what_of(failed));
+    say("  stopped    connections were cut that did not end by themselves");
+    std::fflush(nullptr);
+    if (failed == nullptr) leave();
+    std::_Exit(failed == nullptr ? 0 : 1);
+  }
+  if (failed != nullptr) std::rethrow_exception(failed);
 }
 
 // One process, or one rank of several, of which the first answers requests and the others follow it.
-void serve_texts(Arguments& arguments, reference::Communicator* ranks, StopBySignal& signals) {
+// `leave`: takes leave of the other processes.
+void serve_texts(Arguments& arguments, reference::Communicator* ranks, const std::function<void()>& leave,
+                 StopBySignal& signals) {
   const auto model = TextModel::load(arguments.model, arguments.load.options());
   if (arguments.name.empty())
     arguments.name = std::filesystem::path{arguments.model}.lexically_normal().filename().string();
@@ -293,16 +316,17 @@ void serve_texts(Arguments& arguments, reference::Communicator* ranks, StopBySig
     }
     if (over) over->stop();
   };
-  answer(arguments, model, served, rows, part ? &part->shards() : nullptr, begun, finish, signals);
+  answer(arguments, model, served, rows, part ? &part->shards() : nullptr, begun, finish, leave, signals);
 }
 
 void run(Arguments& arguments) {
   StopBySignal signals;  // before any thread begins
   set_threads(arguments.threads);
-  const auto ranks = serve::join_ranks(std::chrono::seconds{arguments.rank_timeout});
-  if (ranks == nullptr) return serve_texts(arguments, nullptr, signals);
+  auto ranks = serve::join_ranks(std::chrono::seconds{arguments.rank_timeout});
+  const auto leave = [&ranks] { ranks.reset(); };
+  if (ranks == nullptr) return serve_texts(arguments, nullptr, leave, signals);
   try {
-    serve_texts(arguments, ranks.get(), signals);
+    serve_texts(arguments, ranks.get(), leave, signals);
   } catch (const std::exception& error) {
     fmt::print(stderr, "serve: rank {} of {}: {}\n", ranks->rank(), ranks->size(), error.what());
     std::fflush(stderr);

@@ -115,10 +115,37 @@ bool wants_usage(const RequestJson& body) {
   return flag(options, "include_usage");
 }
 
+// Without the place of the model's files, and with the client's word for a plan.
+std::string for_clients(std::string text, const std::string& folder, const std::string& name) {
+  const auto replace = [&](std::string_view from, std::string_view to) {
+    for (std::size_t at = 0; (at = text.find(from, at)) != text.npos; at += to.size()) {
+      text.replace(at, from.size(), to);
+    }
+  };
+  if (!folder.empty()) replace(folder, name);
+  replace("--plan", "kv_plan");
+  return text;
+}
+
+// Any 64 bits.
+std::uint64_t seed_of(const RequestJson& body) {
+  const RequestJson& seed = member(body, "seed");
+  if (seed.is_number_integer()) return seed.get<std::uint64_t>();
+  if (!seed.is_null()) {
+    throw ApiError{400, fmt::format("seed must be a whole number of 64 bits, is {}", io::shown(seed)),
+                   "seed"};
+  }
+  return static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
+}
+
 template <class Semaphore>
 class PlaceIn {
  public:
-  explicit PlaceIn(Semaphore& places) : places_{places} { places_.acquire(); }
+  explicit PlaceIn(Semaphore& places) : places_{places} {
+    if (!places_.try_acquire_for(std::chrono::seconds{2})) {
+      throw ApiError{503, "too many large requests are being read; try again later"};
+    }
+  }
   ~PlaceIn() { places_.release(); }
   PlaceIn(const PlaceIn&) = delete;
   PlaceIn& operator=(const PlaceIn&) = delete;
@@ -183,7 +210,8 @@ std::shared_ptr<const Plan> Api::plan_named(const std::string& name) const {
     plans_[name] = plan;
     return plan;
   } catch (const Error& error) {
-    throw ApiError{400, "kv_plan: " + tools::without_cpp_type(error.what()), "kv_plan"};
+    throw ApiError{400, "kv_plan: " + for_clients(tools::without_cpp_type(error.what()), folder_, name_),
+                   "kv_plan"};
   }
 }
 
@@ -196,14 +224,13 @@ void Api::read_settings(const RequestJson& body, ApiRequest& request) const {
   request.include_usage = wants_usage(body);
   request.sampler.temperature = static_cast<float>(number(body, "temperature", 0, 100).value_or(1.0));
   request.sampler.top_p = static_cast<float>(number(body, "top_p", 0, 1).value_or(1.0));
-  if (request.sampler.top_p <= 0.0F) request.sampler.top_k = 1;
-  request.sampler.top_p = request.sampler.top_p <= 0.0F ? 1.0F : request.sampler.top_p;
-  request.sampler.top_k = std::max(request.sampler.top_k, count(body, "top_k", 0).value_or(0));
-  request.sampler.seed = count(body, "seed", 0).value_or(0);
-  if (member(body, "seed").is_null()) {
-    request.sampler.seed =
-        static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
+  // Clients say -1 for all.
+  if (member(body, "top_k") != -1) request.sampler.top_k = count(body, "top_k", 0).value_or(0);
+  if (request.sampler.top_p <= 0.0F) {  // the likeliest token alone
+    request.sampler.top_k = 1;
+    request.sampler.top_p = 1.0F;
   }
+  request.sampler.seed = seed_of(body);
   request.stops = stops_of(body);
   const RequestJson& plan = member(body, "kv_plan");
   if (!plan.is_null() && !plan.is_string()) throw ApiError{400, "kv_plan must be a text", "kv_plan"};
@@ -222,7 +249,8 @@ void Api::set_most_new(const RequestJson& body, ApiRequest& request) const {
 
 ApiRequest Api::completion(const std::string& text) const {
   const PlaceIn place{places_};
-  const RequestJson body = read_object(text);
+  io::JsonLimits limits = body_limits;
+  const RequestJson body = read_object(text, limits);
   ApiRequest request;
   read_settings(body, request);
   const RequestJson& given = member(body, "prompt");
@@ -254,15 +282,25 @@ ApiRequest Api::completion(const std::string& text) const {
 
 ApiRequest Api::chat(const std::string& text) const {
   const PlaceIn place{places_};
-  const RequestJson body = read_object(text);
+  io::JsonLimits limits = body_limits;
+  const RequestJson body = read_object(text, limits);
   ApiRequest request;
   request.chat = true;
   read_settings(body, request);
-  const Conversation conversation = read_conversation(body, tools::local_time());
+  const Conversation conversation = read_conversation(body, limits, tools::local_time());
   if (!chat_) throw ApiError{400, no_chat_, "messages"};
   try {
     request.prompt = chat_->encode(conversation.messages, conversation.options);
     model_.require_rows(request.prompt);
+    // Before the work that follows.
+    if (const std::size_t context = served_.context(); context > 0 && request.prompt.size() >= context) {
+      throw ApiError{
+          400,
+          fmt::format("the conversation's {} tokens leave no room for an answer in the {} that the "
+                      "model was trained for; shorten it",
+                      request.prompt.size(), context),
+          "messages", "context_length_exceeded"};
+    }
     require_all_read(*chat_, conversation);
     request.marks = marks_of(*chat_, conversation, request.prompt);
   } catch (const Error& error) {

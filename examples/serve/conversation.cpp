@@ -53,45 +53,44 @@ std::string text_of(const RequestJson& content, const std::string& where) {
 }
 
 // Templates take the arguments of a call as an object, clients send them as a text of JSON.
-RequestJson call_of(RequestJson call, const std::string& where) {
+RequestJson call_of(RequestJson call, const std::string& where, io::JsonLimits& limits) {
   constexpr std::string_view known[]{"id", "type", "function", "index"};
   constexpr std::string_view known_of_function[]{"name", "arguments"};
   if (!call.is_object() || !member(call, "function").is_object()) {
     refuse(where, "must be an object with a function");
   }
   refuse_others(call, where, "messages", known);
-  if (!call.contains("type")) call["type"] = "function";
-  if (member(call, "type") != "function") refuse(where, "must have the type \"function\"");
+  if (member(call, "type").is_null()) call["type"] = "function";
+  if (call["type"] != "function") refuse(where, "must have the type \"function\"");
   RequestJson& function = call["function"];
   refuse_others(function, where + ".function", "messages", known_of_function);
   if (!member(function, "name").is_string()) refuse(where + ".function", "must have a name");
   const RequestJson& arguments = member(function, "arguments");
   if (arguments.is_string()) {
     const auto text = arguments.get<std::string>();
-    try {
-      function["arguments"] = read_object(text.empty() ? "{}" : text, where + ".function.arguments");
-    } catch (const ApiError& error) {
-      throw ApiError{400, error.what(), "messages"};
-    }
+    function["arguments"] =
+        read_object(text.empty() ? "{}" : text, limits, where + ".function.arguments", "messages");
   } else if (!arguments.is_object()) {
     refuse(where + ".function", "must have arguments, as a text of JSON");
   }
   return call;
 }
 
-RequestJson calls_of(const RequestJson& calls, const std::string& where) {
+RequestJson calls_of(const RequestJson& calls, const std::string& where, io::JsonLimits& limits) {
   if (!calls.is_array()) refuse(where, "must be a list of calls");
   RequestJson all = RequestJson::array();
   for (std::size_t i = 0; i < calls.size(); ++i) {
-    all.push_back(call_of(calls[i], fmt::format("{}[{}]", where, i)));
+    all.push_back(call_of(calls[i], fmt::format("{}[{}]", where, i), limits));
   }
   return all;
 }
 
 // What clients send back of an answer although there is nothing in it.
-bool is_absent(const RequestJson& value) { return value.is_null() || (value.is_array() && value.empty()); }
+bool is_absent(const RequestJson& value) {
+  return value.is_null() || (value.is_array() && value.empty()) || value == "";
+}
 
-ChatMessage message_of(const RequestJson& given, const std::string& where) {
+ChatMessage message_of(const RequestJson& given, const std::string& where, io::JsonLimits& limits) {
   if (!given.is_object() || !member(given, "role").is_string()) {
     refuse(where, "must be an object with a role and a content");
   }
@@ -105,9 +104,9 @@ ChatMessage message_of(const RequestJson& given, const std::string& where) {
   }
   for (const auto& [name, value] : given.items()) {
     if (name == "role" || name == "content" || is_absent(value)) continue;
-    message.more.emplace_back(name,
-                              as_value(name == "tool_calls" ? calls_of(value, where + ".tool_calls") : value,
-                                       where + "." + io::shortened(name, 60)));
+    const std::string member_where = where + "." + io::shortened(name, 60);
+    message.more.emplace_back(
+        name, as_value(name == "tool_calls" ? calls_of(value, member_where, limits) : value, member_where));
   }
   return message;
 }
@@ -205,12 +204,12 @@ class Readings {
 
 }  // namespace
 
-Conversation read_conversation(const RequestJson& body, const std::tm& now) {
+Conversation read_conversation(const RequestJson& body, io::JsonLimits& limits, const std::tm& now) {
   const RequestJson& given = member(body, "messages");
   if (!given.is_array() || given.empty()) refuse("messages", "must be a list of at least one");
   Conversation conversation;
   for (std::size_t i = 0; i < given.size(); ++i) {
-    conversation.messages.push_back(message_of(given[i], fmt::format("messages[{}]", i)));
+    conversation.messages.push_back(message_of(given[i], fmt::format("messages[{}]", i), limits));
   }
   conversation.options.now = now;
   conversation.options.tools = tools_of(body);
@@ -236,7 +235,7 @@ Conversation read_conversation(const RequestJson& body, const std::tm& now) {
 void require_all_read(const ChatTemplate& chat, const Conversation& conversation) {
   const Readings readings{chat, conversation};
   const auto& [messages, options] = conversation;
-  constexpr std::size_t most_asked = 32;
+  constexpr std::size_t most_asked = 16;
   std::set<std::string, std::less<>> asked;  // "role" or "role name"
   for (std::size_t i = messages.size(); i-- > 0;) {
     const ChatMessage& message = messages[i];
@@ -254,7 +253,9 @@ void require_all_read(const ChatTemplate& chat, const Conversation& conversation
       // These say which call a result is of, which templates know by the order, too.
       const bool only_refers = message.role == "tool" && (name == "tool_call_id" || name == "name");
       if (name == "content" || only_refers || !asked.insert(message.role + " " + name).second) continue;
-      if (!readings.changes_with(i, without(message, name))) {
+      ChatMessage other = without(message, name);
+      other.more.emplace_back(name, other_value(value));
+      if (!readings.changes_with(i, without(message, name)) && !readings.changes_with(i, other)) {
         refuse(
             fmt::format("messages[{}]", i),
             fmt::format("has a member {} that the model's chat template does not read", io::in_quotes(name)));

@@ -24,8 +24,9 @@ struct Conversation {
 inline constexpr std::string_view conversation_members[]{"messages", "tools", "tool_choice",
                                                          "reasoning_effort", "chat_template_kwargs"};
 
-/// @throws ApiError for what is not OpenAI's form
-[[nodiscard]] Conversation read_conversation(const RequestJson& body, const std::tm& now);
+/// `limits`: what the body has left, for the texts of JSON in it. @throws ApiError for what is not OpenAI's form
+[[nodiscard]] Conversation read_conversation(const RequestJson& body, io::JsonLimits& limits,
+                                             const std::tm& now);
 
 /// Asks the template whether it reads what each role says, each further member of a message, the tools and its own names, by changing
 /// them: a few renderings, however long the conversation is.

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <string_view>
+#include <utility>
 
 #include <httplib.h>
 
@@ -12,13 +13,32 @@
 namespace kvpolicy::serve {
 namespace {
 
-// The name in "name:port", in lower case; an address of IPv6 is in brackets.
+// The name in "name:port", in lower case; an address of IPv6 is in brackets where a port may follow.
 std::string name_of_host(std::string_view host) {
-  const std::size_t end =
-      host.starts_with('[') ? std::min(host.find(']'), host.size() - 1) + 1 : host.find(':');
+  const bool is_bare_address = !host.starts_with('[') && std::ranges::count(host, ':') > 1;
+  const std::size_t end = is_bare_address         ? host.size()
+                          : host.starts_with('[') ? std::min(host.find(']'), host.size() - 1) + 1
+                                                  : host.find(':');
   std::string name{host.substr(0, end)};
   std::ranges::transform(name, name.begin(), [](char c) { return c >= 'A' && c <= 'Z' ? char(c + 32) : c; });
   return name;
+}
+
+// Whether "http://name:port" is a page of this server: by its Host, whether that says the scheme's port or not, or by a name of
+// its own, which a proxy in front of it need not pass on.
+bool is_own_page(std::string_view origin, std::string_view host, const std::vector<std::string>& hosts) {
+  for (const auto& [scheme, port] : {std::pair{"http://", ":80"}, {"https://", ":443"}}) {
+    if (!origin.starts_with(scheme)) continue;
+    const auto without_port = [&](std::string_view text) {
+      if (text.ends_with(port)) text.remove_suffix(std::string_view{port}.size());
+      return text;
+    };
+    const std::string_view site = origin.substr(std::string_view{scheme}.size());
+    return (!host.empty() && without_port(site) == without_port(host)) ||
+           std::ranges::any_of(
+               hosts, [&](const std::string& one) { return name_of_host(one) == name_of_host(site); });
+  }
+  return false;
 }
 
 bool is_number(const std::string& text) {
@@ -44,8 +64,9 @@ void require_served(const httplib::Request& request, bool only_loopback,
   }
   // Pages of other sites may send forms and plain text, which need no permission of this server.
   const std::string origin = request.get_header_value("Origin");
-  if (request.has_header("Origin") && origin != "http://" + host && origin != "https://" + host) {
-    throw ApiError{403, message("a page of ", origin.substr(0, 100), " may not ask this server")};
+  if (request.has_header("Origin") && !is_own_page(origin, host, hosts)) {
+    throw ApiError{403, message("a page of ", origin.substr(0, 100),
+                                " may not ask this server; whoever runs it may say so (--also-known-as)")};
   }
   const std::string length = request.get_header_value("Content-Length");
   const bool has_length = request.has_header("Content-Length");
@@ -64,21 +85,18 @@ void require_served(const httplib::Request& request, bool only_loopback,
   }
 }
 
-std::string BodyReader::read(const httplib::Request& request, const httplib::ContentReader& reader,
-                             const std::atomic<bool>& stopping) {
+Body BodyReader::read(const httplib::Request& request, const httplib::ContentReader& reader,
+                      const std::atomic<bool>& stopping) {
   if (!request.has_header("Content-Length") || request.has_header("Transfer-Encoding")) {
     throw ApiError{411, "the request must have a Content-Length, and a body of JSON that is not in chunks"};
   }
-  if (request.has_header("Content-Encoding") || request.is_multipart_form_data()) {
+  const bool is_plain =
+      !request.has_header("Content-Encoding") || request.get_header_value("Content-Encoding") == "identity";
+  if (!is_plain || request.is_multipart_form_data()) {
     throw ApiError{415, "the body must be JSON, neither compressed nor a form"};
   }
   const auto until = std::chrono::steady_clock::now() + std::chrono::seconds{limits_.seconds_to_read};
-  std::string body;
-  struct Held {
-    std::atomic<std::size_t>& all;
-    const std::string& body;
-    ~Held() { all -= body.size(); }
-  } const held{bytes_, body};
+  Body body{bytes_};
   std::size_t size = 0;
   bool is_late = false;
   bool is_crowded = false;
@@ -87,8 +105,7 @@ std::string BodyReader::read(const httplib::Request& request, const httplib::Con
     is_crowded = is_crowded || bytes_ + count > most_bytes();
     // What is too long is read to its end all the same, because a client that still sends would not read an answer.
     if (size <= limits_.max_body && !is_crowded) {
-      body.append(data, count);
-      bytes_ += count;
+      body.append({data, count});
     }
     is_late = std::chrono::steady_clock::now() > until;
     return !is_late && !stopping;
@@ -104,7 +121,7 @@ std::string BodyReader::read(const httplib::Request& request, const httplib::Con
   }
   if (is_crowded) throw ApiError{503, "too many large requests are on their way; try again later"};
   if (!came) throw ApiError{400, "the body did not come to its end"};
-  return std::string{body};
+  return body;
 }
 
 }  // namespace kvpolicy::serve

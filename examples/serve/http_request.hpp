@@ -6,6 +6,8 @@
 #include <atomic>
 #include <cstddef>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "serve/api_error.hpp"
@@ -29,9 +31,28 @@ struct BodyLimits {
 [[nodiscard]] bool is_loopback(const std::string& host);
 
 /// @throws ApiError for a body that no handler reads, an unclear length, and what a browser sends for another site's page: from an Origin
-/// that is not the Host, or, `only_loopback`, to a Host that is not this machine's or one of `hosts`
+/// that is neither the Host nor one of `hosts`, or, `only_loopback`, to a Host that is not this machine's or one of `hosts`
 void require_served(const httplib::Request& request, bool only_loopback,
                     const std::vector<std::string>& hosts);
+
+/// A request's body, which counts among those that are on their way until it is destroyed.
+class Body {
+ public:
+  explicit Body(std::atomic<std::size_t>& all) : all_{&all} {}
+  Body(Body&& other) noexcept : all_{other.all_}, text_{std::exchange(other.text_, {})} {}
+  Body& operator=(Body&&) = delete;
+  ~Body() { *all_ -= text_.size(); }
+
+  void append(std::string_view part) {
+    text_ += part;
+    *all_ += part.size();
+  }
+  [[nodiscard]] const std::string& text() const { return text_; }
+
+ private:
+  std::atomic<std::size_t>* all_;
+  std::string text_;
+};
 
 /// Reads bodies. Thread-safe.
 class BodyReader {
@@ -42,8 +63,8 @@ class BodyReader {
   /// ever. A body in chunks or compressed would be parts of which nothing is seen here.
   /// @throws ApiError if the body is too long, does not come in time, or all that are on their way are more than `most_bytes`; or once
   /// `stopping`
-  [[nodiscard]] std::string read(const httplib::Request& request, const httplib::ContentReader& reader,
-                                 const std::atomic<bool>& stopping);
+  [[nodiscard]] Body read(const httplib::Request& request, const httplib::ContentReader& reader,
+                          const std::atomic<bool>& stopping);
 
  private:
   /// Bytes of all bodies at once.

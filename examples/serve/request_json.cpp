@@ -8,31 +8,15 @@
 #include <kvpolicy/core/error.hpp>
 
 namespace kvpolicy::serve {
-namespace {
-
-// The schema of a tool may nest; a prompt may be a list of a million tokens.
-constexpr io::JsonLimits limits{.deepest = 64,
-                                .most_values = std::size_t{1} << 20,
-                                .most_keys = 512,
-                                .most_bytes = std::size_t{48} << 20};
-
-}  // namespace
-
-RequestJson read_json(std::string_view text, const std::string& param) {
+RequestJson read_object(std::string_view text, io::JsonLimits& limits, const std::string& where,
+                        const std::string& param) {
   try {
-    return io::parse_ordered_json(text, param.empty() ? "the body" : param, limits);
+    RequestJson read = io::parse_ordered_json(text, where, limits);
+    if (read.is_object()) return read;
+    throw ApiError{400, fmt::format("{} must be a JSON object, is {}", where, io::shown(read)), param};
   } catch (const FormatError& error) {
     throw ApiError{400, error.what(), param};
   }
-}
-
-RequestJson read_object(std::string_view text, const std::string& param) {
-  RequestJson read = read_json(text, param);
-  if (read.is_object()) return read;
-  throw ApiError{
-      400,
-      fmt::format("{} must be a JSON object, is {}", param.empty() ? "the body" : param, io::shown(read)),
-      param};
 }
 
 const RequestJson& member(const RequestJson& object, std::string_view name) {
@@ -58,7 +42,7 @@ std::optional<std::size_t> count(const RequestJson& object, const std::string& n
   if (!value.is_number_integer() || value.get<double>() < static_cast<double>(least) ||
       value.get<double>() > 9e15) {
     throw ApiError{
-        400, fmt::format("{} must be a whole number of at least {}, is {}", name, least, io::shown(value)),
+        400, fmt::format("{} must be a whole number from {} to 9e15, is {}", name, least, io::shown(value)),
         name};
   }
   return value.get<std::size_t>();

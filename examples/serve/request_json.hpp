@@ -19,10 +19,17 @@ namespace kvpolicy::serve {
 /// Templates print the members of tools and messages in the order in which a client wrote them.
 using RequestJson = io::OrderedJson;
 
-/// `param`: the member that the text is of, if it is not the whole body. @throws ApiError
-[[nodiscard]] RequestJson read_json(std::string_view text, const std::string& param = {});
-/// As read_json. @throws ApiError for what is not an object
-[[nodiscard]] RequestJson read_object(std::string_view text, const std::string& param = {});
+/// What a body may take, and the texts of JSON in it together with it. The schema of a tool may nest; a prompt may be a list of a
+/// million tokens.
+inline constexpr io::JsonLimits body_limits{.deepest = 64,
+                                            .most_values = std::size_t{1} << 20,
+                                            .most_keys = 512,
+                                            .most_bytes = std::size_t{32} << 20};
+
+/// Takes what it needs off the limits. `where`: what the text is; `param`: the member that it is of. @throws ApiError for what is not
+/// an object of JSON
+[[nodiscard]] RequestJson read_object(std::string_view text, io::JsonLimits& limits,
+                                      const std::string& where = "the body", const std::string& param = {});
 
 /// A member, or null.
 [[nodiscard]] const RequestJson& member(const RequestJson& object, std::string_view name);

@@ -67,6 +67,10 @@ std::size_t Scheduler::peak_bytes(const Plan& plan, std::size_t prompt, std::siz
 }
 
 std::uint64_t Scheduler::submit(Request request) {
+  {
+    const std::lock_guard lock{mutex_};
+    if (stopped_) throw Stopping("the server is stopping");
+  }
   require(request.plan != nullptr && request.plan->shape() == model_.shape(),
           "server: the plan is not for this model");
   require<ShapeError>(!request.prompt.empty(), "the prompt has no token, must have at least 1");
@@ -89,9 +93,9 @@ std::uint64_t Scheduler::submit(Request request) {
 
   const std::lock_guard lock{mutex_};
   if (stopped_) throw Stopping("the server is stopping");
-  if (queued_ >= options_.max_waiting) {
+  if (queued_ >= options_.max_waiting + options_.max_running) {
     ++refused_;
-    throw QueueFull(message(queued_, " requests are waiting, no more are taken; try again later"));
+    throw QueueFull(message(queued_, " requests run or wait, no more are taken; try again later"));
   }
   const std::uint64_t id = next_id_++;
   inbox_.push_back(
@@ -212,7 +216,7 @@ void Scheduler::publish(bool at_once) {
   const double time = now();
   if (!at_once && time - published_ < 0.1) {
     const std::lock_guard lock{mutex_};
-    queued_ = waiting_.size() + inbox_.size();
+    queued_ = running_.size() + waiting_.size() + inbox_.size();
     return;
   }
   published_ = time;
@@ -243,7 +247,7 @@ void Scheduler::publish(bool at_once) {
   now_is.prefix_only_bytes = room.prefix_only;
   now_is.swapped_bytes = room.swapped;
   const std::lock_guard lock{mutex_};
-  queued_ = waiting_.size() + inbox_.size();
+  queued_ = running_.size() + waiting_.size() + inbox_.size();
   latest_ = std::move(now_is);
 }
 

@@ -295,10 +295,20 @@ Snapshot Server::snapshot() const {
   return all;
 }
 
-void Server::answer(std::string body, bool chat, httplib::Response& response) {
+void Server::answer(Body body, bool chat, httplib::Response& response) {
+  // Requests that are read, and answers that nobody fetches, have threads too.
+  const std::size_t before = answering_++;
+  const std::shared_ptr<void> seat{nullptr, [this](void*) { --answering_; }};
+  if (before >= options_.connections - reserve) {
+    ++refused_;
+    throw QueueFull(message(before, " requests are being answered, no more are taken; try again later"));
+  }
   const auto exchange = std::make_shared<Exchange>();
-  exchange->request = chat ? api_.chat(body) : api_.completion(body);
-  body = {};  // may be large
+  {
+    const Body own{std::move(body)};  // may be large, and is not needed while it is answered
+    exchange->request = chat ? api_.chat(own.text()) : api_.completion(own.text());
+  }
+  if (stopping_) throw Stopping("the server is stopping");
   const ApiRequest& wanted = exchange->request;
   exchange->text.emplace(api_.tokenizer(), wanted.stops, wanted.prompt);
   Request request;
@@ -316,13 +326,6 @@ void Server::answer(std::string body, bool chat, httplib::Response& response) {
     if (const std::string text = exchange->text->finish(); !text.empty()) exchange->channel.say(text);
     exchange->channel.end(outcome);
   };
-  // Answers that nobody fetches have threads too, though the scheduler is done with them.
-  const std::size_t before = answering_++;
-  const std::shared_ptr<void> seat{nullptr, [this](void*) { --answering_; }};
-  if (before >= options_.connections - reserve) {
-    ++refused_;
-    throw QueueFull(message(before, " requests are being answered, no more are taken; try again later"));
-  }
   exchange->id = scheduler_.submit(std::move(request));
   if (!wanted.stream) {
     if (const auto outcome = soon_ended(*exchange)) {

@@ -36,8 +36,9 @@ struct ServerOptions : BodyLimits {
 struct Stopped {
   std::size_t cut = 0;        ///< requests that had not been answered
   std::exception_ptr failed;  ///< what Scheduler::run threw
-  bool has_strays =
-      false;  ///< A connection keeps its thread: the server and all that it was made of must not be destroyed.
+  /// A connection keeps its thread, which looks at the server and all that it was made of until the program ends: none of them may
+  /// be destroyed.
+  bool has_strays = false;
 };
 
 /// Takes requests in threads of its own; `run` steps them in its caller's. A connection has one request, so that nothing that follows
@@ -66,7 +67,7 @@ class Server {
  private:
   void add_paths();
   [[nodiscard]] Snapshot snapshot() const;
-  void answer(std::string body, bool chat, httplib::Response& response);
+  void answer(Body body, bool chat, httplib::Response& response);
 
   const Api& api_;
   Scheduler& scheduler_;

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -51,6 +53,49 @@ std::optional<NamedToken> named_token(const Json& value, const std::string& wher
   return named.spelling.empty() ? std::nullopt : std::optional{std::move(named)};
 }
 
+/// The special tokens that files name.
+struct Names {
+  std::map<std::string, NamedToken> by_name;
+  std::optional<std::vector<NamedToken>> list;  ///< those without a name of their own
+
+  /// A later file's come before an earlier one's. @throws FormatError
+  void read(const Json& from, const fs::path& file) {
+    const auto where = [&](const std::string& name) { return message(file.string(), ", ", name); };
+    const auto read_name = [&](const std::string& name, const Json& value) {
+      if (auto token = named_token(value, where(name))) by_name.insert_or_assign(name, *std::move(token));
+    };
+    // "add_bos_token" is a flag, "num_image_token" a number.
+    for (const auto& [name, value] : from.items()) {
+      if (name.ends_with("_token") && (value.is_string() || value.is_object())) read_name(name, value);
+    }
+    // Both keys are one list's; the newer one comes first, and adds to another file's.
+    for (const char* key : {"extra_special_tokens", "additional_special_tokens"}) {
+      const auto found = from.find(key);
+      if (found == from.end() || found->is_null()) continue;
+      const bool is_newer = std::string_view{key}.starts_with("extra");
+      require<FormatError>(found->is_array() || (is_newer && found->is_object()), where(key),
+                           ": must be a list of tokens, is ", io::shown(*found));
+      if (found->is_object()) {
+        for (const auto& [name, value] : found->items()) read_name(name, value);
+        continue;
+      }
+      if (list && !is_newer) continue;
+      if (!list) list.emplace();
+      for (const Json& one : *found) {
+        if (auto token = named_token(one, where(key))) list->push_back(*std::move(token));
+      }
+    }
+  }
+  [[nodiscard]] std::unordered_set<std::string> spellings() const {
+    std::unordered_set<std::string> all;
+    for (const auto& [name, token] : by_name) all.insert(token.spelling);
+    if (list) {
+      for (const NamedToken& token : *list) all.insert(token.spelling);
+    }
+    return all;
+  }
+};
+
 /// Adds the tokens that files name, in transformers' order.
 class NamedTokens {
  public:
@@ -82,13 +127,11 @@ class NamedTokens {
   }
 
   /// "added_tokens_decoder": objects by their numbers, which transformers reads for their order alone.
-  void add_numbered(const Json& config, const std::string& origin) {
-    const auto found = config.find("added_tokens_decoder");
-    if (found == config.end() || found->is_null()) return;
+  void add_numbered(const Json& numbered, const std::string& origin) {
     const std::string where = message(origin, ", added_tokens_decoder");
-    require<FormatError>(found->is_object(), where, ": must be an object, is ", io::shown(*found));
+    require<FormatError>(numbered.is_object(), where, ": must be an object, is ", io::shown(numbered));
     std::vector<std::pair<std::size_t, const Json*>> tokens;
-    for (const auto& [key, value] : found->items()) {
+    for (const auto& [key, value] : numbered.items()) {
       const bool is_number =
           !key.empty() && key.size() < 9 && key.find_first_not_of("0123456789") == key.npos;
       require<FormatError>(is_number, where, ": ", io::in_quotes(key), " must be a token's number");
@@ -102,14 +145,20 @@ class NamedTokens {
     }
   }
 
-  /// Lists, and objects of names, of special tokens.
-  void add_listed(const Json& config, const char* key, const std::string& origin) {
-    const auto found = config.find(key);
-    if (found == config.end() || found->is_null()) return;
-    const std::string where = message(origin, ", ", key);
-    require<FormatError>(found->is_array() || found->is_object(), where, ": must be a list of tokens, is ",
-                         io::shown(*found));
-    for (const Json& token : *found) add(named_token(token, where));
+  /// added_tokens.json: numbers by spelling. `named`: those that are special.
+  void add_spelled(const Json& spelled, const std::string& origin,
+                   const std::unordered_set<std::string>& named) {
+    std::vector<std::pair<std::size_t, std::string>> tokens;
+    for (const auto& [spelling, id] : spelled.items()) {
+      tokens.emplace_back(
+          io::JsonObject::as_count(id, message(origin, ", ", io::in_quotes(spelling)), max_vocabulary),
+          spelling);
+    }
+    std::ranges::sort(tokens);
+    for (const auto& [id, spelling] : tokens) {
+      const bool special = named.contains(spelling);
+      if (!spelling.empty()) add(NamedToken{spelling, {.special = special, .normalized = !special}});
+    }
   }
 
  private:
@@ -182,39 +231,37 @@ void read_neighbours(const fs::path& folder, TokenizerParts& parts) {
   const Json map = object_or_empty(map_file);
   require_same_prefix(config, config_file.string(), parts);
 
+  // As transformers does it: where tokenizer_config.json numbers its tokens, the two older files say nothing. Otherwise
+  // special_tokens_map.json comes before it.
+  const auto numbered = config.find("added_tokens_decoder");
+  const bool is_numbered = numbered != config.end() && !numbered->is_null();
+  Names names;
+  names.read(config, config_file);
+  if (!is_numbered) names.read(map, map_file);
+
   NamedTokens tokens{parts};
-  tokens.add_numbered(config, config_file.string());
-  // tokenizer_config.json comes first, as in transformers.
-  std::map<std::string, NamedToken> by_name;
-  for (const auto& [named, origin] : {std::pair{&config, &config_file}, {&map, &map_file}}) {
-    for (const auto& [name, value] : named->items()) {
-      // "add_bos_token" is a flag, "num_image_token" a number.
-      if (!name.ends_with("_token") || !(value.is_string() || value.is_object())) continue;
-      if (auto token = named_token(value, message(origin->string(), ", ", name))) {
-        by_name.try_emplace(name, *std::move(token));
-      }
-    }
+  if (is_numbered) {
+    tokens.add_numbered(*numbered, config_file.string());
+  } else {
+    const fs::path added = folder / "added_tokens.json";
+    tokens.add_spelled(object_or_empty(added), added.string(), names.spellings());
   }
   constexpr std::array<const char*, 7> first{"bos_token", "eos_token", "unk_token", "sep_token",
                                              "pad_token", "cls_token", "mask_token"};
   for (const char* name : first) {
-    if (const auto found = by_name.find(name); found != by_name.end()) tokens.add(found->second);
+    if (const auto found = names.by_name.find(name); found != names.by_name.end()) tokens.add(found->second);
   }
-  for (const auto& [name, token] : by_name) {
+  for (const auto& [name, token] : names.by_name) {
     tokens.add(token);
     parts.named_tokens.insert_or_assign(name, token.spelling);
   }
-  for (const auto& [named, origin] : {std::pair{&config, &config_file}, {&map, &map_file}}) {
-    for (const char* key : {"additional_special_tokens", "extra_special_tokens"}) {
-      tokens.add_listed(*named, key, origin->string());
-    }
+  if (names.list) {
+    for (const NamedToken& token : *names.list) tokens.add(token);
   }
-  const Json added = object_or_empty(folder / "added_tokens.json");
-  for (const auto& [spelling, id] : added.items()) tokens.add(NamedToken{spelling, {.normalized = true}});
 
   const auto id_of = [&](const char* name) {
-    const auto found = by_name.find(name);
-    return found == by_name.end() ? std::nullopt : tokens.find(found->second.spelling);
+    const auto found = names.by_name.find(name);
+    return found == names.by_name.end() ? std::nullopt : tokens.find(found->second.spelling);
   };
   if (const auto bos = id_of("bos_token")) parts.bos = bos;
   if (const auto end = id_of("eos_token")) parts.ends.push_back(*end);

@@ -136,17 +136,30 @@ TEST_CASE("reading takes as long as the text is: not as its square where objects
   // A second search of the array for each of them would take an hour.
   const std::string objects = "[" + repeated("{},", 600'000) + R"({"a": {}})" + "]";
   CHECK(io::parse_json(objects, "x.json").size() == 600'001);
-  CHECK(io::parse_ordered_json(objects, "x.json", {}).size() == 600'001);
+  io::JsonLimits limits;
+  CHECK(io::parse_ordered_json(objects, "x.json", limits).size() == 600'001);
 }
 
 TEST_CASE("an ordered reader keeps the keys as they came, within the same limits") {
-  const auto json = io::parse_ordered_json(R"({"z": 1, "a": {"y": [], "b": null}, "m": "x"})", "x.json", {});
+  io::JsonLimits limits;
+  const auto json =
+      io::parse_ordered_json(R"({"z": 1, "a": {"y": [], "b": null}, "m": "x"})", "x.json", limits);
   CHECK(json.dump() == R"({"z":1,"a":{"y":[],"b":null},"m":"x"})");
   CHECK(io::shown(json.at("m")) == "the string 'x'");
   for (const char* bad : {"", "{", R"({"a": 1, "a": 2})", "[[[1]]]", "\"\xff\"", "[1e999]"}) {
     CAPTURE(bad);
-    CHECK_THROWS_AS((void)io::parse_ordered_json(bad, "x.json", {.deepest = 2}), FormatError);
+    io::JsonLimits two{.deepest = 2};
+    CHECK_THROWS_AS((void)io::parse_ordered_json(bad, "x.json", two), FormatError);
   }
+  // Several texts share what there is.
+  limits = {.most_values = 10};
+  CHECK(io::parse_ordered_json("[1, 2, 3]", "x.json", limits).size() == 3);
+  CHECK(limits.most_values == 6);
+  CHECK(limits.most_bytes < io::JsonLimits{}.most_bytes);
+  CHECK_THROWS_AS((void)io::parse_ordered_json("[1, 2, 3, 4, 5, 6]", "x.json", limits), FormatError);
+  CHECK(limits.most_values == 6);
+  CHECK(io::parse_ordered_json("[1, 2, 3, 4, 5]", "x.json", limits).size() == 5);
+  CHECK(limits.most_values == 0);
 }
 
 TEST_CASE("a text of the largest size and the shortest values is refused after a part of it") {

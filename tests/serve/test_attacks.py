@@ -4,6 +4,7 @@
 has a limit, and the server ends when it is told to. KVPOLICY_ATTACK_ROUNDS (default 40) says how many mutated bodies and starts there
 are. See served.py."""
 import concurrent.futures
+import contextlib
 import json
 import os
 import random
@@ -25,9 +26,9 @@ def post(prompt="a", tokens=2, head=HOST, **more):
     return b"POST /v1/completions HTTP/1.1\r\n" + head + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
 
-def answers(port, *parts):
+def answers(port, *parts, address="127.0.0.1"):
     """All that the server says to these bytes, until it closes the connection."""
-    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as one:
+    with socket.create_connection((address, port), timeout=PATIENCE) as one:
         said = b""
         try:
             for part in parts:
@@ -92,15 +93,32 @@ class Attacks(unittest.TestCase):
                              (b"Host: evil.example:8080\r\n", 403), (b"Host: evil.example\r\nOrigin: http://evil.example\r\n", 403),
                              (b"Host: 127.0.0.1.evil.example\r\n", 403), (b"Host: localhost.evil.example\r\n", 403),
                              (HOST + b"Origin: http://localhost\r\n", 200), (b"Host: 127.0.0.1:80\r\nOrigin: http://127.0.0.1:80\r\n", 200),
-                             (b"Host: [::1]:80\r\n", 200), (b"Host: LOCALHOST:1\r\n", 200), (b"", 200)]:
+                             (b"Host: localhost:80\r\nOrigin: http://localhost\r\n", 200), (b"Host: localhost\r\nOrigin: http://localhost:443\r\n", 403),
+                             (b"Host: [::1]:80\r\n", 200), (b"Host: ::1\r\n", 200), (b"Host: ::2\r\n", 403), (b"Host: \r\n", 200), (b"Host: [\r\n", 403), (b"Host: LOCALHOST:1\r\n", 200), (b"", 200)]:
             self.assertEqual(statuses(answers(self.server.port, post(head=head))), [status], head)
             if b"Origin" not in head:
                 self.assertEqual(statuses(answers(self.server.port, b"GET /state HTTP/1.1\r\n" + head + b"\r\n")), [status], head)
         server = Server("--memory", "32", "--also-known-as", "Models.example")
         self.addCleanup(server.kill)
         self.assertEqual(statuses(answers(server.port, post(head=b"Host: models.example\r\nOrigin: https://models.example\r\n"))), [200])
+        # A proxy need not pass the name on.
+        self.assertEqual(statuses(answers(server.port, post(head=b"Host: 127.0.0.1:8080\r\nOrigin: https://models.example\r\n"))), [200])
+        self.assertEqual(statuses(answers(server.port, post(head=b"Host: 127.0.0.1:8080\r\nOrigin: https://other.example\r\n"))), [403])
         self.assertEqual(statuses(answers(server.port, post(head=b"Host: other.example\r\n"))), [403])
         self.assertEqual(server.stop()[0], 0)
+
+    def test_the_other_loopback_address(self):
+        with contextlib.closing(socket.socket(socket.AF_INET6)) as one:
+            try:
+                one.bind(("::1", 0))
+            except OSError:
+                self.skipTest("this machine has no address ::1")
+        server = Server("--memory", "32", "--host", "::1")
+        self.addCleanup(server.kill)
+        for host, status in [(b"evil.example", 403), (b"[::1]:80", 200)]:
+            said = answers(server.port, b"GET /health HTTP/1.1\r\nHost: " + host + b"\r\n\r\n", address="::1")
+            self.assertEqual(statuses(said), [status])
+        self.assertIn(f"http://[::1]:{server.port}", server.stop()[1])
 
     def test_short_texts_of_much_memory(self):
         server = Server("--memory", "32")
@@ -115,9 +133,14 @@ class Attacks(unittest.TestCase):
                  body(b"[" + b"0," * (size // 2 - 30) + b"0]"), body(b"[" * (size - 60)), body(b'{"a":' * (size // 5 - 20)),
                  b"{" + b",".join(b'"%x":0' % i for i in range(380000)) + b"}", b'{"' + b"k" * (size - 60) + b'": 1}',
                  body(b"[" + b'{"a":0},' * (size // 8 - 20) + b"0]"), body(b'["' + b"\\u0000" * (size // 6 - 20) + b'"]')]
+        # Texts of JSON within one, which share what it may take.
+        inner = json.dumps(json.dumps({"a": [{}] * 100000}))
+        calls = ",".join('{"function": {"name": "f", "arguments": %s}}' % inner for _ in range(10))
+        chat = ('{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [%s]}]}' % calls).encode()
+        asked = [("/v1/completions", one) for one in bombs * 4] + [("/v1/chat/completions", chat)] * 8
         with concurrent.futures.ThreadPoolExecutor(16) as pool:
-            for status, text in pool.map(lambda one: server.ask("POST", "/v1/completions", one), bombs * 4):
-                self.assertEqual(status, 400, text[:200])
+            for status, text in pool.map(lambda one: server.ask("POST", *one), asked):
+                self.assertIn(status, [400, 503], text[:200])
                 self.assertLess(len(text), 1000)
         grown = peak_memory(server.process) - before
         # Sixteen clients at once, of which four are read; a memory checker keeps what was freed.
@@ -164,6 +187,23 @@ class Stops(unittest.TestCase):
         for one in said[1::2]:
             # Its status is true, or it broke off: the last chunk of an answer is empty.
             self.assertTrue(statuses(one) == [503] or (statuses(one) == [200] and not one.endswith(b"0\r\n\r\n")), one)
+
+    def test_signals_that_are_not_for_it(self):
+        """SIGUSR1 is nothing that it knows, and does not take away that it can be stopped."""
+        server = Server("--memory", "32")
+        self.addCleanup(server.kill)
+        server.process.send_signal(signal.SIGUSR1)
+        self.assertEqual(server.end()[0], -signal.SIGUSR1)
+
+    def test_twice(self):
+        server = Server("--memory", "32")
+        self.addCleanup(server.kill)
+        half = socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE)
+        half.sendall(b"GET / HTT")
+        server.process.send_signal(signal.SIGTERM)
+        server.process.send_signal(signal.SIGTERM)
+        self.assertIn(server.end()[0], [0, -signal.SIGTERM])
+        half.close()
 
     def test_clients_that_never_finish(self):
         """Half a request line, half a header, half a body: the server ends all the same."""

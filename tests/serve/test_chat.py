@@ -115,6 +115,7 @@ class Chats(unittest.TestCase):
             else:  # nobody has looked for this model's heads
                 self.assertEqual(status, 400, text)
                 self.assertIn("kv_plan", json.loads(text)["error"]["message"])
+            self.assertNotIn(self.folder.name, text)
 
     def refused(self, body, *parts, status=400, path="/v1/chat/completions", code=None):
         found, text = self.server.ask("POST", path, {"max_tokens": 2, **body})
@@ -143,7 +144,7 @@ class Chats(unittest.TestCase):
                 error = self.refused({"messages": messages}, f"messages[{place}]", repr(member))
                 self.assertEqual(error["param"], "messages")
         # What clients send back of an answer in which there was nothing.
-        empty = {"refusal": None, "annotations": [], "audio": None, "function_call": None, "tool_calls": None, "reasoning_content": None}
+        empty = {"refusal": None, "annotations": [], "audio": None, "function_call": None, "tool_calls": None, "reasoning_content": "", "name": ""}
         talk = [*TALK, {"role": "assistant", "content": "That way.", **empty}, {"role": "user", "content": "Why?"}]
         plain = [{"role": one["role"], "content": one["content"]} for one in talk]
         self.assertEqual(json.loads(self.chat(talk))["choices"], json.loads(self.chat(plain))["choices"])
@@ -152,7 +153,7 @@ class Chats(unittest.TestCase):
         self.refused({"messages": TALK, "chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs.enable_thinking")
         self.refused({"messages": TALK, "chat_template_kwargs": {"bos_token": "x"}}, "chat_template_kwargs.bos_token", "server")
         self.refused({"messages": TALK, "chat_template_kwargs": [1]}, "object")
-        self.refused({"messages": [{"role": f"r{i}", "content": "a"} for i in range(100)]}, "more than 32 roles")
+        self.refused({"messages": [{"role": f"r{i}", "content": "a"} for i in range(100)]}, "more than 16 roles")
 
     def test_defaults_that_clients_send(self):
         answer = json.loads(self.chat())["choices"]
@@ -175,6 +176,8 @@ class Chats(unittest.TestCase):
         self.refused({"messages": [{"role": "user", "content": "up " * 3000}]}, "2048", code="context_length_exceeded")
         self.refused({"prompt": "up " * 3000}, "2048", path="/v1/completions", code="context_length_exceeded")
         self.refused({"prompt": "up ", "max_tokens": 3000}, "2048", path="/v1/completions", code="context_length_exceeded")
+        long = [{"role": "user", "content": "up"}, {"role": "assistant", "content": "down"}] * 300 + TALK[1:]
+        self.refused({"messages": long}, "2048", code="context_length_exceeded")
         self.refused({"messages": TALK, "model": "other"}, "tiny", status=404, code="model_not_found")
         self.assertEqual(json.loads(self.server.ask("GET", "/v1/models/tiny")[1])["id"], "tiny")
         status, text = self.server.ask("GET", "/v1/models/a/b")
@@ -237,7 +240,7 @@ class ChatsWithTools(unittest.TestCase):
         text = ('<|im_start|>user\nTurn up.<|im_end|>\n<|im_start|>assistant\n[turn {"way": "up", "far": 3}]<|im_end|>\n'
                 "<|im_start|>tool\ndone<|im_end|>\n<|im_start|>assistant\n")
         self.reads(text, messages=talk)
-        called = {**talk[1], "tool_calls": [{**CALL, "index": 0, "function": {"name": "turn", "arguments": {"way": "up", "far": 3}}}]}
+        called = {**talk[1], "tool_calls": [{**CALL, "index": 0, "type": None, "function": {"name": "turn", "arguments": {"way": "up", "far": 3}}}]}
         self.reads(text, messages=[talk[0], called, talk[2]])
         # In the order in which the client wrote it, as models were trained.
         tool = '{"type": "function", "function": {"name": "turn", "parameters": {"type": "object", "properties": {"way": {"type": "string"}}}}}'

@@ -84,6 +84,12 @@ class Answers(unittest.TestCase):
         one = self.server.complete(seed=5, **wild)[1]["choices"]
         self.assertEqual(self.server.complete(seed=5, **wild)[1]["choices"], one)
         self.assertNotEqual(self.server.complete(seed=6, **wild)[1]["choices"], one)
+        for seed in [-1, 2**62, -2**63, 2**64 - 1]:
+            self.assertEqual(self.server.complete(seed=seed, **wild)[1]["choices"], self.server.complete(seed=seed, **wild)[1]["choices"])
+        # The likeliest token alone, whatever else is asked for.
+        likeliest = self.server.complete(max_tokens=20)[1]["choices"]
+        for settings in [{"top_p": 0}, {"top_p": 0, "top_k": 40}, {"top_k": 1}, {"temperature": 0, "top_k": -1}]:
+            self.assertEqual(self.server.complete(**{"max_tokens": 20, "temperature": 5, "seed": 3, **settings})[1]["choices"], likeliest)
 
     def test_plans(self):
         for plan in ["full", "int8", "duo:0.5", "duo+int4:0.5", "headkv:128", "kivi2"]:
@@ -111,13 +117,13 @@ class Answers(unittest.TestCase):
                            ({"prompt": [1, 256]}, "below 256"), ({"prompt": [-1]}, "below 256"), ({"prompt": [1.5]}, "below 256"),
                            ({"prompt": [[1], "a"]}, "prompt"), ({"prompt": []}, "prompt"),
                            ({"prompt": "a", "max_tokens": 10**9}, "max_tokens"), ({"prompt": "a", "max_tokens": 10**30}, "max_tokens"),
-                           ({"prompt": "a", "max_tokens": 0}, "at least 1"), ({"prompt": "a", "max_tokens": -1}, "at least 1"),
+                           ({"prompt": "a", "max_tokens": 0}, "from 1 to"), ({"prompt": "a", "max_tokens": -1}, "from 1 to"),
                            ({"prompt": "a", "max_tokens": "x"}, "max_tokens"), ({"prompt": "a", "temperature": -1}, "temperature"),
                            ({"prompt": "a", "temperature": "hot"}, "temperature"), ({"prompt": "a", "top_p": 2}, "top_p"),
                            ({"prompt": "a", "stop": [""]}, "stop"), ({"prompt": "a", "stop": 3}, "stop"),
                            ({"prompt": "a", "stream": "yes"}, "stream"), ({"prompt": "a", "n": 2}, "n is not supported"),
                            ({"prompt": "a", "logprobs": 3}, "logprobs is not supported"), ({"prompt": "a", "wrong": 3}, "wrong is not known"),
-                           ({"prompt": "a", "seed": -3}, "seed"), ({"prompt": "a" * 50000}, "tokens")]:
+                           ({"prompt": "a", "seed": 2**64}, "seed"), ({"prompt": "a", "seed": 1.5}, "seed"), ({"prompt": "a", "top_k": -2}, "top_k"), ({"prompt": "a" * 50000}, "tokens")]:
             if "max_tokens" in body and isinstance(body["max_tokens"], int) and 0 < body["max_tokens"] <= 10**9:
                 part = "tokens"
             self.refused("/v1/completions", body, 400, part)

@@ -53,6 +53,17 @@ FILES = {
     "special_tokens_map.json alone": {"special_tokens_map.json": {"eos_token": "<extra>", "additional_special_tokens": ["<more>"]}},
     "special_tokens_map.json beside": {**plain(), "special_tokens_map.json": {"pad_token": typed("<extra>")}},
     "added_tokens.json": {**plain(), "added_tokens.json": {"<extra>": 700}},
+    "added_tokens.json by numbers": {**plain(), "added_tokens.json": {"<more>": 701, "<extra>": 700}},
+    "added_tokens.json with a gap": {**plain(), "added_tokens.json": {"<extra>": 710, "<more>": 705}},
+    "added_tokens.json and a name": {**plain(eos_token="<extra>"), "added_tokens.json": {"<more>": 700, "<extra>": 701}},
+    "the map before the config": {**plain(eos_token="<extra>", pad_token="<more>"), "special_tokens_map.json": {"eos_token": "<more>"}},
+    "numbers, and older files": {**numbered({"700": token("<extra>", special=True)}), "special_tokens_map.json": {"pad_token": "<more>"},
+                                 "added_tokens.json": {"<more>": 700}},
+    "lists of both": {**plain(additional_special_tokens=["<extra>"]), "special_tokens_map.json": {"additional_special_tokens": ["<more>"]}},
+    "one list, and an extra one": {**plain(additional_special_tokens=["<extra>"]), "special_tokens_map.json": {"extra_special_tokens": ["<more>"]}},
+    "a list under both names": plain(additional_special_tokens=["<more>"], extra_special_tokens=["<extra>"]),
+    "names in a list": {**plain(extra_special_tokens={"image_token": "<extra>"}), "special_tokens_map.json": {"additional_special_tokens": ["<more>"]}},
+    "an empty list": {**plain(additional_special_tokens=[]), "special_tokens_map.json": {"additional_special_tokens": ["<more>"]}},
     "flags": plain(add_bos_token=True, add_prefix_space=None, eos_token=None, pad_token="<more>"),
 }
 

@@ -134,7 +134,8 @@ TEST_CASE("what can never be served is refused at once") {
   EchoModel model;
   SchedulerOptions options;
   options.memory = 200'000;
-  options.max_waiting = 2;
+  options.max_running = 1;
+  options.max_waiting = 1;
   Scheduler scheduler{model, options};
   const auto submit = [&](std::size_t prompt, std::size_t max_new, std::vector<std::size_t> marks = {}) {
     Request request;
@@ -160,7 +161,35 @@ TEST_CASE("what can never be served is refused at once") {
   CHECK(submit(10, 5) == 3);
   CHECK(scheduler.snapshot().counters.refused == 1);
   scheduler.stop();
-  CHECK_THROWS_AS(submit(10, 5), QueueFull);
+  CHECK_THROWS_AS(submit(10, 5), Stopping);
+}
+
+TEST_CASE("as many run as may, also where none may wait") {
+  EchoModel model;
+  SchedulerOptions options;
+  options.max_running = 2;
+  options.max_waiting = 0;
+  Scheduler scheduler{model, options};
+  std::size_t ended = 0;
+  const auto submit = [&] {
+    Request request;
+    request.prompt.assign(10, 1);
+    request.max_new = 5;
+    request.plan = plan_of(0);
+    request.on_token = [](int) { return true; };
+    request.on_end = [&](const Outcome&) { ++ended; };
+    return scheduler.submit(std::move(request));
+  };
+  CHECK(submit() == 1);
+  CHECK(submit() == 2);
+  CHECK_THROWS_AS(submit(), QueueFull);
+  CHECK(scheduler.step());
+  CHECK(scheduler.running() == 2);
+  CHECK_THROWS_AS(submit(), QueueFull);
+  while (scheduler.step()) {
+  }
+  CHECK(ended == 2);
+  CHECK(submit() == 3);
 }
 
 TEST_CASE("requests that come together read what they have in common once") {

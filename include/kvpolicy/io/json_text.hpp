@@ -150,6 +150,11 @@ class JsonBuilder {
   }
 
   [[nodiscard]] AnyJson take() { return std::move(all_); }
+  /// `left` may be the limits themselves.
+  void take_off(JsonLimits& left) const {
+    left.most_values -= values_;
+    left.most_bytes -= bytes_;
+  }
 
  private:
   static constexpr std::size_t allocation = 48;  // what one takes besides, and a map's node
@@ -193,7 +198,7 @@ class JsonBuilder {
 /// reads all text before the offset, so it is only called for a text that is refused.
 template <class AnyJson, class PlaceIn>
 [[nodiscard]] AnyJson parse_json(std::string_view text, std::string_view origin, const JsonLimits& limits,
-                                 PlaceIn place_in) {
+                                 PlaceIn place_in, JsonLimits* left = nullptr) {
   require<FormatError>(text.find_first_not_of(" \t\r\n") != std::string_view::npos, origin,
                        ": is empty, must be JSON");
   const char* latest = text.data();
@@ -210,6 +215,7 @@ template <class AnyJson, class PlaceIn>
                           TrackedIterator{text.data() + text.size(), &latest}, &builder)) {
     refuse("is not JSON");
   }
+  if (left != nullptr) builder.take_off(*left);
   return builder.take();
 }
 
@@ -222,10 +228,11 @@ template <class AnyJson, class PlaceIn>
                                      const JsonLimits& limits = {}) {
   return detail::parse_json<Json>(text, origin, limits, place_in_text);
 }
-/// The same, keeping the order of keys. Wants a limit of keys where the text is not one's own. @throws as parse_json
+/// The same, keeping the order of keys; what the text takes is taken off the limits, so that several texts can share them. Wants a
+/// limit of keys where the text is not one's own. @throws as parse_json
 [[nodiscard]] inline OrderedJson parse_ordered_json(std::string_view text, std::string_view origin,
-                                                    const JsonLimits& limits) {
-  return detail::parse_json<OrderedJson>(text, origin, limits, place_in_text);
+                                                    JsonLimits& limits) {
+  return detail::parse_json<OrderedJson>(text, origin, limits, place_in_text, &limits);
 }
 
 /// One object of a file, read by key. Its errors name the path to the value. It can refuse keys that nobody
