@@ -54,7 +54,8 @@ struct Exchange {
   std::string whole;
   bool is_first = true;
   bool is_over = false;
-  int pieces = 0;  // that were added to `whole`
+  int pieces = 0;              // that were added to `whole`
+  std::shared_ptr<void> seat;  // while the client is talked to
 };
 
 constexpr std::chrono::milliseconds tick{500};
@@ -298,7 +299,7 @@ Snapshot Server::snapshot() const {
 void Server::answer(Body body, bool chat, httplib::Response& response) {
   // Requests that are read, and answers that nobody fetches, have threads too.
   const std::size_t before = answering_++;
-  const std::shared_ptr<void> seat{nullptr, [this](void*) { --answering_; }};
+  std::shared_ptr<void> seat{nullptr, [this](void*) { --answering_; }};
   if (before >= options_.connections - reserve) {
     ++refused_;
     throw QueueFull(message(before, " requests are being answered, no more are taken; try again later"));
@@ -349,7 +350,10 @@ void Server::answer(Body body, bool chat, httplib::Response& response) {
       return false;  // the connection breaks off
     }
   };
-  const auto release = [this, exchange, seat](bool) {
+  exchange->seat = std::move(seat);
+  const auto release = [this, exchange](bool) {
+    // Before the request is seen to have ended, which says that there is room.
+    exchange->seat.reset();
     if (!exchange->is_over) scheduler_.cancel(exchange->id);
   };
   response.set_chunked_content_provider(wanted.stream ? "text/event-stream" : "application/json", provide,
