@@ -64,7 +64,7 @@ void require_served(const RequestJson& body, bool chat) {
   for (const auto& [name, value] : body.items()) {
     if (value.is_null() || is_among(read_of_all, name) || is_among(ignored, name)) continue;
     if (is_among(chat ? std::span<const std::string_view>{conversation_members} : prompt, name)) continue;
-    const auto is_it = [&](const auto& one) { return one.first == name; };
+    const auto is_it = [&key = name](const auto& one) { return one.first == key; };
     const Defaults& own = chat ? defaults_of_chat : defaults_of_completions;
     auto found = std::ranges::find_if(own, is_it);
     if (found == own.end()) {

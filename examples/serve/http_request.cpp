@@ -29,8 +29,8 @@ std::string name_of_host(std::string_view host) {
 bool is_own_page(std::string_view origin, std::string_view host, const std::vector<std::string>& hosts) {
   for (const auto& [scheme, port] : {std::pair{"http://", ":80"}, {"https://", ":443"}}) {
     if (!origin.starts_with(scheme)) continue;
-    const auto without_port = [&](std::string_view text) {
-      if (text.ends_with(port)) text.remove_suffix(std::string_view{port}.size());
+    const auto without_port = [own = std::string_view{port}](std::string_view text) {
+      if (text.ends_with(own)) text.remove_suffix(own.size());
       return text;
     };
     const std::string_view site = origin.substr(std::string_view{scheme}.size());

@@ -12,6 +12,7 @@
 
 #include <reference_model/model_digest.hpp>
 
+#include "random_weights.hpp"
 #include "speculation.hpp"
 
 namespace {
@@ -29,7 +30,8 @@ std::uint64_t changed(const std::function<void(LlamaConfig&, LlamaWeights&)>& ch
 
 Linear with_one_more(const Linear& linear, std::size_t at) {
   std::vector<float> bias = linear.bias;
-  return Linear{linear.weight.changed([at](std::span<float> numbers) { numbers[at] += 0.125F; }), std::move(bias)};
+  return Linear{linear.weight.changed([at](std::span<float> numbers) { numbers[at] += 0.125F; }),
+                std::move(bias)};
 }
 
 TEST_CASE("one number of one matrix, norm or bias, and each setting, is another model") {
