@@ -169,8 +169,8 @@ TEST_CASE("as many run as may, also where none may wait") {
   SchedulerOptions options;
   options.max_running = 2;
   options.max_waiting = 0;
+  std::size_t ended = 0;  // as long as the scheduler, which ends what is left
   Scheduler scheduler{model, options};
-  std::size_t ended = 0;
   const auto submit = [&] {
     Request request;
     request.prompt.assign(10, 1);
