@@ -193,10 +193,13 @@ std::string what_of(const std::exception_ptr& failed) {
     std::rethrow_exception(failed);
   } catch (const std::exception& error) {
     return error.what();
+  } catch (...) {
+    return "unknown error";
   }
 }
 
-// Answers requests until a signal comes, and then does `finish`. If connections are left then, it does `leave` and ends the program. `shards`: who has which heads, if this is one process of several.
+// Answers requests until a signal comes, and then does `finish`. If connections are left then, it does `leave` and ends the
+// program. `shards`: who has which heads, if this is one process of several.
 void answer(Arguments& arguments, const TextModel& model, serve::ServedModel& served, serve::Rows& rows,
             const Shards* shards, const std::function<void(const serve::Api&)>& begun,
             const std::function<void()>& finish, const std::function<void()>& leave, StopBySignal& signals) {
@@ -246,8 +249,7 @@ void answer(Arguments& arguments, const TextModel& model, serve::ServedModel& se
 void serve_texts(Arguments& arguments, reference::Communicator* ranks, const std::function<void()>& leave,
                  StopBySignal& signals) {
   const auto model = TextModel::load(arguments.model, arguments.load.options());
-  if (arguments.name.empty())
-    arguments.name = std::filesystem::path{arguments.model}.lexically_normal().filename().string();
+  if (arguments.name.empty()) arguments.name = last_part(arguments.model);
   std::optional<serve::LlamaServed> whole;
   std::optional<serve::ParallelServed> part;
   if (ranks == nullptr) {
@@ -378,9 +380,8 @@ int main(int argc, char** argv) {
       ->type_name("ADDRESS")
       ->capture_default_str();
   app.add_option("--also-known-as", arguments.server.also_known_as,
-                 "Name by which clients may call a server that this machine alone sees, for example through "
-                 "a proxy; may be given "
-                 "again")
+                 "Names by which clients may call a server that this machine alone sees, for example through "
+                 "a proxy")
       ->type_name("NAME");
   app.add_option("--port", arguments.server.port, "Port; 0: any that is free, which goes to stdout")
       ->type_name("N")

@@ -4,7 +4,6 @@
 // rows that it kept and read at each step, and the attention that they got.
 #include <algorithm>
 #include <cstddef>
-#include <filesystem>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -107,9 +106,7 @@ Recording make_recording(Arguments& arguments) {
                                     thousands(done), thousands(total)));
       });
   // The page names the model's folder without its path, which may be private.
-  std::filesystem::path folder = std::filesystem::path{arguments.model}.lexically_normal();
-  if (folder.filename().empty()) folder = folder.parent_path();
-  recording.model = folder.filename().string();
+  recording.model = last_part(arguments.model);
   recording.plan = arguments.plan.plan;
   return recording;
 }

@@ -7,7 +7,6 @@
 //   serving_bench --model models/smollm2 --json serving.json
 #include <algorithm>
 #include <cstddef>
-#include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
@@ -86,8 +85,7 @@ void run(Settings& settings, const std::string& command) {
   } else {
     require(settings.layers == 0, "--layers is for --model llama3; ", settings.model, " has its own");
     tools::require_model_folder(settings.model);
-    subject = std::make_unique<TextSubject>(
-        settings.model, std::filesystem::path{settings.model}.lexically_normal().filename().string());
+    subject = std::make_unique<TextSubject>(settings.model, tools::last_part(settings.model));
   }
   if (settings.plans.empty()) settings.plans = subject->plans();
   const std::size_t budget = settings.memory > 0 ? settings.memory * mebibyte

@@ -30,6 +30,11 @@ std::string repository_path(const std::string& path) {
   return path;
 }
 
+std::string last_part(const std::string& path) {
+  const fs::path place = fs::absolute(path).lexically_normal();
+  return (place.has_filename() ? place : place.parent_path()).filename().string();
+}
+
 void write_result(const std::string& path, const std::string& text) {
   const fs::path target{path};
   std::error_code failed;

@@ -13,6 +13,9 @@ inline constexpr const char* shipped_model = "reference_model/weights/keyfinder"
 /// folder (build/<preset>/examples). Returns `path` unchanged if it exists in neither.
 [[nodiscard]] std::string repository_path(const std::string& path);
 
+/// The last part of a path, whether it ends in a slash or not: what a model is called.
+[[nodiscard]] std::string last_part(const std::string& path);
+
 /// Writes a text file, and creates its folder if necessary.
 /// @throws StorageError naming the file or the folder
 void write_result(const std::string& path, const std::string& text);

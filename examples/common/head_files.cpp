@@ -13,10 +13,9 @@ namespace {
 namespace fs = std::filesystem;
 
 fs::path in_repository(const fs::path& model, const fs::path& name) {
-  fs::path folder = fs::absolute(model).lexically_normal();
-  if (folder.filename().empty()) folder = folder.parent_path();
   // A GGUF file is named after its model, too.
-  const fs::path own = folder.extension() == ".gguf" ? folder.stem() : folder.filename();
+  const fs::path last = last_part(model.string());
+  const fs::path own = last.extension() == ".gguf" ? last.stem() : last;
   return repository_path((fs::path{"reference_model/weights"} / own / name).string());
 }
 

@@ -116,13 +116,14 @@ bool wants_usage(const RequestJson& body) {
 }
 
 // Without the place of the model's files, and with the client's word for a plan.
-std::string for_clients(std::string text, const std::string& folder, const std::string& name) {
+std::string for_clients(std::string text, std::string folder, const std::string& name) {
   const auto replace = [&](std::string_view from, std::string_view to) {
     for (std::size_t at = 0; (at = text.find(from, at)) != text.npos; at += to.size()) {
       text.replace(at, from.size(), to);
     }
   };
-  if (!folder.empty()) replace(folder, name);
+  while (folder.ends_with('/')) folder.pop_back();
+  if (folder.find('/') != folder.npos) replace(folder, name);
   replace("--plan", "kv_plan");
   return text;
 }
@@ -273,7 +274,7 @@ ApiRequest Api::completion(const std::string& text) const {
       throw ApiError{400, "prompt must be one text, or a list of tokens", "prompt"};
     }
   } catch (const Error& error) {
-    throw ApiError{400, error.what(), "prompt"};
+    throw ApiError{400, for_clients(error.what(), folder_, name_), "prompt"};
   }
   if (request.prompt.empty()) throw ApiError{400, "the prompt is empty", "prompt"};
   set_most_new(body, request);
@@ -304,7 +305,7 @@ ApiRequest Api::chat(const std::string& text) const {
     require_all_read(*chat_, conversation);
     request.marks = marks_of(*chat_, conversation, request.prompt);
   } catch (const Error& error) {
-    throw ApiError{400, error.what(), "messages"};
+    throw ApiError{400, for_clients(error.what(), folder_, name_), "messages"};
   }
   set_most_new(body, request);
   return request;

@@ -41,9 +41,9 @@ struct Stopped {
   bool has_strays = false;
 };
 
-/// Takes requests in threads of its own; `run` steps them in its caller's. A connection has one request, so that nothing that follows
-/// it can be taken for another one, and a thread for as long as that takes. So there are more threads than the scheduler takes requests: the others refuse requests, and answer
-/// /health and /metrics, however full the queue is.
+/// Takes requests in threads of its own; `run` steps them in its caller's. A connection has one request, so that nothing that
+/// follows it can be taken for another one, and a thread for as long as that takes. So there are more threads than the
+/// scheduler takes requests: the others refuse requests, and answer /health and /metrics, however full the queue is.
 class Server {
  public:
   /// Connections beyond what the scheduler takes.

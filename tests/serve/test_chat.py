@@ -274,6 +274,24 @@ class ChatsWithTools(unittest.TestCase):
         self.refused("messages[0] would be left out", messages=[{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "a"}])
 
 
+class NoTokenizer(unittest.TestCase):
+    def test_a_text_is_refused_without_the_place_of_the_model(self):
+        with tempfile.TemporaryDirectory() as folder:
+            chat_model.write(os.path.join(folder, "tiny"))
+            os.remove(os.path.join(folder, "tiny", "tokenizer.json"))
+            server = Server("--model", os.path.join(folder, "tiny") + "/", "--memory", "64")
+            self.addCleanup(server.kill)
+            status, said = server.complete()
+            self.assertEqual(status, 400)
+            self.assertIn("tiny", said["error"]["message"])
+            self.assertIn("the model has a vocabulary of 700", said["error"]["message"])
+            self.assertEqual(said["error"]["param"], "prompt")
+            self.assertEqual(json.loads(server.ask("GET", "/v1/models/tiny")[1])["id"], "tiny")
+            self.assertNotIn(folder, said["error"]["message"])
+            self.assertEqual(server.complete(prompt=[1, 2, 3])[0], 200)
+            self.assertEqual(server.stop()[0], 0)
+
+
 class RowsWithoutTokens(unittest.TestCase):
     def test_they_say_nothing(self):
         """A third of what is sampled has no spelling; embeddings are rounded up so."""
