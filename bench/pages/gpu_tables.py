@@ -102,9 +102,10 @@ def gpu_kit(*paths):
 
 def compiling_of(cost):
     """What compiling a kit took."""
-    dearest = ", ".join(f"`{each['name']}` {each['seconds']} s" for each in cost["dearest"])
-    return (f"Compiling its {cost['objects']} objects took {cost['seconds']:,} s on the clock, all of them added up, {cost['cores']} at a time "
-            f"on {cost['cores']} cores ({cost['processor']}); the dearest: {dearest}.")
+    dearest = ", ".join(f"`{each['name']}` {each['user_seconds']} s" for each in cost["dearest"])
+    benches = ", ".join(f"`{name}` {seconds} s" for name, seconds in cost["benches"].items())
+    return (f"Compiling its {cost['objects']} objects takes {cost['user_seconds']:,} user seconds, all of them added up ({cost['processor']}); "
+            f"the dearest: {dearest}; a bench: {benches}.")
 
 
 GOAL_FILES = [f"gpu_*_{bench}.json" for bench in BENCHES]
