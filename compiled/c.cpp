@@ -65,6 +65,8 @@ kvp_status guarded(Call call) noexcept {
     return failed(KVP_STORAGE_ERROR, error.what());
   } catch (const DeviceError& error) {
     return failed(KVP_DEVICE_ERROR, error.what());
+  } catch (const OutOfMemory& error) {
+    return failed(KVP_OUT_OF_MEMORY, error.what());
   } catch (const std::bad_alloc&) {
     return failed(KVP_OUT_OF_MEMORY, "out of memory");
   } catch (const std::exception& error) {

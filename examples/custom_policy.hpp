@@ -43,7 +43,7 @@ class OpeningAndLatest {
     opening_.release_unused();
     latest_.release_unused();
   }
-  void commit(const kvpolicy::Segment& rows) {
+  void commit(const kvpolicy::Segment& rows) noexcept {
     const std::size_t opening = std::min(rows.rows, window_.sinks - opening_.end());
     opening_.append(rows.part(0, opening));
     latest_.append(rows.part(opening, rows.rows - opening), window_.recent);

@@ -67,8 +67,7 @@ inline void verify(Report& report, const Settings& settings, Subject& subject, c
     return count;
   };
   const std::vector<std::vector<int>> alone = each_alone(step_tokens);
-  // Beside other texts a prompt is read in other parts. What that alone does to a model's last bits, and rarely to
-  // its tokens, shows where nobody else runs.
+  // What other pieces alone do to a model's last bits, and rarely to its tokens, shows where nobody else runs.
   const std::size_t in_other_parts = alike(alone, each_alone(56));
   serve::SchedulerOptions options = settings.scheduler(3 * largest);
   options.step_tokens = step_tokens;

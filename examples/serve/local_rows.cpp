@@ -228,13 +228,19 @@ bool LocalRows::bring_back(std::uint64_t id) {
   Text& text = known(id);
   if (!fits(text.bytes_back)) return false;
   make_room(text.bytes_back);
+  bool is_readable = true;
   try {
     text.cache.emplace(text.out->swap_in());
     text.out.reset();
   } catch (const std::bad_alloc&) {
     text.cache.reset();
+  } catch (const StorageError& error) {
+    text.cache.reset();
+    is_readable = false;
+    options_.tell(message("not brought back: ", error.what()));
   }
   if (everywhere(text.cache.has_value())) return true;
+  if (!everywhere(is_readable)) throw StorageError("rows that were moved out cannot be read");
   if (text.cache) {
     text.out.emplace(std::move(*text.cache), swap_pool_);
     text.cache.reset();

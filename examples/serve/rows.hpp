@@ -88,7 +88,8 @@ class Rows {
   virtual std::optional<std::size_t> begin(const NewText& text) = 0;
   /// Moves a running text out. False if there is no room for it there.
   virtual bool move_out(std::uint64_t id) = 0;
-  /// Moves it back in if all that it may take yet is free.
+  /// Moves it back in if all that it may take yet is free. @throws StorageError if its rows cannot be read: then the
+  /// text must be ended
   virtual bool bring_back(std::uint64_t id) = 0;
   /// Forgets a text; one that is not known too. Returns the bytes that its cache held, of all processes.
   virtual std::size_t end(std::uint64_t id) = 0;

@@ -34,7 +34,7 @@
 namespace kvpolicy::serve {
 
 struct SchedulerOptions : RowsOptions {
-  std::size_t step_tokens = 256;  ///< most tokens of prompts in a step
+  std::size_t step_tokens = 256;  ///< most tokens of prompts in a step, and of a piece of one
   std::size_t max_running = 64;
   std::size_t max_waiting = 256;
   double patience = 2.0;   ///< seconds for which later requests may pass one that does not fit
@@ -195,6 +195,7 @@ class Scheduler {
   std::vector<std::unique_ptr<Sequence>> running_;
   Counters counters_;
   std::size_t next_reader_ = 0;
+  bool first_waits_ = true;
   std::size_t changes_ = 0;  // rises when somebody may fit who did not
   double published_ = -1;
   std::vector<std::string> news_;

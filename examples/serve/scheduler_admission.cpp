@@ -5,6 +5,8 @@
 #include <span>
 #include <utility>
 
+#include <kvpolicy/core/error.hpp>
+
 #include "serve/scheduler.hpp"
 #include "serve/sequence.hpp"
 
@@ -35,7 +37,12 @@ bool Scheduler::try_admit(Sequence& sequence) {
 }
 
 bool Scheduler::bring_back(Sequence& sequence) {
-  if (!rows_.bring_back(sequence.id)) return false;
+  try {
+    if (!rows_.bring_back(sequence.id)) return false;
+  } catch (const StorageError& error) {
+    end(sequence, FinishReason::failed, error.what());
+    return false;
+  }
   sequence.is_out = false;
   ++counters_.moved_in;
   return true;
@@ -69,7 +76,7 @@ void Scheduler::admit() {
       continue;
     }
     const auto try_it = [&](Sequence& one) {
-      if (one.tried_at_change == changes_) return false;
+      if (one.is_over || one.tried_at_change == changes_) return false;
       const bool fit = one.is_out ? bring_back(one) : try_admit(one);
       if (!fit) one.tried_at_change = changes_;
       return fit;
@@ -79,10 +86,14 @@ void Scheduler::admit() {
     const bool is_impatient = now() - sequence.waits_since > options_.patience;
     if (!comes_in && is_first && is_impatient) {
       const auto place = next - waiting_.begin();
-      while (!comes_in && move_one_out()) {
-        comes_in = try_it(**(waiting_.begin() + place));
+      while (!comes_in && !sequence.is_over && move_one_out()) {
+        comes_in = try_it(sequence);
       }
       next = waiting_.begin() + place;
+    }
+    if (sequence.is_over) {
+      next = waiting_.erase(next);
+      continue;
     }
     if (comes_in) {
       (*next)->slice = 0;

@@ -2,6 +2,7 @@
 //
 // One step of those that run: which tokens the model reads, and what becomes of what it says.
 #include <algorithm>
+#include <cstddef>
 #include <exception>
 #include <new>
 #include <span>
@@ -24,27 +25,33 @@ void Scheduler::read_and_write() {
   for (auto& one : running_) {
     if (!one->reads()) add(*one, std::span<const int>{one->written}.last(1), true);
   }
-  // Half of a step's tokens are for the prompt that came first, so that it is soon answered. In the other half
-  // prompts take turns, so that a long one does not keep short ones waiting.
-  std::size_t left = options_.step_tokens;
-  const auto add_part = [&](Sequence& one, std::size_t most) {
-    const std::size_t from = rows_.tokens(one.id);
-    const std::size_t end = one.part_end(from, most, options_.mark_every);
-    add(one, std::span<const int>{one.request.prompt}.subspan(from, end - from),
-        end == one.request.prompt.size());
-    left -= end - from;
-  };
+  // A prompt is cut where it would be cut alone: heads that quantise read the rows of a piece before they do so, and an
+  // answer must not depend on who else is served. So a step has whole pieces, as many as it has tokens for. Every
+  // other step begins with the prompt that came first, so that it is soon answered; in those between, the others take
+  // turns, so that a long one does not keep short ones waiting.
   std::vector<Sequence*> readers;
   for (const auto& one : running_) {
     if (one->reads()) readers.push_back(one.get());
   }
   std::ranges::sort(readers, {}, &Sequence::id);
-  if (readers.size() == 1) add_part(*readers.front(), left);
   if (readers.size() > 1) {
-    add_part(*readers.front(), (left + 1) / 2);
-    const std::size_t others = readers.size() - 1;
-    for (std::size_t i = 0; i < others && left > 0; ++i)
-      add_part(*readers[1 + next_reader_++ % others], left);
+    const auto others = readers.begin() + 1;
+    const std::size_t turn = next_reader_ % (readers.size() - 1);
+    std::rotate(others, others + static_cast<std::ptrdiff_t>(turn), readers.end());
+    first_waits_ = !first_waits_;
+    if (first_waits_) {
+      std::rotate(readers.begin(), others, readers.end());
+      ++next_reader_;
+    }
+  }
+  std::size_t left = options_.step_tokens;
+  for (Sequence* one : readers) {
+    const std::size_t from = rows_.tokens(one->id);
+    const std::size_t end = one->piece_end(from, options_.step_tokens, options_.mark_every);
+    if (end - from > left) continue;
+    add(*one, std::span<const int>{one->request.prompt}.subspan(from, end - from),
+        end == one->request.prompt.size());
+    left -= end - from;
   }
   if (calls.empty()) return;
   ++counters_.steps;

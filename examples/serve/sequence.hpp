@@ -31,9 +31,10 @@ struct Scheduler::Sequence {
   bool is_over = false;
 
   [[nodiscard]] bool reads() const { return written.empty(); }
-  // What the cache, which has read `from` tokens, is to read next, of a prompt up to the next mark.
-  [[nodiscard]] std::size_t part_end(std::size_t from, std::size_t most, std::size_t every) const {
-    std::size_t end = std::min(request.prompt.size(), from + most);
+  // Where the piece of the prompt ends that begins after `from` tokens. Pieces end at marks and at multiples of `most`,
+  // so that they are the same ones wherever a prefix has ended.
+  [[nodiscard]] std::size_t piece_end(std::size_t from, std::size_t most, std::size_t every) const {
+    std::size_t end = std::min(request.prompt.size(), from - from % most + most);
     const auto mark = std::ranges::upper_bound(request.marks, from);
     if (mark != request.marks.end()) end = std::min(end, *mark);
     if (every > 0) end = std::min(end, from / every * every + every);

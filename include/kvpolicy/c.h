@@ -39,12 +39,12 @@ enum {
   KVP_OK = 0,
   KVP_CONFIG_ERROR = 1,   /* settings that do not work */
   KVP_SHAPE_ERROR = 2,    /* a tensor, a layer or a token that does not fit */
-  KVP_CAPACITY_ERROR = 3, /* more tokens or rows than there is room for */
+  KVP_CAPACITY_ERROR = 3, /* more tokens or rows than a cache was made for */
   KVP_ROLLBACK_ERROR = 4, /* a text length that cannot be returned to */
   KVP_FORMAT_ERROR = 5,   /* text or a file that is no plan or no saved cache */
   KVP_STORAGE_ERROR = 6,  /* a file that cannot be read or written */
   KVP_DEVICE_ERROR = 7,   /* a device, or a call of its runtime, failed */
-  KVP_OUT_OF_MEMORY = 8,
+  KVP_OUT_OF_MEMORY = 8,  /* for now: the same call can succeed once memory is given back */
   KVP_OTHER_ERROR = 9
 };
 

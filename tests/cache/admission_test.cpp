@@ -203,12 +203,15 @@ TEST_CASE("a call that may not fit says what it lacks, and changes nothing") {
   CHECK(needed <= 8 * page + 3 * 2 * 4 * page);
   require_room(all, std::span{one_each}, needed);
   const std::string message =
-      thrown<CapacityError>([&] { require_room(all, std::span{one_each}, needed - 5); });
+      thrown<OutOfMemory>([&] { require_room(all, std::span{one_each}, needed - 5); });
   CHECK(contains(message, "the calls of 3 sequences take up to"));
   CHECK(contains(message, "5 are lacking"));
   CHECK_THROWS_AS(require_room(all, std::span{one_each}.first(3), needed), ShapeError);
   const std::vector<std::int32_t> falling{0, 3, 2, 4};
   CHECK_THROWS_AS(require_room(all, std::span{falling}, needed), ShapeError);
+  sequences[1].cache = nullptr;
+  CHECK(contains(thrown<ConfigError>([&] { require_room(all, std::span{one_each}, needed); }),
+                 "sequence 1 has no cache"));
 }
 
 TEST_CASE("limited memory gives no more than its limit") {

@@ -294,6 +294,8 @@ TEST_CASE_FIXTURE(Fixture, "capacity, append and attend") {
   refuses<ShapeError>([&] { cache.attend(0, std::as_const(three.q).view(), six.out.view()); }, {"out is [6"});
   refuses<ShapeError>([&] { three.append(cache, 9); }, {"layer 9"});
   refuses<ShapeError>([&] { three.attend(cache, 9); }, {"layer 9"});
+  refuses<ShapeError>([&] { static_cast<void>(cache.head(9, 0)); }, {"layer 9"});
+  refuses<ShapeError>([&] { static_cast<void>(cache.head(0, 9)); }, {"no KV head 9, layer 0 has 3"});
   goes_on();
   test::Chunk<> rest{random, shape, 31};
   CHECK_NOTHROW(rest.step(cache, 0));  // now the cache is exactly full

@@ -314,7 +314,7 @@ TEST_CASE("what cannot be kept says so") {
     call.tree = &tree;
     guesses.step(cache, layer, call);
   }
-  refused.operator()<RollbackError>(cache, count_up(12), "");
+  refused.operator()<RollbackError>(cache, count_up(12), "PrefixCache::keep: a tree of 2 nodes waits");
 
   plan.set(1, 0,
            HeadBudgetCache<DenseStorage<float>>::Config{.budget = 4, .scorer = {.observation_window = 2}});

@@ -17,7 +17,6 @@
 namespace {
 
 using kvpolicy::AttendOptions;
-using kvpolicy::CapacityError;
 using kvpolicy::LeftOut;
 using kvpolicy::TensorView;
 using test::DeviceChunk;

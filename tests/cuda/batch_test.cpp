@@ -170,7 +170,7 @@ TEST_CASE("what does not fit a batch is refused, and no sequence has changed") {
   test::succeed(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
   const DeviceChunk<E> none{shape, 0};
   const std::vector<std::int32_t> indptr{0};
-  CHECK(contains(thrown<CapacityError>([&] {
+  CHECK(contains(thrown<CaptureError>([&] {
                    crowd.batch.step(0, {}, indptr, none.rows<const E>(none.q.data(), shape.q_heads, 0, 0),
                                     none.rows<const E>(none.k.data(), shape.kv_heads, 0, 0),
                                     none.rows<const E>(none.v.data(), shape.kv_heads, 0, 0),

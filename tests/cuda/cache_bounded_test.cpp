@@ -434,7 +434,7 @@ TEST_CASE("a captured step with a bound, replayed while the text grows, is the s
   for (Stepper* each : {&stepper, &twin}) test::feed_device(each->cache, 3, {235}, {}, stream);
   {
     // Room for rows is not room for their bounds.
-    const std::string why = test::thrown<kvpolicy::CapacityError>([&] { static_cast<void>(capture()); });
+    const std::string why = test::thrown<kvpolicy::CaptureError>([&] { static_cast<void>(capture()); });
     CHECK(test::contains(why, "there is room for 0; reserve first"));
     cudaGraph_t failed = nullptr;
     static_cast<void>(cudaStreamEndCapture(stream, &failed));

@@ -286,7 +286,7 @@ TEST_CASE_FIXTURE(Fixture, "capacity of a device cache, append and attend") {
   refuses<ShapeError>([&] { three.append(cache, 9); }, {"layer 9"});
   refuses<ShapeError>([&] { three.attend(cache, 9); }, {"layer 9"});
   refuses<ShapeError>([&] { static_cast<void>(cache.rows(7, 0)); }, {"layer 7"});
-  refuses<ConfigError>([&] { static_cast<void>(cache.rows(0, 3)); }, {"KV head 3"});
+  refuses<ShapeError>([&] { static_cast<void>(cache.rows(0, 3)); }, {"KV head 3"});
   refuses<ShapeError>([&] { cache.compress(2); }, {"layer 2"});
   goes_on();
   const DeviceChunk<> rest{random, shape, 31};

@@ -229,18 +229,18 @@ TEST_CASE("a step that needs room cannot be captured, and does no harm") {
   Twins twins{0, 1, 128, 0};  // just full
   test::succeed(cudaStreamBeginCapture(twins.stream, cudaStreamCaptureModeThreadLocal));
   const std::string text =
-      thrown<CapacityError>([&] { twins.put_step(twins.cache, twins.inputs, selecting); });
+      thrown<CaptureError>([&] { twins.put_step(twins.cache, twins.inputs, selecting); });
   CHECK(contains(text, "1 more tokens after 128"));
   CHECK(contains(text, "reserve first"));
   // Nor anything else that asks for memory, or moves what the host knows.
   DeviceCache& cache = twins.cache;
-  CHECK(!thrown<CapacityError>([&] { cache.reserve(500, twins.stream); }).empty());
-  CHECK(!thrown<CapacityError>([&] { cache.compress(twins.stream); }).empty());
-  CHECK(!thrown<CapacityError>([&] { cache.compress(1, twins.stream); }).empty());
-  CHECK(!thrown<CapacityError>([&] { cache.truncate(cache.tokens(), twins.stream); }).empty());
-  CHECK(!thrown<CapacityError>([&] { cache.commit(twins.stream); }).empty());
-  CHECK(!thrown<CapacityError>([&] { static_cast<void>(cache.fork(twins.stream)); }).empty());
-  CHECK(!thrown<CapacityError>([&] {
+  CHECK(!thrown<CaptureError>([&] { cache.reserve(500, twins.stream); }).empty());
+  CHECK(!thrown<CaptureError>([&] { cache.compress(twins.stream); }).empty());
+  CHECK(!thrown<CaptureError>([&] { cache.compress(1, twins.stream); }).empty());
+  CHECK(!thrown<CaptureError>([&] { cache.truncate(cache.tokens(), twins.stream); }).empty());
+  CHECK(!thrown<CaptureError>([&] { cache.commit(twins.stream); }).empty());
+  CHECK(!thrown<CaptureError>([&] { static_cast<void>(cache.fork(twins.stream)); }).empty());
+  CHECK(!thrown<CaptureError>([&] {
            const DeviceCache other{test::mixed_device_plan(shape), twins.options, twins.stream};
          }).empty());
   cudaGraph_t graph = nullptr;
@@ -308,9 +308,9 @@ TEST_CASE("a head that compresses by itself is not captured") {
   test::Random random{1};
   const DeviceChunk<> chunk{random, plan.shape(), 1, stream};
   test::succeed(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  CHECK(contains(thrown<CapacityError>([&] { chunk.step(cache, 0, {}, stream); }),
+  CHECK(contains(thrown<CaptureError>([&] { chunk.step(cache, 0, {}, stream); }),
                  "layer 0 compresses by itself"));
-  CHECK(!thrown<CapacityError>([&] { chunk.attend(cache, 0, {}, stream); }).empty());
+  CHECK(!thrown<CaptureError>([&] { chunk.attend(cache, 0, {}, stream); }).empty());
   cudaGraph_t graph = nullptr;
   test::succeed(cudaStreamEndCapture(stream, &graph));
   test::succeed(cudaGraphDestroy(graph));

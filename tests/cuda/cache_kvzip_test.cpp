@@ -211,9 +211,9 @@ TEST_CASE("take_scores on a device: only of a fork that has read more since, and
   good.reserve(20);
   const test::Stream stream;
   test::succeed(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  CHECK(contains(thrown<CapacityError>([&] { cache.take_scores(good, stream); }),
-                 "take_scores cannot be part"));
-  CHECK(contains(thrown<CapacityError>([&] { chunk.step(good, 0, scoring, stream); }),
+  CHECK(
+      contains(thrown<CaptureError>([&] { cache.take_scores(good, stream); }), "take_scores cannot be part"));
+  CHECK(contains(thrown<CaptureError>([&] { chunk.step(good, 0, scoring, stream); }),
                  "heads that wait for scoring passes"));
   cudaGraph_t graph = nullptr;
   test::succeed(cudaStreamEndCapture(stream, &graph));

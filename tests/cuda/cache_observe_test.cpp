@@ -263,7 +263,7 @@ TEST_CASE("the device refuses to observe what the host refuses, in the same word
   cache.truncate(20);
   const test::Stream stream;
   test::succeed(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  CHECK(contains(thrown<CapacityError>([&] { static_cast<void>(cache.observe(0, 1, sums, stream)); }),
+  CHECK(contains(thrown<CaptureError>([&] { static_cast<void>(cache.observe(0, 1, sums, stream)); }),
                  "observe"));
   cudaGraph_t graph = nullptr;
   test::succeed(cudaStreamEndCapture(stream, &graph));

@@ -39,7 +39,7 @@ class WithSinks {
 
   void reserve(std::size_t rows) { rows_.reserve(rows); }
   void release_unused() noexcept { rows_.release_unused(); }
-  void commit(const Segment& rows) { rows_.append(rows); }
+  void commit(const Segment& rows) noexcept { rows_.append(rows); }
   void segments(const ReadRequest&, SegmentList& out) const { rows_.show(0, rows_.end(), {}, out); }
   std::size_t rows() const { return rows_.end(); }
   std::size_t bytes() const { return rows_.bytes(); }
@@ -309,8 +309,8 @@ TEST_CASE("what needs staging is refused in a graph") {
     cache.reserve(100, stream);
     const DeviceChunk<> chunk{shape, 1};
     std::string what;
-    const test::Graph graph{
-        stream, [&] { what = thrown<CapacityError>([&] { chunk.step(cache, 0, how, stream); }); }};
+    const test::Graph graph{stream,
+                            [&] { what = thrown<CaptureError>([&] { chunk.step(cache, 0, how, stream); }); }};
     return what;
   };
   const test::HeadSpec retrieval{.kind = Kind::retrieval, .budget = 32, .chunk = 8};

@@ -313,13 +313,13 @@ TEST_CASE("trees: calls that are refused change nothing") {
   // With one.
   nodes.step(cache, 0, 2, &two);
   const std::string waits = "a tree of 2 nodes waits for accept or truncate";
-  refuses(rollback, [&] { own.step_part(cache, 0, 0, 1); }, {"step", waits});
-  refuses(rollback, [&] { own.append_part(cache, 0, 0, 1, {}); }, {"append", waits});
-  refuses(rollback, [&] { own.attend_part(cache, 0, 0, 1); }, {"attend", waits});
-  refuses(rollback, [&] { cache.commit(); }, {"commit", waits});
-  refuses(rollback, [&] { cache.compress(); }, {"compress", waits});
-  refuses(rollback, [&] { cache.compress(1); }, {"compress", waits});
-  refuses(rollback, [&] { cache.replayed(); }, {"replayed", waits});
+  refuses(rollback, [&] { own.step_part(cache, 0, 0, 1); }, {"gpu::KvCache::step: ", waits});
+  refuses(rollback, [&] { own.append_part(cache, 0, 0, 1, {}); }, {"gpu::KvCache::append: ", waits});
+  refuses(rollback, [&] { own.attend_part(cache, 0, 0, 1); }, {"gpu::KvCache::attend: ", waits});
+  refuses(rollback, [&] { cache.commit(); }, {"gpu::KvCache::commit: ", waits});
+  refuses(rollback, [&] { cache.compress(); }, {"gpu::KvCache::compress: ", waits});
+  refuses(rollback, [&] { cache.compress(1); }, {"gpu::KvCache::compress: ", waits});
+  refuses(rollback, [&] { cache.replayed(); }, {"gpu::KvCache::replayed: ", waits});
   const TokenTree other{std::vector<std::size_t>{TokenTree::text, 0, 1}};
   refuses(shape_error, [&] { own.step_part(cache, 0, 2, 1, {.tree = &other}); }, {"first 2", "3 nodes"});
   refuses(shape_error, [&] { own.step_part(cache, 0, 2, 2, {.tree = &tree}); },
@@ -348,14 +348,14 @@ TEST_CASE("trees: calls that are refused change nothing") {
     stream.wait();
     const test::Graph graph{
         stream, [&] {
-          const auto said = [&](auto call) { return thrown<CapacityError>(call); };
+          const auto said = [&](auto call) { return thrown<CaptureError>(call); };
           CHECK(contains(said([&] { own.step_part(cache, 0, 0, 2, {.tree = &two}, stream); }), "graph"));
           CHECK(contains(said([&] { own.append_part(cache, 0, 0, 2, {.tree = &two}, stream); }), "graph"));
         }};
     nodes.step(cache, 0, 2, &two);
     const test::Graph second{
         stream, [&] {
-          const auto said = [&](auto call) { return thrown<CapacityError>(call); };
+          const auto said = [&](auto call) { return thrown<CaptureError>(call); };
           CHECK(contains(said([&] { own.attend_part(cache, 0, 0, 2, {.tree = &two}, stream); }), "graph"));
           CHECK(contains(said([&] { cache.accept(Path{0}, stream); }), "graph"));
         }};
@@ -427,7 +427,7 @@ TEST_CASE(
   test::succeed(cudaDeviceSynchronize());
   const test::Graph graph{stream, [&] {
                             const AttendOptions options{.refresh_selection = true, .selection_query = 1};
-                            CHECK(contains(thrown<CapacityError>([&] {
+                            CHECK(contains(thrown<CaptureError>([&] {
                                              nodes.layers[0].step_part(cache, 0, 0, 3, options, stream);
                                            }),
                                            "selection_query is 1"));

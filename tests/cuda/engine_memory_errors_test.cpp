@@ -118,7 +118,7 @@ TEST_CASE("a device cache goes on after an engine's pages ran out") {
     const auto live = [&] { return tensor.pool().live_bytes(); };
     for (;; tokens += 16) {
       const std::size_t before = live();
-      const std::string error = thrown<CapacityError>([&] { other->reserve(tokens + 16); });
+      const std::string error = thrown<OutOfMemory>([&] { other->reserve(tokens + 16); });
       if (error.empty()) continue;
       CHECK(contains(error, "pages of the engine's memory are in use"));
       CHECK(live() == before);
@@ -127,9 +127,9 @@ TEST_CASE("a device cache goes on after an engine's pages ran out") {
     }
     const auto before = test::dump_device(*cache);
     // The first layer that grows may still find pages.
-    const std::string error = thrown<CapacityError>([&] { test::feed_device(*cache, 2, {300}); });
+    const std::string error = thrown<OutOfMemory>([&] { test::feed_device(*cache, 2, {300}); });
     CHECK(contains(error, "pages of the engine's memory are in use"));
-    CHECK(!thrown<CapacityError>([&] { static_cast<void>(cache->fork()); }).empty());
+    CHECK(!thrown<OutOfMemory>([&] { static_cast<void>(cache->fork()); }).empty());
     CHECK(test::dump_device(*cache) == before);
     other.reset();
     CHECK(test::same_bits(test::next_step(*cache, 3, 30), test::next_step(control, 3, 30)));

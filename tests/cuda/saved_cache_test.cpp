@@ -377,7 +377,7 @@ TEST_CASE("a saved device cache: what is refused is refused as on the host, with
   tree.add(TokenTree::text);
   for (std::size_t l = 0; l < shape.layers; ++l) chunk.step(cache, l, {.tree = &tree});
   CHECK(::test::contains(::test::thrown<RollbackError>([&] { (void)saved_bytes(cache); }),
-                         "KvCache::save: a tree of 1"));
+                         "save: a tree of 1"));
   cache.truncate(41);
   CHECK_THROWS_AS((void)saved_bytes(cache, std::string(max_tag_bytes + 1, 'x')), ConfigError);
 

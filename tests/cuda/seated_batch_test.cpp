@@ -64,15 +64,14 @@ struct Hall {
     graph.emplace(stream, [&] { put_step(); });
   }
 
-  void put_step(bool scores_rows = false) {
+  void put_step(AttendOptions options = {}) {
     for (std::size_t l = 0; l < shape.layers; ++l) {
       const DeviceChunk<>& in = inputs[l];
+      options.log_sum_exp = {in.log_sum_exp.data(), in.log_sum_exp.size()};
       batch.step(l, in.rows<const E>(in.q.data(), shape.q_heads, 0, in.tokens),
                  in.rows<const E>(in.k.data(), shape.kv_heads, 0, in.tokens),
                  in.rows<const E>(in.v.data(), shape.kv_heads, 0, in.tokens),
-                 in.rows<E>(in.out.data(), shape.q_heads, 0, in.tokens),
-                 {.log_sum_exp = {in.log_sum_exp.data(), in.log_sum_exp.size()}, .scores_rows = scores_rows},
-                 stream);
+                 in.rows<E>(in.out.data(), shape.q_heads, 0, in.tokens), options, stream);
     }
   }
   void join(std::size_t seat) {
@@ -201,23 +200,23 @@ TEST_CASE("what cannot have a seat is refused, and what has one keeps it") {
   CHECK(contains(thrown<ShapeError>([&] { seat(4, first); }), "no seat 4, the batch has 4"));
   CHECK(contains(thrown<ShapeError>([&] { hall.batch.vacate(9, hall.stream); }), "no seat 9"));
   CHECK(contains(thrown<ConfigError>([&] { seat(2, first); }), "has a seat already"));
-  const auto refused = [&]<class Error>(Error, const test::DevicePlan& plan, const gpu::CacheOptions& options,
-                                        const std::string& says) {
+  const auto refused = [&](const test::DevicePlan& plan, const gpu::CacheOptions& options,
+                           const std::string& says) {
     DeviceCache cache{plan, options, hall.stream, hall.engine};
-    const std::string text = thrown<Error>([&] { seat(2, cache); });
+    const std::string text = thrown<ConfigError>([&] { seat(2, cache); });
     INFO(text);
     CHECK(contains(text, says));
     CHECK(hall.batch.at(2) == nullptr);
   };
   const test::DevicePlan plain{shape};
-  refused(ConfigError{""}, plain, {.page_rows = 128}, "pages of 128 rows");
+  refused(plain, {.page_rows = 128}, "pages of 128 rows");
   test::DevicePlan plan = plain;
   plan.set(1, 2, HeadBudgetCache<DenseStorage<E>>::Config{.budget = 8, .compress_every = 4});
-  refused(CapacityError{""}, plan, {}, "compresses by itself");
+  refused(plan, {}, "compresses by itself");
   std::vector<test::HeadSpec> heads(shape.kv_head_count());
   heads[3] = {.kind = test::Kind::budget, .rank = test::Rank::h2o, .budget = 17, .window = 9};
   plan = test::plan_of<E>(shape, heads);
-  refused(CapacityError{""}, plan, {}, "add up attention");
+  refused(plan, {}, "add up attention");
   // Heads that wait for scoring passes add up nothing in a seat.
   DeviceCache zip{test::DevicePlan{shape, HeadBudgetCache<DenseStorage<E>, KvZipScorer>::Config{}},
                   {},
@@ -225,9 +224,12 @@ TEST_CASE("what cannot have a seat is refused, and what has one keeps it") {
                   hall.engine};
   seat(2, zip);
   hall.batch.vacate(2, hall.stream);
-  CHECK(contains(thrown<ConfigError>([&] { hall.put_step(/*scores_rows=*/true); }), "score no rows"));
+  CHECK(contains(thrown<ConfigError>([&] { hall.put_step({.scores_rows = true}); }), "score no rows"));
+  for (const Read read : {Read::selected, Read::upper_half, Read::bounded}) {
+    CHECK(contains(thrown<ConfigError>([&] { hall.put_step({.read = read}); }), "options.read"));
+  }
   gpu::PinnedMemory pinned;
-  refused(CapacityError{""}, plain, {.slow_memory = &pinned}, "slow memory");
+  refused(plain, {.slow_memory = &pinned}, "slow memory");
   DeviceCache stranger{plain, {}, hall.stream};
   CHECK(contains(thrown<ConfigError>([&] { seat(2, stranger); }), "another engine"));
   CHECK(contains(thrown<ConfigError>([&] { gpu::SeatedBatch<E>{hall.engine, 2, 9}; }),

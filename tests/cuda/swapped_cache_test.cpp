@@ -209,7 +209,7 @@ TEST_CASE("what cannot be moved out is refused and stays") {
   CHECK(slow.tokens() == 70);
   DeviceCache cache{test::DevicePlan{shape}, {}, stream};
   test::succeed(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  CHECK(contains(thrown<CapacityError>([&] { gpu::SwappedCache<float16>{std::move(cache), pinned, stream}; }),
+  CHECK(contains(thrown<CaptureError>([&] { gpu::SwappedCache<float16>{std::move(cache), pinned, stream}; }),
                  "moving a sequence out cannot be part of a graph"));
   cudaGraph_t graph = nullptr;
   test::succeed(cudaStreamEndCapture(stream, &graph));

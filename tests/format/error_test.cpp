@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <string>
+#include <string_view>
 
 #include <fmt/format.h>
 #if __has_include(<fmt/std.h>)
@@ -36,6 +37,7 @@ TEST_CASE("an error prints with the name of its dynamic type") {
   CHECK(caught<ConfigError>() == "ConfigError: HeadPlan: wrong");
   CHECK(caught<ShapeError>() == "ShapeError: HeadPlan: wrong");
   CHECK(caught<CapacityError>() == "CapacityError: HeadPlan: wrong");
+  CHECK(caught<CaptureError>() == "CaptureError: HeadPlan: wrong");
   CHECK(caught<RollbackError>() == "RollbackError: HeadPlan: wrong");
   CHECK(caught<FormatError>() == "FormatError: HeadPlan: wrong");
   CHECK(caught<StorageError>() == "StorageError: HeadPlan: wrong");
@@ -47,9 +49,10 @@ TEST_CASE("an error also prints when it is caught by its own type") {
   CHECK(fmt::format("{}", ConfigError{"a"}) == "ConfigError: a");
   CHECK(fmt::format("{}", ShapeError{"a"}) == "ShapeError: a");
   CHECK(fmt::format("{}", CapacityError{"a"}) == "CapacityError: a");
+  CHECK(fmt::format("{}", CaptureError{"a"}) == "CaptureError: a");
   CHECK(fmt::format("{}", RollbackError{"a"}) == "RollbackError: a");
   CHECK(fmt::format("{}", FormatError{"a"}) == "FormatError: a");
   CHECK(fmt::format("{}", StorageError{"a"}) == "StorageError: a");
   CHECK(fmt::format("[{:<16}]", DeviceError{"a"}) == "[DeviceError: a  ]");
-  CHECK(name_of(OwnError{"a"}) == "ShapeError");
+  CHECK(std::string_view{OwnError{"a"}.type_name()} == "ShapeError");
 }

@@ -125,7 +125,7 @@ void check_layout(const Layout& layout, const Sizes& s, std::size_t arenas) {
   std::vector<PageId> pages(ids.size());
   pool.allocate(engine.page_bytes(), pages);
   CHECK(std::set<PageId>(pages.begin(), pages.end()) == ids);
-  CHECK_THROWS_AS(static_cast<void>(pool.allocate(engine.page_bytes())), CapacityError);
+  CHECK_THROWS_AS(static_cast<void>(pool.allocate(engine.page_bytes())), OutOfMemory);
   CHECK(pool.live_bytes() == pool.obtained_bytes());
   for (auto& tensor : tensors) std::fill(tensor.begin() + 1, tensor.end() - 1, Number{0});
   for (std::size_t arena = 0; arena < arenas; ++arena) {
@@ -196,10 +196,10 @@ TEST_CASE("pages that the engine filled are claimed by their number, and only on
       static_cast<void>(pool.allocate(engine.page_bytes())),
       "PagePool: all 40 pages of the engine's memory are in use (release pages, or give more "
       "blocks)",
-      CapacityError);
+      OutOfMemory);
   std::vector<PageId> too_many(2);
   pool.release(others.back());
-  CHECK_THROWS_AS(pool.allocate(engine.page_bytes(), too_many), CapacityError);  // only one is free
+  CHECK_THROWS_AS(pool.allocate(engine.page_bytes(), too_many), OutOfMemory);  // only one is free
   CHECK(pool.live_bytes() == 39 * engine.page_bytes());
   CHECK(pool.claim(others.back()));
   CHECK_THROWS_AS(static_cast<void>(pool.claim(20)), ShapeError);  // between two heads, not a page

@@ -11,8 +11,11 @@
 #include <cstring>
 #include <filesystem>
 #include <map>
+#include <memory_resource>
 #include <vector>
 
+#include <kvpolicy/memory/limited_memory.hpp>
+#include <kvpolicy/memory/page_pool.hpp>
 #include <kvpolicy/offload/file_resource.hpp>
 
 #include "offload/recording_calls.hpp"
@@ -21,8 +24,11 @@
 #include "support/tensors.hpp"
 
 using kvpolicy::ConfigError;
+using kvpolicy::LimitedMemory;
+using kvpolicy::PagePool;
 using kvpolicy::SlowMemory;
 using kvpolicy::StorageError;
+using kvpolicy::TierMemory;
 using kvpolicy::offload::FileOptions;
 using kvpolicy::offload::FileResource;
 using test::contains;
@@ -283,4 +289,43 @@ TEST_CASE("file resource: reads and writes that fail") {
   CHECK(contains(thrown<StorageError>([&] { (void)holds_its_numbers(file, block); }), "Input/output error"));
   calls.errors.clear();
   CHECK(holds_its_numbers(file, block));
+}
+
+TEST_CASE("file resource: behind a base class and a limit it is still slow memory") {
+  const kvpolicy::testing::TemporaryFolder folder;
+  test::RecordingCalls calls;
+  FileResource file{{.folder = folder.path().string(), .max_bytes = 64 * MiB}, calls};
+  LimitedMemory limited{2 * MiB, &file};
+  std::pmr::memory_resource* const resources[] = {&file, &limited};
+  const auto source = numbers(3, MiB);
+  for (const TierMemory memory :
+       {TierMemory{&file}, TierMemory{&limited}, TierMemory{resources[0]}, TierMemory{resources[1]}}) {
+    PagePool pool{memory};
+    CHECK(pool.provider(0) == memory.provider());
+    const kvpolicy::PageId page = pool.allocate(MiB);
+    CHECK(pool.provider(0)->holds(pool.address(page)));
+    const SlowMemory::Copy copy{pool.address(page), source.data(), MiB};
+    const SlowMemory::Range range{pool.address(page), MiB};
+    calls.errors["write"] = ENOSPC;
+    CHECK_THROWS_AS(pool.provider(0)->write({&copy, 1}), StorageError);
+    calls.errors.clear();
+    pool.provider(0)->write({&copy, 1});
+    calls.errors = {{"populate", EFAULT}, {"read", EIO}};
+    CHECK_THROWS_AS(pool.provider(0)->fetch({&range, 1}), StorageError);
+    calls.errors.clear();
+    pool.provider(0)->fetch({&range, 1});
+    CHECK(std::memcmp(range.data(), source.data(), MiB) == 0);
+    pool.release(page);
+    CHECK(file.live_bytes() == 0);
+  }
+  CHECK(limited.live_bytes() == 0);
+  CHECK(limited.peak_bytes() >= MiB);
+
+  // Over other memory a limit is no slow memory, and pages are written all the same.
+  LimitedMemory plain{2 * MiB};
+  std::vector<std::byte> target(MiB);
+  const SlowMemory::Copy copy{target.data(), source.data(), MiB};
+  plain.write({&copy, 1});
+  CHECK(target == source);
+  CHECK(!plain.holds(target.data()));
 }

@@ -43,7 +43,7 @@ class EvenBlocks {
 
   void reserve(std::size_t rows) { storage_.reserve(rows); }
   void release_unused() noexcept { storage_.release_unused(); }
-  void commit(const Segment& rows) { storage_.append(rows); }
+  void commit(const Segment& rows) noexcept { storage_.append(rows); }
 
   [[nodiscard]] bool selection_is_stale() const { return choices_.empty(); }
   void prepare_refresh(std::span<const float>, ChunkScorer&, std::size_t tokens) {

@@ -37,7 +37,7 @@ class EveryNth {
     positions_.reserve(positions_.size() + rows);
   }
   void release_unused() noexcept { storage_.release_unused(); }
-  void commit(const Segment& rows) {
+  void commit(const Segment& rows) noexcept {
     for (std::size_t i = 0; i < rows.rows; ++i) {
       if (rows.position_of(i) % static_cast<std::int64_t>(config_.n) != 0) continue;
       storage_.append(rows.part(i, 1));

@@ -28,7 +28,7 @@ class Plain {
   Plain(const Config&, const StorageContext&) {}
   void reserve(std::size_t) {}
   void release_unused() noexcept {}
-  void commit(const Segment&) {}
+  void commit(const Segment&) noexcept {}
   void segments(const ReadRequest&, SegmentList&) const {}
   [[nodiscard]] std::size_t rows() const { return 0; }
   [[nodiscard]] std::size_t bytes() const { return 0; }

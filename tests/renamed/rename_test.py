@@ -51,8 +51,10 @@ class Programs(Folder):
         said = json.loads(run(after, "--json"))
         self.assertEqual(said["left"], [])
         changed = {pathlib.Path(one["file"]).name for one in said["changed"]}
-        self.assertEqual(changed, {"quickstart_cuda.cu", "adoption_cuda.cpp", "adoption_engine.cpp", "adoption_format.cpp"})
-        paths = [path for path in sorted(after.iterdir()) if path.suffix != ".hpp"] + [before / name for name in sorted(changed)]
+        sources = {"quickstart_cuda.cu", "adoption_cuda.cpp", "adoption_engine.cpp", "adoption_format.cpp"}
+        self.assertEqual(changed, sources | {"custom_policy.hpp"})
+        sources.add("custom_policy.cpp")  # which includes that
+        paths = [path for path in sorted(after.iterdir()) if path.suffix != ".hpp"] + [before / name for name in sorted(sources)]
         with concurrent.futures.ThreadPoolExecutor(2) as threads:
             for path, (compiled, errors) in zip(paths, threads.map(self.compiles, paths)):
                 with self.subTest(file=f"{path.parent.name}/{path.name}"):
@@ -69,6 +71,14 @@ class Names(Folder):
                                       "const half& first = *p; f(sizeof(half)); auto n = static_cast<half>(2.0F); half h;\n"),
                          "using namespace kvpolicy;\ngpu::KvCache<float16>* c; std::vector<float16> v(3, float16{1}); float16* p = v.data();\n"
                          "const float16& first = *p; f(sizeof(float16)); auto n = static_cast<float16>(2.0F); float16 h;\n")
+
+    def test_a_policys_commit(self):
+        self.assertEqual(self.renamed("struct P {\n  void commit(const kvpolicy::Segment& rows) { use(rows); }\n  void commit(const ::other::Segment& rows);\n"
+                                      "  void commit(const kvpolicy::Segment&) noexcept;\n  void commit();\n};\n"),
+                         "struct P {\n  void commit(const kvpolicy::Segment& rows) noexcept { use(rows); }\n  void commit(const ::other::Segment& rows);\n"
+                         "  void commit(const kvpolicy::Segment&) noexcept;\n  void commit();\n};\n")
+        self.assertEqual(self.renamed("using namespace kvpolicy;\nvoid commit(const Segment&);\n"), "using namespace kvpolicy;\nvoid commit(const Segment&) noexcept;\n")
+        self.assertEqual(self.renamed("void commit(const Segment& rows);\n"), "void commit(const Segment& rows);\n")
 
     def test_inside_the_namespace(self):
         self.assertEqual(self.renamed("namespace kvpolicy::cuda {\nstruct A { half x; };\n}\nnamespace kvpolicy {\nstruct half;\nnamespace cuda {\n}\n}\n"),

@@ -162,7 +162,7 @@ TEST_CASE("a cache cannot be saved between the layers of a step or while a tree 
   test::Chunk nodes{random, cache.plan().shape(), 2};
   for (const std::size_t layer : {std::size_t{0}, std::size_t{1}}) nodes.step(cache, layer, {.tree = &tree});
   CHECK(contains(thrown<kvpolicy::RollbackError>([&] { (void)test::saved(cache); }),
-                 "KvCache::save: a tree of 2 nodes waits"));
+                 "save: a tree of 2 nodes waits"));
 }
 
 TEST_CASE("a file replaces the one before, and must contain nothing else") {

@@ -32,7 +32,7 @@ class EvenRows {
       : config_{config}, head_dim_{context.head_dim} {}
   void reserve(std::size_t) {}
   void release_unused() noexcept {}
-  void commit(const Segment& rows) {
+  void commit(const Segment& rows) noexcept {
     for (std::size_t i = 0; i < rows.rows; ++i) {
       if (static_cast<std::size_t>(rows.position_of(i)) % config_.every != 0) continue;
       positions_.push_back(rows.position_of(i));

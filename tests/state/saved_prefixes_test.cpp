@@ -8,6 +8,8 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <new>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -207,4 +209,103 @@ TEST_CASE("a save that fails or was cut short leaves the old file") {
   CHECK(load(loaded, plan, folder.path()) == 1);
   CHECK(contains(thrown<StorageError>([&] { static_cast<void>(save(prefixes, path)); }), "is not a folder"));
   CHECK(contents(path) == before);
+}
+
+TEST_CASE("what is saved has no byte of what the memory held before") {
+  for (std::uint64_t seed = 0; seed < 8; ++seed) {
+    CAPTURE(seed);
+    const ModelShape shape{1 + seed % 2, 8, 8, 64};
+    testing::Random random{static_cast<unsigned>(seed)};
+    const std::size_t max_rollback = seed % 2 == 0 ? 0 : 4;
+    const auto plan = test::random_saved_plan<float>(shape, random, max_rollback > 0);
+    test::Text text;
+    while (text.size() < 150) text.add(static_cast<std::int32_t>(text.size()) % 7);
+    std::vector<std::string> saved;
+    for (const std::byte fill : {std::byte{0xA5}, std::byte{0x3C}}) {
+      test::CountingResource memory{fill};
+      const CacheOptions options{.max_rollback = max_rollback, .page_rows = 32, .memory = &memory};
+      Prefixes prefixes{options};
+      KvCache<float> cache{plan, options};
+      static_cast<void>(test::read_text(cache, text, 0, 150, 120, [&](std::size_t tokens) {
+        if (tokens < 120) static_cast<void>(prefixes.keep(cache, text.tokens().first(tokens)));
+      }));
+      CHECK(prefixes.statistics().prefixes > 0);
+      std::ostringstream stream;
+      CHECK(save(prefixes, plan, stream) == prefixes.statistics().prefixes);
+      save(cache, stream);
+      saved.push_back(stream.str());
+    }
+    CHECK(saved[0] == saved[1]);
+  }
+}
+
+TEST_CASE(
+    "a file that cannot be written keeps no other plan's from being written, and a link is not followed") {
+  const testing::TemporaryFolder folder;
+  const ModelShape shape{1, 2, 2, 16};
+  std::vector<HeadPlan<float>> plans(3, HeadPlan<float>{shape});
+  for (std::size_t i = 0; i < plans.size(); ++i)
+    plans[i].set(0, 0, SinkRecentCache<DenseStorage<float>>::Config{.sinks = i, .recent = 30});
+  const CacheOptions options{.page_rows = 16};
+  Prefixes prefixes{options};
+  test::Text text;
+  while (text.size() < 40) text.add(1);
+  for (const HeadPlan<float>& plan : plans) {
+    KvCache<float> cache{plan, options};
+    static_cast<void>(test::read_text(cache, text, 0, 40, 40, [](std::size_t) {}));
+    CHECK(prefixes.keep(cache, text.tokens()));
+  }
+  const auto path = [&](std::size_t i) { return saved_prefixes_path(plans[i], folder.path()); };
+  std::filesystem::create_directory(path(0));
+  write(folder.path() / "elsewhere", "of somebody else");
+  std::filesystem::create_symlink(folder.path() / "elsewhere", path(1));
+  CHECK(contains(thrown<StorageError>([&] { static_cast<void>(save(prefixes, folder.path())); }),
+                 path(0).string() + ": is not a regular file"));
+  CHECK(contents(folder.path() / "elsewhere") == "of somebody else");
+  CHECK(!std::filesystem::is_symlink(path(1)));
+  for (const std::size_t i : {1U, 2U}) {
+    Prefixes loaded{options};
+    CHECK(load(loaded, plans[i], folder.path()) == 1);
+  }
+  std::filesystem::remove(path(0));
+  CHECK(save(prefixes, folder.path()) == 3);
+}
+
+TEST_CASE("prefixes are loaded all or, without memory, none") {
+  const ModelShape shape{2, 2, 2, 16};
+  const HeadPlan<float> plan{shape};
+  std::stringstream stream;
+  test::Text text;
+  while (text.size() < 100) text.add(static_cast<std::int32_t>(text.size()) % 7);
+  test::CountingResource memory;
+  const CacheOptions options{.max_rollback = 4, .page_rows = 16, .memory = &memory};
+  {
+    Prefixes prefixes{options};
+    KvCache<float> cache{plan, options};
+    static_cast<void>(test::read_text(cache, text, 0, 100, 100, [&](std::size_t tokens) {
+      static_cast<void>(prefixes.keep(cache, text.tokens().first(tokens)));
+    }));
+    REQUIRE(save(prefixes, plan, stream) > 2);
+  }
+  const std::size_t before = memory.allocations();
+  {
+    Prefixes prefixes{options};
+    static_cast<void>(load(prefixes, plan, stream));
+  }
+  const std::size_t needed = memory.allocations() - before;
+  REQUIRE(needed > 10);
+  for (std::size_t successes = 0; successes < needed; ++successes) {
+    CAPTURE(successes);
+    stream.clear();
+    stream.seekg(0);
+    Prefixes prefixes{options};
+    memory.fail_after(successes);
+    CHECK_THROWS_AS(static_cast<void>(load(prefixes, plan, stream)), std::bad_alloc);
+    CHECK(prefixes.statistics().prefixes == 0);
+    CHECK(prefixes.statistics().kept == 0);
+    CHECK(prefixes.statistics().evicted == 0);
+    CHECK(prefixes.statistics().bytes == 0);
+    CHECK(memory.live_bytes() == 0);
+    memory.fail_after(test::never);
+  }
 }

@@ -189,4 +189,12 @@ TEST_CASE("what cannot be moved says so and stays") {
   KvCache<float> gone = std::move(cache);
   CHECK(contains(thrown<ConfigError>([&] { SwappedCache waiting{std::move(cache), elsewhere}; }),
                  "moved from"));
+  // Also where the cache had a pool of its own.
+  KvCache<float> alone{HeadPlan<float>{{1, 1, 1, 64}}};
+  SwappedCache away{std::move(alone), elsewhere};
+  CHECK(contains(thrown<ConfigError>([&] { SwappedCache waiting{std::move(alone), elsewhere}; }),
+                 "moved from"));
+  alone = away.swap_in();
+  CHECK(contains(thrown<ConfigError>([&] { static_cast<void>(away.swap_in()); }), "moved from"));
+  CHECK(contains(thrown<ConfigError>([&] { static_cast<void>(away.tokens()); }), "moved from"));
 }

@@ -41,11 +41,53 @@ TEST_CASE("an engine's memory: when its pages run out, the call fails and the ca
   test::feed(other, random, {10 * 16});
   const auto before = test::dump(cache);
   test::Chunk<> chunk{random, plan.shape(), 6 * 16};
-  CHECK_THROWS_AS(chunk.step(cache, 0), CapacityError);
+  CHECK_THROWS_AS(chunk.step(cache, 0), OutOfMemory);
   CHECK(test::dump(cache) == before);
   other.clear();
   chunk.step(cache, 0);
   CHECK(cache.bytes() == 36 * 16 * 2 * 64 * sizeof(float) + 2 * 64 * sizeof(float));
+}
+
+TEST_CASE("an engine's memory: of a batch, who finds no free page is left out, and the others go on") {
+  constexpr std::size_t blocks = 12;
+  std::vector<float> tensor(blocks * 2 * 16 * 64);
+  PagePool pool{flashinfer_hnd(std::as_writable_bytes(std::span{tensor}),
+                               {.blocks = blocks, .block_size = 16, .kv_heads = 1, .row_bytes = 256})};
+  const HeadPlan plan{ModelShape{1, 1, 1, 64}, FullCache<EnginePageStorage<float>>::Config{}};
+  using Cache = KvCache<float>;
+  const CacheOptions options{.page_rows = 16, .pool = &pool};
+  test::Random random{2};
+  std::vector<Cache> caches;
+  for (std::size_t i = 0; i < 3; ++i) {
+    caches.emplace_back(plan, options);
+    test::feed(caches.back(), random, {3 * 16});
+  }
+  Batch<float, ScalarEngine> batch;
+  std::vector<BatchSequence<Cache>> sequences;
+  for (Cache& cache : caches) sequences.push_back({&cache});
+  test::Chunk<> chunk{random, plan.shape(), 1 + 64 + 16};  // 1 page, 4 and 1; there are 3
+  const std::vector<std::int32_t> indptr{0, 1, 65, 81};
+  const auto before = test::dump(caches[1]);
+  const auto step = [&] {
+    return batch.step(0, sequences, indptr, chunk.q.view(), chunk.k.view(), chunk.v.view(), chunk.out.view());
+  };
+  const std::vector<LeftOut> left_out = step();
+  REQUIRE(left_out.size() == 1);
+  CHECK(left_out[0].sequence == 1);
+  CHECK(contains(thrown<OutOfMemory>([&] { std::rethrow_exception(left_out[0].error); }),
+                 "12 pages of the engine's memory are in use"));
+  CHECK(caches[0].tokens() == 3 * 16 + 1);
+  CHECK(caches[2].tokens() == 4 * 16);
+  CHECK(test::dump(caches[1]) == before);
+  // Once pages are free it goes on.
+  caches[0].clear();
+  sequences = {{&caches[1]}};
+  test::Chunk<> again{random, plan.shape(), 64};
+  CHECK(batch
+            .step(0, sequences, std::vector<std::int32_t>{0, 64}, again.q.view(), again.k.view(),
+                  again.v.view(), again.out.view())
+            .empty());
+  CHECK(caches[1].tokens() == 7 * 16);
 }
 
 TEST_CASE("an engine's memory: storages that do not fit it are refused") {

@@ -15,11 +15,11 @@ namespace test {
 
 inline constexpr std::size_t never = std::numeric_limits<std::size_t>::max();
 
-/// Each allocation is between guard zones and filled with 0xA5 (a large negative float, and no NaN of any
-/// type), so that numbers that were never written are detected.
+/// Each allocation is between guard zones and filled with one byte, so that numbers that were never written are
+/// detected: 0xA5 makes a large negative float, and no NaN of any type.
 class CountingResource : public std::pmr::memory_resource {
  public:
-  CountingResource() = default;
+  explicit CountingResource(std::byte fill = std::byte{0xA5}) : fill_{fill} {}
   CountingResource(const CountingResource&) = delete;
   CountingResource& operator=(const CountingResource&) = delete;
   ~CountingResource() override {
@@ -70,7 +70,7 @@ class CountingResource : public std::pmr::memory_resource {
     if (base == nullptr) throw std::bad_alloc{};
     std::memset(base, 0x5A, total);
     std::byte* start = base + front;
-    std::memset(start, 0xA5, bytes);
+    std::memset(start, std::to_integer<int>(fill_), bytes);
     try {
       blocks_[start] = {base, bytes, alignment};
     } catch (...) {  // in tests `new` may fail as well
@@ -98,6 +98,7 @@ class CountingResource : public std::pmr::memory_resource {
 
   bool do_is_equal(const memory_resource& other) const noexcept override { return this == &other; }
 
+  std::byte fill_;
   std::map<std::byte*, Block> blocks_;
   std::size_t live_ = 0;
   std::size_t peak_ = 0;

@@ -44,6 +44,8 @@ class EchoModel final : public ServedModel {
   std::vector<reference::BatchedRead> read(std::span<const StepCall> calls) override {
     std::vector<reference::BatchedRead> results(calls.size());
     for (std::size_t i = 0; i < calls.size(); ++i) {
+      if (notes_reads)
+        reads.push_back({calls[i].tokens[0], calls[i].cache->tokens(), calls[i].tokens.size()});
       try {
         results[i].logits = read(calls[i]);
       } catch (const std::bad_alloc&) {
@@ -55,6 +57,13 @@ class EchoModel final : public ServedModel {
     return results;
   }
 
+  struct Piece {
+    int first;  // of its tokens
+    std::size_t from, tokens;
+    friend bool operator==(const Piece&, const Piece&) = default;
+  };
+  std::vector<Piece> reads;  // all calls, if `notes_reads`
+  bool notes_reads = false;
   int end = 7;  // the token that ends a text; -1: none does
   std::size_t failures = 0;
   std::size_t most_calls = 0;

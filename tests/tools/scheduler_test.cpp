@@ -5,6 +5,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -16,9 +17,12 @@
 #include <vector>
 
 #include <kvpolicy/kvpolicy.hpp>
+#include <kvpolicy/offload/file_resource.hpp>
 
 #include "echo_model.hpp"
+#include "offload/recording_calls.hpp"
 #include "serve/scheduler.hpp"
+#include "support/temporary_folder.hpp"
 
 using namespace kvpolicy;
 using namespace kvpolicy::serve;
@@ -128,6 +132,103 @@ TEST_CASE("random requests get the tokens that they would get alone, within the 
     }
     MESSAGE("seed " << seed << ": moved in " << moved << ", cached tokens " << cached);
   }
+}
+
+TEST_CASE("a prompt is cut where it is cut alone, whoever is served beside it") {
+  using Reads = std::vector<EchoModel::Piece>;
+  constexpr int texts = 12;
+  const auto run = [](int first, int last) {
+    std::mt19937_64 random{5};
+    EchoModel model;
+    model.end = -1;
+    model.notes_reads = true;
+    SchedulerOptions options;
+    options.step_tokens = 40;
+    options.mark_every = 64;
+    options.page_rows = 16;
+    Scheduler scheduler{model, options};
+    std::size_t steps = 0;
+    for (int i = 0; i < texts; ++i) {
+      const std::size_t prompt = 10 + random() % 300;
+      const std::size_t mark = 1 + random() % (prompt - 1);
+      const std::size_t waits = random() % 4;
+      if (i < first || i >= last) continue;
+      Request request;
+      request.prompt.assign(prompt, vocabulary + i);  // known by tokens that none writes
+      request.marks = {mark};
+      request.max_new = 5;
+      request.plan = plan_of(static_cast<std::size_t>(i) % 4);
+      request.on_token = [](int) { return true; };
+      static_cast<void>(scheduler.submit(std::move(request)));
+      for (std::size_t step = 0; step < waits; ++step, ++steps) static_cast<void>(scheduler.step());
+    }
+    while (scheduler.step()) ++steps;
+    std::map<int, Reads> pieces;  // of each prompt
+    for (const EchoModel::Piece& read : model.reads) {
+      if (read.first >= vocabulary) pieces[read.first].push_back(read);
+    }
+    return std::pair{pieces, steps};
+  };
+  const auto [together, steps] = run(0, texts);
+  std::size_t steps_alone = 0;
+  for (int i = 0; i < texts; ++i) {
+    CAPTURE(i);
+    const auto [alone, own] = run(i, i + 1);
+    REQUIRE(alone.contains(vocabulary + i));
+    CHECK(together.at(vocabulary + i) == alone.at(vocabulary + i));
+    steps_alone += own;
+  }
+  CHECK(steps < steps_alone);  // they did share steps
+}
+
+TEST_CASE("a text whose rows were moved out and cannot be read again fails alone") {
+  const testing::TemporaryFolder folder;
+  test::RecordingCalls calls;
+  offload::FileResource file{{.folder = folder.path().string(), .max_bytes = std::size_t{1} << 24}, calls};
+  EchoModel model;
+  model.end = -1;
+  double time = 0;
+  std::string told;
+  SchedulerOptions options;
+  options.swap_memory = std::size_t{1} << 20;
+  options.swap_to = &file;
+  options.page_rows = 16;
+  options.patience = 0.5;
+  options.slice = 5;
+  options.mark_every = 0;
+  options.now = [&] { return time; };
+  options.tell = [&](const std::string& line) { told += line; };
+  const std::shared_ptr<const Plan> plan = plan_of(0);
+  constexpr std::size_t prompt = 20, max_new = 60;
+  options.memory = Scheduler{model, options}.peak_bytes(*plan, prompt, max_new) * 3 / 2;  // one at a time
+  std::vector<Outcome> outcomes;  // as long as the scheduler
+  Scheduler scheduler{model, options};
+  for (int i = 0; i < 2; ++i) {
+    Request request;
+    request.prompt.assign(prompt, i);
+    request.max_new = max_new;
+    request.plan = plan;
+    request.on_token = [](int) { return true; };
+    request.on_end = [&](const Outcome& outcome) {
+      outcomes.push_back(outcome);
+      calls.errors.clear();
+    };
+    static_cast<void>(scheduler.submit(std::move(request)));
+  }
+  for (; scheduler.snapshot().counters.moved_out == 0; time += 0.1) REQUIRE(scheduler.step());
+  calls.errors = {{"populate", EFAULT}, {"read", EIO}};
+  for (; scheduler.step(); time += 0.1) {
+  }
+  REQUIRE(outcomes.size() == 2);
+  CHECK(outcomes[0].reason == FinishReason::failed);
+  CHECK(outcomes[0].error == "rows that were moved out cannot be read");
+  CHECK(outcomes[0].new_tokens < max_new);
+  CHECK(outcomes[1].reason == FinishReason::length);
+  CHECK(outcomes[1].new_tokens == max_new);
+  CHECK(told.starts_with("not brought back: "));
+  CHECK(told.find("Input/output error") != std::string::npos);
+  CHECK(scheduler.snapshot().swapped_bytes == 0);
+  CHECK(file.live_bytes() == 0);
 }
 
 TEST_CASE("what can never be served is refused at once") {

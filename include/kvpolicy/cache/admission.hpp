@@ -116,7 +116,8 @@ template <Element E, AttentionEngine Engine>
 
 /// The most bytes that one call of all layers needs beyond those held now. Sequence i brings the tokens
 /// [indptr[i], indptr[i + 1]), as in Batch.
-/// @throws ShapeError if `indptr` does not fit; CapacityError beyond `max_text_tokens`
+/// @throws ShapeError if `indptr` does not fit, ConfigError for a cache that is missing; CapacityError beyond
+/// `max_text_tokens`
 template <Element E, AttentionEngine Engine>
 [[nodiscard]] std::size_t growth_of(std::span<const BatchSequence<KvCache<E, Engine>>> sequences,
                                     std::span<const std::int32_t> indptr) {
@@ -126,22 +127,25 @@ template <Element E, AttentionEngine Engine>
   for (std::size_t i = 0; i < sequences.size(); ++i) {
     require<ShapeError>(indptr[i] <= indptr[i + 1], "growth_of: sequence ", i, ": indptr falls from ",
                         indptr[i], " to ", indptr[i + 1]);
+    require(sequences[i].cache != nullptr, "growth_of: sequence ", i, " has no cache");
     const auto& cache = *sequences[i].cache;
     const std::size_t tokens = cache.tokens() + static_cast<std::size_t>(indptr[i + 1] - indptr[i]);
-    total += growth_of(cache, promise_of(cache.plan(), tokens, cache.options(), tokens));
+    total = detail::saturating_sum(
+        total, growth_of(cache, promise_of(cache.plan(), tokens, cache.options(), tokens)));
   }
   return total;
 }
 
 /// Refuses a call that may need more than `free` bytes. Nothing is changed.
-/// @throws CapacityError that says what is lacking; as growth_of
+/// @throws OutOfMemory that says what is lacking; as growth_of
 template <Element E, AttentionEngine Engine>
 void require_room(std::span<const BatchSequence<KvCache<E, Engine>>> sequences,
                   std::span<const std::int32_t> indptr, std::size_t free) {
   const std::size_t wanted = growth_of(sequences, indptr);
-  require<CapacityError>(wanted <= free, "Batch: the calls of ", sequences.size(), " sequences take up to ",
-                         wanted, " bytes, of which ", free, " are free and ", wanted - std::min(wanted, free),
-                         " are lacking; move a sequence out, or let prefixes go");
+  require<OutOfMemory>(wanted <= free, "require_room: the calls of ", sequences.size(),
+                       " sequences take up to ", wanted, " bytes, of which ", free, " are free and ",
+                       wanted - std::min(wanted, free),
+                       " are lacking; move a sequence out, or let prefixes go");
 }
 
 }  // namespace kvpolicy

@@ -103,6 +103,7 @@ void begin_each(std::size_t count, std::vector<LeftOut>& left_out, Begin begin, 
     }
     KVPOLICY_CATCH_AS(ShapeError, shape) { give_up(i, shape); }
     KVPOLICY_CATCH_AS(CapacityError, capacity) { give_up(i, capacity); }
+    KVPOLICY_CATCH_AS(CaptureError, capture) { give_up(i, capture); }
     KVPOLICY_CATCH_AS(RollbackError, rollback) { give_up(i, rollback); }
     KVPOLICY_CATCH_AS(ConfigError, config) { give_up(i, config); }
     KVPOLICY_CATCH_AS(DeviceError, device) { give_up(i, device); }

@@ -14,6 +14,7 @@
 
 #include <kvpolicy/memory/page_pool.hpp>
 #include <kvpolicy/memory/page_provider.hpp>
+#include <kvpolicy/memory/slow_memory.hpp>
 #include <kvpolicy/plan/cache_options.hpp>
 
 namespace kvpolicy {
@@ -51,21 +52,18 @@ class CachePool {
   // gives a pool of their own (CacheOptions::pool), whose idle memory that pool counts.
   struct Own {
     explicit Own(const CacheOptions& options)
-        : fast{options.memory},
-          slow{slow_provider(options)},
-          providers{&fast, slow},
-          pool{std::span{providers}.first(slow == nullptr ? 1 : 2), PoolOptions{.max_slab_bytes = 0}} {}
+        : fast{options.memory}, pool{tiers_of(options), PoolOptions{.max_slab_bytes = 0}} {}
 
-    [[nodiscard]] PageProvider* slow_provider(const CacheOptions& options) {
-      if (options.slow_memory == nullptr) return nullptr;
-      if (auto* provider = dynamic_cast<PageProvider*>(options.slow_memory)) return provider;
-      return &slow_resource.emplace(options.slow_memory);
+    [[nodiscard]] std::span<PageProvider* const> tiers_of(const CacheOptions& options) {
+      providers.front() = &fast;
+      if (options.slow_memory == nullptr) return std::span{providers}.first(1);
+      providers.back() = slow.emplace(options.slow_memory).get();
+      return providers;
     }
 
     ResourceProvider fast;
-    std::optional<ResourceProvider> slow_resource;
-    PageProvider* slow;
-    std::array<PageProvider*, 2> providers;
+    std::optional<TierProvider> slow;
+    std::array<PageProvider*, 2> providers{};
     PagePool pool;
   };
 

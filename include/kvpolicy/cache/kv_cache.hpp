@@ -45,8 +45,10 @@ struct CacheLayers {
   [[nodiscard]] static auto& observed_rows_of(Cache& cache) {
     return cache.calls_.observed_rows();
   }
+  /// @throws ConfigError for a cache that was moved from
   template <class Cache>
   [[nodiscard]] static PagePool& pool_of(Cache& cache) {
+    static_cast<void>(held(cache.layers_));
     return cache.pool_.pool();
   }
 };
@@ -225,15 +227,15 @@ class KvCache {
   [[nodiscard]] const Plan& plan() const { return plan_; }
   [[nodiscard]] const CacheOptions& options() const { return options_; }
   [[nodiscard]] Engine& engine() { return calls_.engine(); }
-  /// One head, whatever its policy.
+  /// One head, whatever its policy. @throws ShapeError if there is no such layer or head
   [[nodiscard]] const Head& head(std::size_t layer, std::size_t head) const {
     const Layer& own = read_by(layer);
-    require(head < own.heads.size(), "KvCache: there is no KV head ", head, ", layer ", own.number, " has ",
-            own.heads.size());
+    require<ShapeError>(head < own.heads.size(), "KvCache: there is no KV head ", head, ", layer ",
+                        own.number, " has ", own.heads.size());
     return *own.heads[head];
   }
   /// The policy of a head that has policy P.
-  /// @throws ConfigError if the head has another one, ShapeError if there is no such layer
+  /// @throws ConfigError if the head has another one, ShapeError if there is no such layer or head
   template <KvPolicy P>
   [[nodiscard]] const P& policy(std::size_t layer, std::size_t head) const {
     const Head& own = this->head(layer, head);
@@ -323,7 +325,7 @@ class KvCache {
   }
 
   void refuse_tree(const char* call) const {
-    for (const Layer& layer : held(layers_)) layer.tree.refuse(call);
+    for (const Layer& layer : held(layers_)) layer.tree.refuse(name, "::", call);
   }
 
   Plan plan_;
@@ -384,7 +386,7 @@ void KvCache<E, Engine>::compress(std::size_t layer) {
   check_compressed_alone(name, layer, std::ranges::any_of(own.heads, [](const HeadPtr& head) {
                            return head->is_adaptive_in_model();
                          }));
-  own.tree.refuse("compress");
+  own.tree.refuse(name, "::compress");
   own.check_ranked("compress", false);
   calls_.commit({&own, 1});
   calls_.compress({&own, 1});

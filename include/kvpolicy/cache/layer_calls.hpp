@@ -219,7 +219,7 @@ void LayerCalls<E, Engine>::compress_due(Layer& layer) {
 template <Element E, AttentionEngine Engine>
 void LayerCalls<E, Engine>::check_tree(const char* call, const Layer& layer, std::size_t tokens,
                                        const TokenTree* tree, const CacheOptions& limits) {
-  if (tree == nullptr) return layer.tree.refuse(call);
+  if (tree == nullptr) return layer.tree.refuse("KvCache::", call);
   layer.tree.check_grows_to(*tree, tokens, limits.max_rollback);
 }
 
@@ -447,7 +447,7 @@ LayerAttention LayerCalls<E, Engine>::begin_attend(Layer& layer, std::size_t rea
                       " queries, but only the latest ", layer.uncommitted(), " rows of layer ", layer.number,
                       " have not been committed");
   if (options.tree == nullptr) {
-    layer.tree.refuse("attend");
+    layer.tree.refuse("KvCache::attend");
   } else {
     layer.tree.check_is(*options.tree, q.tokens);
   }

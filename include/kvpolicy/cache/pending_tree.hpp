@@ -25,10 +25,11 @@ class PendingTree {
   [[nodiscard]] std::size_t size() const { return nodes_.size(); }
   [[nodiscard]] bool empty() const { return nodes_.empty(); }
 
+  /// @param call who asks, in as many parts as it takes
   /// @throws RollbackError if a tree is pending
-  void refuse(const char* call) const {
-    require<RollbackError>(empty(), "KvCache::", call, ": a tree of ", size(),
-                           " nodes waits for accept or truncate");
+  template <class... Call>
+  void refuse(const Call&... call) const {
+    require<RollbackError>(empty(), call..., ": a tree of ", size(), " nodes waits for accept or truncate");
   }
 
   /// Whether `tree` is this one with `added` nodes more.

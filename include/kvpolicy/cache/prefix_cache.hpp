@@ -463,6 +463,18 @@ class PrefixCache {
     return stays;
   }
 
+  // Forgets what `adopt` has just kept, as if it had not come.
+  void take_back(const Plan& plan, std::span<const Token> tokens) noexcept {
+    const std::unique_lock lock{mutex_};
+    const std::shared_ptr<Texts> texts = texts_of(plan);
+    if (texts == nullptr) return;
+    const Node* const node = texts->tree.match(tokens).longest;
+    if (node == nullptr || node->depth() < tokens.size()) return;
+    remove(std::ranges::find(entries_, node, &Held::node));
+    --kept_;
+    --evicted_;
+  }
+
   // The least recently used prefix for which `will_do` is true; the end if there is none.
   template <class WillDo>
   [[nodiscard]] typename std::vector<Held>::iterator least_recent(WillDo will_do) {

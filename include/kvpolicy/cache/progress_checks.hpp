@@ -122,7 +122,7 @@ inline void check_grew_only(std::string_view cache, std::size_t layer, std::size
 /// @throws RollbackError if a tree is pending, ShapeError if rows came without their queries
 template <class Layer>
 std::size_t check_observe(std::string_view cache, const Layer& layer, std::size_t count) {
-  layer.tree.refuse("observe");
+  layer.tree.refuse(cache, "::observe");
   layer.check_queries("observe");
   const std::size_t known = std::min(count, layer.queries.size());
   check_queries(cache, "observe", layer.queries, known, layer.tokens);

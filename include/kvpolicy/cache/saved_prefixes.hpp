@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <filesystem>
 #include <fstream>
 #include <shared_mutex>
@@ -21,6 +22,7 @@
 #include <kvpolicy/cache/prefix_cache.hpp>
 #include <kvpolicy/cache/saved_cache.hpp>
 #include <kvpolicy/core/error.hpp>
+#include <kvpolicy/core/try.hpp>
 #include <kvpolicy/state/new_file.hpp>
 #include <kvpolicy/state/records.hpp>
 #include <kvpolicy/state/regular_file.hpp>
@@ -45,14 +47,23 @@ class SavedPrefixes {
     const std::shared_lock lock{prefixes.mutex_};
     std::error_code error;
     std::filesystem::create_directories(folder, error);
-    require<StorageError>(std::filesystem::is_directory(folder), folder.string(),
+    require<StorageError>(std::filesystem::is_directory(folder, error), folder.string(),
                           ": is not a folder and cannot be made one");
     std::size_t count = 0;
+    std::exception_ptr failure;
     for (const auto& texts : prefixes.texts_) {
-      NewFile file{file_of(folder, texts->plan), NewFileAccess::owner};
-      count += write_texts(texts->plan, texts.get(), prefixes.cache_options_, file, tag);
-      file.replace();
+      KVPOLICY_TRY {
+        // Whoever may put a link into the folder may not choose a file of ours to be overwritten.
+        NewFile file{file_of(folder, texts->plan), NewFileAccess::owner, NewFileLinks::replace};
+        const std::size_t written = write_texts(texts->plan, texts.get(), prefixes.cache_options_, file, tag);
+        file.replace();
+        count += written;
+      }
+      KVPOLICY_CATCH_ALL {  // the other plans' files may be written all the same
+        if (failure == nullptr) failure = std::current_exception();
+      }
     }
+    if (failure != nullptr) std::rethrow_exception(failure);
     return count;
   }
 
@@ -61,15 +72,25 @@ class SavedPrefixes {
                           std::string name, std::string_view tag, bool alone) {
     auto loaded =
         read_texts(KvCache<E, Engine>{plan, prefixes.cache_options_}, stream, std::move(name), tag, alone);
-    std::size_t count = 0;
-    for (auto& [tokens, cache] : loaded) count += prefixes.adopt(std::move(cache), tokens) ? 1 : 0;
-    return count;
+    std::vector<const std::vector<Token>*> kept;
+    kept.reserve(loaded.size());
+    KVPOLICY_TRY {
+      for (auto& [tokens, cache] : loaded) {
+        if (prefixes.adopt(std::move(cache), tokens)) kept.push_back(&tokens);
+      }
+    }
+    KVPOLICY_CATCH_ALL {
+      for (const std::vector<Token>* tokens : kept) prefixes.take_back(plan, *tokens);
+      KVPOLICY_RETHROW;
+    }
+    return kept.size();
   }
   template <class E, class Engine>
   static std::size_t read(PrefixCache<E, Engine>& prefixes, const HeadPlan<E>& plan,
                           const std::filesystem::path& folder, std::string_view tag) {
     const std::filesystem::path path = file_of(folder, plan);
-    if (!std::filesystem::exists(path)) return 0;
+    std::error_code error;
+    if (!std::filesystem::exists(path, error) && !error) return 0;
     require_regular_file<StorageError>(path);
     std::ifstream file{path, std::ios::binary};
     require<StorageError>(file.good(), path.string(), ": cannot be opened");
@@ -177,9 +198,9 @@ class SavedPrefixes {
 /// Writes all prefixes into a folder, which is made if it is not there, and returns their number. Each file is replaced
 /// as a whole (see `save` of a cache), so after a crash each has either its old or its new contents. Files of plans of
 /// which no prefix is left stay. `tag`: as in `save` of a cache; name the model and its tokenizer. Prefixes may be
-/// found meanwhile, but none be kept.
+/// found meanwhile, but none be kept. A link in the place of a file is replaced, not followed.
 /// @throws ConfigError for a policy that cannot be saved or a tag beyond 64 KiB; StorageError if a file cannot
-/// be written, or slow memory not be read
+/// be written, or slow memory not be read: the first error, after the files of all other plans were written
 template <class E, class Engine>
 std::size_t save(const PrefixCache<E, Engine>& prefixes, const std::filesystem::path& folder,
                  std::string_view tag = {}) {
@@ -206,7 +227,7 @@ template <class E>
 /// the plan. Of prefixes that do not fit into `max_bytes` the most recently used stay. Rows that went to slow memory
 /// are not shared there.
 /// @throws FormatError if the file was written for another plan, tag or page size, or is damaged; CapacityError
-/// if max_tokens is too small; StorageError; std::bad_alloc. No prefix of a file with errors is kept.
+/// if max_tokens is too small; StorageError; std::bad_alloc. No prefix of the file is kept then.
 template <class E, class Engine>
 std::size_t load(PrefixCache<E, Engine>& prefixes, const HeadPlan<E>& plan,
                  const std::filesystem::path& folder, std::string_view tag = {}) {

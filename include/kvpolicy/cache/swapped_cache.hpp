@@ -89,8 +89,8 @@ class SwappedCache {
   using Cache = KvCache<E, Engine>;
 
   /// Moves all rows of `cache` to tier 0 of `to`. If it throws, the cache is as it was.
-  /// @throws std::bad_alloc, CapacityError, StorageError if `to` has no room or cannot be written;
-  /// ConfigError if the rows lie in an inference engine's memory, or a policy cannot be saved
+  /// @throws std::bad_alloc, StorageError if `to` has no room or cannot be written; ConfigError if the rows lie in an
+  /// inference engine's memory, a policy cannot be saved, or the cache was moved from
   SwappedCache(Cache&& cache, PagePool& to)
       : parts_{parts_of(cache, to)}, pages_{copy_to(to, parts_)}, cache_{std::move(cache)} {
     for (const Part& part : parts_) {
@@ -109,7 +109,7 @@ class SwappedCache {
 
   /// Returns the cache with all rows in fast memory again. This object is empty then and can be assigned to or
   /// destroyed. If it throws, the object is as it was.
-  /// @throws std::bad_alloc, CapacityError, StorageError if there is no room, or rows cannot be read
+  /// @throws std::bad_alloc, StorageError if there is no room, or rows cannot be read; ConfigError if this object is empty
   [[nodiscard]] Cache swap_in() {
     detail::OwnedPages fast = copy_back();
     for (std::size_t i = 0, page = 0; i < parts_.size(); ++i) {
@@ -170,7 +170,6 @@ class SwappedCache {
     require(to.provider(0) != nullptr,
             "SwappedCache: the other pool is an inference engine's memory, must be another one");
     require(&to != &CacheLayers::pool_of(cache), "SwappedCache: the rows are in that pool already");
-    static_cast<void>(cache.tokens());  // refuses a cache that was moved from
     std::vector<Part> parts;
     Lister lister{parts};
     for (auto& layer : CacheLayers::of(cache)) {

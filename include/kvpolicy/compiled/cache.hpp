@@ -11,7 +11,13 @@
 
 #include <kvpolicy/cache/kv_cache.hpp>
 #include <kvpolicy/compiled/engine.hpp>
+#include <kvpolicy/core/type_tag.hpp>
 #include <kvpolicy/plan/head_plan.hpp>
+
+#if !KVPOLICY_RTTI
+#error \
+    "kvpolicy: the compiled library is built with RTTI, by which it knows policies; compile without -fno-rtti, or include the headers of kvpolicy::cpu"
+#endif
 
 namespace kvpolicy {
 

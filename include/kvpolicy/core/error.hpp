@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <exception>
 #include <initializer_list>
+#include <new>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -47,28 +48,33 @@ namespace kvpolicy {
   std::abort();
 }
 
-/// Base of everything that the library throws itself (allocation failures stay `std::bad_alloc`).
+/// Base of everything that the library throws itself, but for a lack of memory, which is a `std::bad_alloc`.
 class Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
+  /// The name of its class in this file, without the namespace: "ConfigError".
+  [[nodiscard]] virtual const char* type_name() const noexcept { return "Error"; }
 };
 
 /// A setting of a policy, a plan, a cache or a model that cannot work.
 class ConfigError : public Error {
  public:
   using Error::Error;
+  [[nodiscard]] const char* type_name() const noexcept override { return "ConfigError"; }
 };
 
 /// A tensor whose shape, stride or values do not fit the call.
 class ShapeError : public Error {
  public:
   using Error::Error;
+  [[nodiscard]] const char* type_name() const noexcept override { return "ShapeError"; }
 };
 
-/// More rows than a cache was made for.
+/// More tokens or rows than a cache was made for: the same call cannot succeed later.
 class CapacityError : public Error {
  public:
   using Error::Error;
+  [[nodiscard]] const char* type_name() const noexcept override { return "CapacityError"; }
 };
 
 /// A rollback to a text length that the cache cannot return to: below the committed rows, or above its
@@ -76,12 +82,14 @@ class CapacityError : public Error {
 class RollbackError : public Error {
  public:
   using Error::Error;
+  [[nodiscard]] const char* type_name() const noexcept override { return "RollbackError"; }
 };
 
 /// A file that is not what it says it is.
 class FormatError : public Error {
  public:
   using Error::Error;
+  [[nodiscard]] const char* type_name() const noexcept override { return "FormatError"; }
 };
 
 /// Slow memory that cannot be allocated, read or written, or a file that cannot be written (the disk is
@@ -89,12 +97,32 @@ class FormatError : public Error {
 class StorageError : public Error {
  public:
   using Error::Error;
+  [[nodiscard]] const char* type_name() const noexcept override { return "StorageError"; }
 };
 
 /// A device that is missing, too old, or failed.
 class DeviceError : public Error {
  public:
   using Error::Error;
+  [[nodiscard]] const char* type_name() const noexcept override { return "DeviceError"; }
+};
+
+/// A call of a device cache that a CUDA graph cannot hold, inside a capture.
+class CaptureError : public Error {
+ public:
+  using Error::Error;
+  [[nodiscard]] const char* type_name() const noexcept override { return "CaptureError"; }
+};
+
+/// No memory for now: an engine's pages are all in use, say. The same call can succeed once some is given back, as after
+/// any other `std::bad_alloc`; this one says what is lacking.
+class OutOfMemory : public std::bad_alloc {
+ public:
+  explicit OutOfMemory(const std::string& what) : what_{what} {}
+  [[nodiscard]] const char* what() const noexcept override { return what_.what(); }
+
+ private:
+  std::runtime_error what_;  // which can be copied without an exception
 };
 
 namespace detail {

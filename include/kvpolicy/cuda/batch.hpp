@@ -62,7 +62,7 @@ class Batch {
   /// ascending order, valid until the next call; the others' steps are on the stream.
   /// @throws ShapeError for an indptr that does not fit or too many sequences, ConfigError for a cache that is
   /// missing, listed twice or of another engine, and for sequences whose pages or logits (scale, soft cap, sink
-  /// logits) are not alike; CapacityError inside a capture; as KvCache::step, with the sequence's number. Whatever
+  /// logits) are not alike; CaptureError inside a capture; as KvCache::step, with the sequence's number. Whatever
   /// throws, but for a DeviceError, leaves all sequences as they were.
   std::span<const LeftOut> step(std::size_t layer, std::span<const Sequence> sequences,
                                 std::span<const std::int32_t> indptr, const Rows& q, const Rows& k,

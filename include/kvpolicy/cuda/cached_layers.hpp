@@ -30,10 +30,10 @@
 
 namespace kvpolicy::gpu {
 
-/// Refuses a call that cannot be recorded in a graph. @throws CapacityError if the stream captures
+/// Refuses a call that cannot be recorded in a graph. @throws CaptureError if the stream captures
 inline void refuse_capture(cudaStream_t stream, const char* what) {
-  require<CapacityError>(!is_capturing(stream), "gpu::KvCache: ", what,
-                         " cannot be part of a graph, but the stream captures");
+  require<CaptureError>(!is_capturing(stream), "gpu::KvCache: ", what,
+                        " cannot be part of a graph, but the stream captures");
 }
 
 /// One sequence on a device, of which KvCache says how it may be used.
@@ -190,9 +190,9 @@ class CachedLayers {
     check_room(name, layer, tokens, options.max_tokens);
     const std::size_t end = layer.tokens + tokens;
     if (end <= layer.reserved) return;
-    require<CapacityError>(!capturing, "gpu::KvCache: ", tokens, " more tokens after ", layer.tokens,
-                           " need more room than the ", layer.reserved,
-                           " tokens reserved, and a graph cannot ask for it; reserve first");
+    require<CaptureError>(!capturing, "gpu::KvCache: ", tokens, " more tokens after ", layer.tokens,
+                          " need more room than the ", layer.reserved,
+                          " tokens reserved, and a graph cannot ask for it; reserve first");
     std::size_t pages = (end + options.page_rows - 1) / options.page_rows * options.page_rows;
     if (options.max_tokens != 0) pages = std::min(pages, options.max_tokens);
     grow(l, 1, pages, stream);

@@ -55,7 +55,7 @@ class Engine {
   static constexpr std::size_t max_heads = AttendLaunches<E>::max_heads;
 
   /// @throws ConfigError for a head_dim that is not compiled, a group of more than 16 query heads or more KV heads than
-  /// most_heads(), CapacityError inside a capture, DeviceError without a device whose blocks have enough shared memory,
+  /// most_heads(), CaptureError inside a capture, DeviceError without a device whose blocks have enough shared memory,
   /// std::bad_alloc
   explicit Engine(const ModelShape& shape, MemoryResource* memory = default_memory(),
                   cudaStream_t stream = nullptr)
@@ -65,9 +65,9 @@ class Engine {
         attention_{shape, device_},
         order_{stream},
         own_kernels_{shape.head_dim} {
-    require<CapacityError>(!is_capturing(stream),
-                           "gpu::Engine: memory cannot be asked for inside a "
-                           "graph, but the stream captures");
+    require<CaptureError>(!is_capturing(stream),
+                          "gpu::Engine: memory cannot be asked for inside a "
+                          "graph, but the stream captures");
     dispatch_head_dim(shape.head_dim, [&]<int D>() { take_kernels<D>(); });
     own_kernels_.add(KeyNormScorer::name, rows_.key_norms);
     workspace_ = allocate(memory_, own_bytes(), stream);

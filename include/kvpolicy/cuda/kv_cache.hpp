@@ -84,7 +84,7 @@ class KvCache {
 
   /// An independent cache with the same rows: full pages are shared, open ones and windows copied.
   /// With an engine of its own it works beside this one, on another stream.
-  /// @throws CapacityError inside a capture, ConfigError for an engine of another shape,
+  /// @throws CaptureError inside a capture, ConfigError for an engine of another shape,
   /// std::bad_alloc, DeviceError
   [[nodiscard]] KvCache fork(cudaStream_t stream = nullptr,
                              std::shared_ptr<Engine<element_type>> engine = nullptr) const {
@@ -97,7 +97,7 @@ class KvCache {
   /// the host has quantised, because a device quantises them 64 at a time. A number that a new head cannot
   /// quantise is clamped and counted (`clamped_numbers`). One small launch for each page of a head that changes.
   /// @throws ConfigError if the plan does not fit or is refused on a device, or a head that changes holds not
-  /// every row or holds rows quantised, or for an engine of another shape; CapacityError inside a capture,
+  /// every row or holds rows quantised, or for an engine of another shape; CaptureError inside a capture,
   /// std::bad_alloc, DeviceError
   [[nodiscard]] KvCache fork_as(Plan plan, cudaStream_t stream = nullptr,
                                 std::shared_ptr<Engine<element_type>> engine = nullptr) const {
@@ -107,7 +107,7 @@ class KvCache {
   /// Forgets the text: plan, options and engine stay, and the next row of every layer stands at position
   /// 0 again. All device memory of the cache is allocated again before the old memory goes back on `stream`. Room
   /// that was reserved is lost, and graphs that were captured before must be captured again.
-  /// @throws CapacityError inside a capture, std::bad_alloc, DeviceError, with the cache as it was
+  /// @throws CaptureError inside a capture, std::bad_alloc, DeviceError, with the cache as it was
   void clear(cudaStream_t stream = nullptr) {
     refuse_capture(stream, "clear");
     static_cast<void>(held(cache_.layers));
@@ -199,7 +199,7 @@ class KvCache {
   /// failed half-way through the layers. The nodes of a tree count as rows after the text: of a
   /// pending tree the first ones stay that fit into `tokens`, pending still.
   /// @throws RollbackError if a layer has committed that far, or has not come that far;
-  /// CapacityError inside a capture, DeviceError
+  /// CaptureError inside a capture, DeviceError
   void truncate(std::size_t tokens, cudaStream_t stream = nullptr) {
     check_truncate<Layer>(name, held(cache_.layers), tokens, options().max_rollback);
     refuse_capture(stream, "truncate");
@@ -212,7 +212,7 @@ class KvCache {
   /// the text downwards; its nodes become tentative rows of the text. An empty path drops the whole tree.
   /// A node's choice of chunks stays if the node and all nodes before it stay.
   /// @throws RollbackError if no tree is pending or a step failed half-way through the layers,
-  /// ShapeError if `path` is no path of the tree; CapacityError inside a capture, DeviceError
+  /// ShapeError if `path` is no path of the tree; CaptureError inside a capture, DeviceError
   void accept(std::span<const std::size_t> path, cudaStream_t stream = nullptr) {
     check_accept<Layer>(name, held(cache_.layers), path);
     refuse_capture(stream, "accept");
@@ -227,9 +227,9 @@ class KvCache {
   /// Whether rows read otherwise after a commit than before, for some head quantises.
   [[nodiscard]] bool commit_changes_rows() const { return plan().commit_changes_rows(); }
   /// Hands all tentative rows to the policies: from now on they cannot be taken back.
-  /// @throws RollbackError if a tree is pending, CapacityError inside a capture, DeviceError
+  /// @throws RollbackError if a tree is pending, CaptureError inside a capture, DeviceError
   void commit(cudaStream_t stream = nullptr) {
-    cache_.refuse_tree("commit");
+    cache_.refuse_tree("gpu::KvCache::commit");
     refuse_capture(stream, "commit");
     cache_.enter(stream);
     for (std::size_t l = 0; l < cache_.layers.size(); ++l) commit_layer(cache_, l, stream);
@@ -240,10 +240,10 @@ class KvCache {
   /// before any row goes; graphs stay valid. Where heads share a budget, their rows are committed
   /// before the memory is asked for, and the call waits for the stream, because the host must know how
   /// many rows each of them keeps; so does a step after which such heads compress by themselves.
-  /// @throws RollbackError if a tree is pending, CapacityError inside a capture, ShapeError if rows came
+  /// @throws RollbackError if a tree is pending, CaptureError inside a capture, ShapeError if rows came
   /// without their queries, or were in no scoring pass that their scorer needs; std::bad_alloc, DeviceError
   void compress(cudaStream_t stream = nullptr) {
-    cache_.refuse_tree("compress");
+    cache_.refuse_tree("gpu::KvCache::compress");
     const bool in_model = drops_in_model(cache_);
     for (std::size_t l = 0; l < cache_.layers.size(); ++l) {
       cache_.layers[l].check_ranked("compress", l, in_model);
@@ -255,7 +255,7 @@ class KvCache {
   void compress(std::size_t layer, cudaStream_t stream = nullptr) {
     const Layer& own = cache_.layers[cache_.checked(layer)];
     check_compressed_alone(name, layer, own.shares_in_model());
-    own.tree.refuse("compress");
+    own.tree.refuse("gpu::KvCache::compress");
     own.check_ranked("compress", layer, false);
     compress_checked(layer, 1, stream);
   }
@@ -263,10 +263,10 @@ class KvCache {
   /// Takes over what a scoring pass over a fork has found, as kvpolicy::KvCache::take_scores has it: `scored` was
   /// forked from this cache and has read more since, in calls with `scores_rows`.
   /// @throws ConfigError if `scored` has another plan; ShapeError if it holds fewer tokens, or dropped rows since;
-  /// RollbackError if a tree is pending, CapacityError inside a capture, DeviceError
+  /// RollbackError if a tree is pending, CaptureError inside a capture, DeviceError
   void take_scores(const KvCache& scored, cudaStream_t stream = nullptr) {
-    cache_.refuse_tree("take_scores");
-    scored.cache_.refuse_tree("take_scores");
+    cache_.refuse_tree("gpu::KvCache::take_scores");
+    scored.cache_.refuse_tree("gpu::KvCache::take_scores");
     require(scored.plan() == plan(), name, "::take_scores: the scores are of a cache under another plan");
     refuse_capture(stream, "take_scores");
     CacheForks<E>::check_grew(cache_, scored.cache_);
@@ -338,8 +338,8 @@ class KvCache {
                                 std::size_t appended = 0, cudaStream_t stream = nullptr) const {
     refuse_capture(stream, "rows");
     const ModelShape& shape = plan().shape();
-    require(head < shape.kv_heads, "gpu::KvCache: there is no KV head ", head, ", the shape has ",
-            shape.kv_heads);
+    require<ShapeError>(head < shape.kv_heads, "gpu::KvCache: there is no KV head ", head, ", the shape has ",
+                        shape.kv_heads);
     const Layer& own = cache_.layers[cache_.checked(layer)];
     const Request request{.queries = static_cast<int>(std::max<std::size_t>(appended, 1)),
                           .own_rows = appended == 0,
@@ -355,7 +355,7 @@ class KvCache {
   /// in the order of `rows`. What plans may be chosen by (fastgen.hpp). Returns their number. Waits for
   /// the stream.
   /// @throws ShapeError if rows came without their queries, RollbackError if a tree is pending,
-  /// CapacityError inside a capture, std::bad_alloc, DeviceError
+  /// CaptureError inside a capture, std::bad_alloc, DeviceError
   std::size_t observe(std::size_t layer, std::size_t queries, std::vector<std::vector<float>>& sums,
                       cudaStream_t stream = nullptr) const {
     const Layer& own = cache_.layers[cache_.checked(layer)];
@@ -412,7 +412,7 @@ class KvCache {
 
   // What `replayed` refuses.
   void check_replay(std::size_t times, std::size_t tokens) const {
-    cache_.refuse_tree("replayed");
+    cache_.refuse_tree("gpu::KvCache::replayed");
     constexpr std::size_t most = std::size_t{1} << 31;
     const std::size_t more = std::min(times, most) * std::min(tokens, most);
     for (std::size_t l = 0; l < cache_.layers.size(); ++l) {

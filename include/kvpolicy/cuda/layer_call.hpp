@@ -157,7 +157,7 @@ class LayerCall {
         " rows have not been committed");
     refuse_staging();
     if (options_->tree == nullptr) {
-      layer_->tree.refuse("attend");
+      layer_->tree.refuse("gpu::KvCache::attend");
     } else {
       refuse_captured_tree();
       layer_->tree.check_is(*options_->tree, q.tokens);
@@ -188,15 +188,15 @@ class LayerCall {
     check_written_once(MutableTensor{out});
     check_spans(*options_, q.tokens, shape.q_heads, shape.kv_heads);
     // `replayed` takes it that a call chooses by its last query.
-    require<CapacityError>(!capturing_ || options_->selection_query.value_or(q.tokens - 1) + 1 == q.tokens,
-                           "gpu::KvCache: selection_query is ", options_->selection_query.value_or(0),
-                           ", in a graph only the last of a call's ", q.tokens, " queries chooses");
+    require<CaptureError>(!capturing_ || options_->selection_query.value_or(q.tokens - 1) + 1 == q.tokens,
+                          "gpu::KvCache: selection_query is ", options_->selection_query.value_or(0),
+                          ", in a graph only the last of a call's ", q.tokens, " queries chooses");
     note_stream();
     check_bound(q.tokens);
-    require<CapacityError>(!capturing_ || !layer_->compresses_by_itself(), "gpu::KvCache: layer ", l_,
-                           " compresses by itself, for which it asks for memory: not in a graph");
+    require<CaptureError>(!capturing_ || !layer_->compresses_by_itself(), "gpu::KvCache: layer ", l_,
+                          " compresses by itself, for which it asks for memory: not in a graph");
     // The host knows which rows were scored, and not how often a graph is launched.
-    require<CapacityError>(
+    require<CaptureError>(
         !capturing_ || !options_->scores_rows || !layer_->waits_for_scoring(), "gpu::KvCache: layer ", l_,
         " has heads that wait for scoring passes, whose calls (scores_rows) cannot be part of "
         "a graph");
@@ -208,10 +208,10 @@ class LayerCall {
     const std::size_t columns = queries * cache_->plan.shape().queries_per_kv();
     const bool needs_memory =
         BoundedCall<E>::needs_memory(options_->bound, static_cast<int>(columns), layer_->has_halves());
-    require<CapacityError>(!capturing_ || !needs_memory || room.rows() >= layer_->tokens,
-                           "gpu::KvCache: Read::bounded of ", layer_->tokens,
-                           " tokens needs memory that a graph cannot ask for, and there is room for ",
-                           room.rows(), "; reserve first");
+    require<CaptureError>(!capturing_ || !needs_memory || room.rows() >= layer_->tokens,
+                          "gpu::KvCache: Read::bounded of ", layer_->tokens,
+                          " tokens needs memory that a graph cannot ask for, and there is room for ",
+                          room.rows(), "; reserve first");
     require(
         !cache_->options.has_slow_memory(),
         "gpu::KvCache: Read::bounded chooses among rows on the device, and this cache has slow_memory; read "
@@ -319,14 +319,14 @@ class LayerCall {
   // ---- trees
 
   void refuse_captured_tree() const {
-    require<CapacityError>(!capturing_,
-                           "gpu::KvCache: a tree of guesses cannot be part of a graph, but "
-                           "the stream captures");
+    require<CaptureError>(!capturing_,
+                          "gpu::KvCache: a tree of guesses cannot be part of a graph, but "
+                          "the stream captures");
   }
   // `tokens` tokens are about to be added. After this check the layer can note the tree without failing.
   void check_growth(const char* call, std::size_t tokens) {
     const TokenTree* tree = options_->tree;
-    if (tree == nullptr) return layer_->tree.refuse(call);
+    if (tree == nullptr) return layer_->tree.refuse("gpu::KvCache::", call);
     refuse_captured_tree();
     layer_->tree.check_grows_to(*tree, tokens, cache_->options.max_rollback);
     layer_->tree.prepare(*tree, layer_->text());
@@ -350,9 +350,9 @@ class LayerCall {
   // ---- rows in slow memory
 
   void refuse_staging() const {
-    require<CapacityError>(!capturing_ || !layer_->stages(reads_selected()), "gpu::KvCache: layer ", l_,
-                           " has heads in slow memory that read all their "
-                           "rows, which are brought page by page as the text grows: not in a graph");
+    require<CaptureError>(!capturing_ || !layer_->stages(reads_selected()), "gpu::KvCache: layer ", l_,
+                          " has heads in slow memory that read all their "
+                          "rows, which are brought page by page as the text grows: not in a graph");
   }
   // Before anything is launched: the layer's rows, if they are not there or on the way, and the next
   // layer's, so that they come while this one is attended.

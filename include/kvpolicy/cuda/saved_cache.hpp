@@ -41,7 +41,7 @@ void load_from(KvCache<E>& cache, Source& source, std::string_view tag, cudaStre
 
 /// Writes all that a cache holds, as kvpolicy::save does. Where heads lie in an engine's pages, all must, and
 /// none may choose chunks, as on the host. Waits for the stream.
-/// @throws as kvpolicy::save; CapacityError inside a capture, std::bad_alloc, DeviceError
+/// @throws as kvpolicy::save; CaptureError inside a capture, std::bad_alloc, DeviceError
 template <Element E>
 void save(const KvCache<E>& cache, std::ostream& out, std::string_view tag = {},
           cudaStream_t stream = nullptr) {
@@ -57,7 +57,7 @@ void save(const KvCache<E>& cache, const std::filesystem::path& path, std::strin
 /// The cache becomes what was saved, on the host or on a device, as kvpolicy::load has it: same tokens, rows,
 /// selections, commit points. Graphs that were captured before must be captured again. The quantised rows of
 /// a file of the host's: see `to_device`. Waits for the stream.
-/// @throws as kvpolicy::load; CapacityError inside a capture, std::bad_alloc, DeviceError; the cache is then as
+/// @throws as kvpolicy::load; CaptureError inside a capture, std::bad_alloc, DeviceError; the cache is then as
 /// it was
 template <Element E>
 void load(KvCache<E>& cache, std::istream& in, std::string_view tag = {}, cudaStream_t stream = nullptr) {

@@ -61,9 +61,9 @@ class SeatedBatch {
   /// Gives a seat to a cache, from the next step on that is put on the stream, captured ones included. A read of
   /// selected chunks takes those that were chosen by the cache's own calls, or all rows if none were.
   /// @throws ShapeError for a seat that is not there, ConfigError for a cache that has a seat already, or of
-  /// another engine or page size, or that is to be read with a bound; CapacityError inside a capture, and for a cache
-  /// whose steps need more than the two launches: heads that add up attention, compress by themselves, have a summary
-  /// of the caller's own, or have rows in slow memory; RollbackError if a tree is pending, DeviceError
+  /// another engine or page size, or that is to be read with a bound, or whose steps need more than the two launches:
+  /// heads that add up attention, compress by themselves, have a summary of the caller's own, or have rows in slow
+  /// memory; CaptureError inside a capture, RollbackError if a tree is pending, DeviceError
   void seat(std::size_t seat, Cache& cache, Read read = Read::all, cudaStream_t stream = nullptr) {
     static_cast<void>(checked(seat));
     require(read != Read::bounded,
@@ -97,7 +97,7 @@ class SeatedBatch {
     order_.mark();
     caches_[seat] = &cache;
   }
-  /// Empties a seat. @throws ShapeError, CapacityError inside a capture, DeviceError
+  /// Empties a seat. @throws ShapeError, CaptureError inside a capture, DeviceError
   void vacate(std::size_t seat, cudaStream_t stream = nullptr) {
     static_cast<void>(checked(seat));
     refuse_capture(stream, "emptying a seat");
@@ -184,16 +184,16 @@ class SeatedBatch {
             ": the cache has another engine; those with a seat share the batch's");
     require(cache.options().page_rows == page_rows_, name, ": the cache has pages of ",
             cache.options().page_rows, " rows, those of this batch have ", page_rows_);
-    cache.cache_.refuse_tree("SeatedBatch::seat");
-    require<CapacityError>(!cache.options().has_slow_memory(), name,
-                           ": the cache may have rows in slow memory, which other launches bring");
+    cache.cache_.refuse_tree("gpu::SeatedBatch::seat");
+    require(!cache.options().has_slow_memory(), name,
+            ": the cache may have rows in slow memory, which other launches bring");
     for (const Layer& layer : held(cache.cache_.layers)) {
-      require<CapacityError>(!layer.adds_up(/*scores_rows=*/false), name,
-                             ": the cache has heads that add up attention, by a launch of their own");
-      require<CapacityError>(!layer.compresses_by_itself(), name,
-                             ": the cache compresses by itself, for which it asks for memory");
-      require<CapacityError>(layer.own_summaries.empty(), name,
-                             ": the cache has a summary of the caller's own, which has launches of its own");
+      require(!layer.adds_up(/*scores_rows=*/false), name,
+              ": the cache has heads that add up attention, by a launch of their own");
+      require(!layer.compresses_by_itself(), name,
+              ": the cache compresses by itself, for which it asks for memory");
+      require(layer.own_summaries.empty(), name,
+              ": the cache has a summary of the caller's own, which has launches of its own");
     }
   }
   void check_step(std::size_t layer, const Rows& q, const Rows& k, const Rows& v, const Out& out,
@@ -211,6 +211,8 @@ class SeatedBatch {
     require(options.tree == nullptr && !options.refresh_selection && !options.selection_query &&
                 !options.scores_rows,
             name, "::step: seats have no trees, choose no chunks and score no rows; a cache's own calls do");
+    require(options.read == Read::all, name,
+            "::step: options.read is not Read::all; each seat is read as was said when it was given (seat)");
   }
 
   std::shared_ptr<Engine<E>> engine_;

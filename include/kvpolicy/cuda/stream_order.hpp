@@ -66,7 +66,7 @@ class StreamOrder {
 
   /// Work that is about to be put on `stream` comes after that of all calls before. Where the stream captures, the
   /// graph's launch has to come after them; only what was marked is waited for here.
-  /// @throws CapacityError if another stream, on which the latest call came, captures; DeviceError
+  /// @throws CaptureError if another stream, on which the latest call came, captures; DeviceError
   void enter(cudaStream_t stream) {
     if (stream == latest_ && !released_) {
       marked_ = false;
@@ -77,7 +77,7 @@ class StreamOrder {
       return;
     }
     if (!marked_) {
-      require<CapacityError>(
+      require<CaptureError>(
           !is_capturing(latest_),
           "cuda: the stream of the latest call captures, so a call on another stream cannot come "
           "after it; end the capture first");

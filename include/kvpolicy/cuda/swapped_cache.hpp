@@ -33,7 +33,7 @@ class SwappedCache {
 
   /// Moves all pages of `cache` to one block of `to`. The cache must not have a seat in a batch.
   /// @throws std::bad_alloc if `to` has no room, ConfigError if the rows lie in an inference engine's tensor or may
-  /// lie in slow memory, CapacityError inside a capture: the cache is as it was; DeviceError
+  /// lie in slow memory, CaptureError inside a capture: the cache is as it was; DeviceError
   SwappedCache(Cache&& cache, MemoryResource& to, cudaStream_t stream = nullptr)
       : bytes_{checked_bytes(cache, stream)},
         block_{bytes_ == 0 ? DeviceBuffer{} : allocate(&to, bytes_, stream)},
@@ -55,7 +55,7 @@ class SwappedCache {
 
   /// The cache as it was, with all rows on the device again for work that is put on `stream` from now on. This
   /// object holds nothing then, and can be assigned to or destroyed.
-  /// @throws std::bad_alloc if there is no room on the device, CapacityError inside a capture: it stays as it was;
+  /// @throws std::bad_alloc if there is no room on the device, CaptureError inside a capture: it stays as it was;
   /// DeviceError
   [[nodiscard]] Cache swap_in(cudaStream_t stream = nullptr) {
     refuse_capture(stream, "moving a sequence back");

@@ -4,26 +4,11 @@
 // kvpolicy::Error&` prints as "ConfigError: ModelShape: …".
 #pragma once
 
-#include <string_view>
-
 #include <fmt/format.h>
 
 #include <kvpolicy/core/error.hpp>
 
 namespace kvpolicy {
-
-/// The name of an error's type without its namespace, such as "ConfigError". For a type derived elsewhere
-/// it is the name of the library's class that it derives from.
-[[nodiscard]] inline std::string_view name_of(const Error& error) noexcept {
-  if (dynamic_cast<const ConfigError*>(&error) != nullptr) return "ConfigError";
-  if (dynamic_cast<const ShapeError*>(&error) != nullptr) return "ShapeError";
-  if (dynamic_cast<const CapacityError*>(&error) != nullptr) return "CapacityError";
-  if (dynamic_cast<const RollbackError*>(&error) != nullptr) return "RollbackError";
-  if (dynamic_cast<const FormatError*>(&error) != nullptr) return "FormatError";
-  if (dynamic_cast<const StorageError*>(&error) != nullptr) return "StorageError";
-  if (dynamic_cast<const DeviceError*>(&error) != nullptr) return "DeviceError";
-  return "Error";
-}
 
 namespace detail {
 
@@ -31,9 +16,8 @@ namespace detail {
 struct ErrorFormatter : fmt::formatter<fmt::string_view> {
   template <class Context>
   auto format(const Error& error, Context& context) const -> decltype(context.out()) {
-    const std::string_view name = name_of(error);
-    return fmt::formatter<fmt::string_view>::format(
-        fmt::format("{}: {}", fmt::string_view{name.data(), name.size()}, error.what()), context);
+    return fmt::formatter<fmt::string_view>::format(fmt::format("{}: {}", error.type_name(), error.what()),
+                                                    context);
   }
 };
 
@@ -51,6 +35,8 @@ template <>
 struct fmt::formatter<kvpolicy::ShapeError, char> : kvpolicy::detail::ErrorFormatter {};
 template <>
 struct fmt::formatter<kvpolicy::CapacityError, char> : kvpolicy::detail::ErrorFormatter {};
+template <>
+struct fmt::formatter<kvpolicy::CaptureError, char> : kvpolicy::detail::ErrorFormatter {};
 template <>
 struct fmt::formatter<kvpolicy::RollbackError, char> : kvpolicy::detail::ErrorFormatter {};
 template <>

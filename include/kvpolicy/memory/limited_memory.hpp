@@ -9,18 +9,20 @@
 #include <cstddef>
 #include <memory_resource>
 #include <new>
+#include <span>
 
 #include <kvpolicy/core/error.hpp>
+#include <kvpolicy/core/try.hpp>
+#include <kvpolicy/memory/slow_memory.hpp>
 
 namespace kvpolicy {
 
-/// Passes on what another resource gives, up to a limit; beyond it `allocate` throws std::bad_alloc. All functions
-/// may be called from several threads at once if the other resource's may.
-class LimitedMemory final : public std::pmr::memory_resource {
+/// Passes on what other memory gives, up to a limit; beyond it `allocate` throws std::bad_alloc. Over slow memory it is
+/// slow memory. All functions may be called from several threads at once if the other memory's may.
+class LimitedMemory final : public SlowMemory {
  public:
   /// @throws ConfigError if `upstream` is null
-  explicit LimitedMemory(std::size_t limit,
-                         std::pmr::memory_resource* upstream = std::pmr::get_default_resource())
+  explicit LimitedMemory(std::size_t limit, TierMemory upstream = std::pmr::get_default_resource())
       : limit_{limit}, upstream_{upstream} {
     require(upstream != nullptr, "LimitedMemory: upstream is null, must be a memory resource");
   }
@@ -33,6 +35,22 @@ class LimitedMemory final : public std::pmr::memory_resource {
   /// Bytes that it may still give.
   [[nodiscard]] std::size_t free_bytes() const noexcept { return limit_ - live_bytes(); }
 
+  // ---- SlowMemory
+
+  [[nodiscard]] bool holds(const std::byte* address) const noexcept override {
+    return upstream_.provider() != nullptr && upstream_.provider()->holds(address);
+  }
+  void fetch(std::span<const Range> ranges) override {
+    if (PageProvider* pages = upstream_.provider()) pages->fetch(ranges);
+  }
+  void fetch_ahead(std::span<const Range> ranges) noexcept override {
+    if (PageProvider* pages = upstream_.provider()) pages->fetch_ahead(ranges);
+  }
+  void write(std::span<const Copy> copies) override {
+    PageProvider* pages = upstream_.provider();
+    pages != nullptr ? pages->write(copies) : PageProvider::write(copies);
+  }
+
  private:
   void* do_allocate(std::size_t bytes, std::size_t alignment) override {
     std::size_t live = live_.load(std::memory_order_relaxed);
@@ -40,7 +58,7 @@ class LimitedMemory final : public std::pmr::memory_resource {
       if (bytes > limit_ - live) throw_error(std::bad_alloc{});
     } while (!live_.compare_exchange_weak(live, live + bytes, std::memory_order_relaxed));
     KVPOLICY_TRY {
-      void* start = upstream_->allocate(bytes, alignment);
+      void* start = upstream_.resource()->allocate(bytes, alignment);
       std::size_t peak = peak_.load(std::memory_order_relaxed);
       while (peak < live + bytes &&
              !peak_.compare_exchange_weak(peak, live + bytes, std::memory_order_relaxed)) {
@@ -53,7 +71,7 @@ class LimitedMemory final : public std::pmr::memory_resource {
     }
   }
   void do_deallocate(void* start, std::size_t bytes, std::size_t alignment) override {
-    upstream_->deallocate(start, bytes, alignment);
+    upstream_.resource()->deallocate(start, bytes, alignment);
     live_.fetch_sub(bytes, std::memory_order_relaxed);
   }
   [[nodiscard]] bool do_is_equal(const std::pmr::memory_resource& other) const noexcept override {
@@ -61,7 +79,7 @@ class LimitedMemory final : public std::pmr::memory_resource {
   }
 
   std::size_t limit_;
-  std::pmr::memory_resource* upstream_;
+  TierMemory upstream_;
   std::atomic<std::size_t> live_{0};
   std::atomic<std::size_t> peak_{0};
 };

@@ -38,6 +38,7 @@
 #include <kvpolicy/memory/engine_pages.hpp>
 #include <kvpolicy/memory/page_provider.hpp>
 #include <kvpolicy/memory/slab_table.hpp>
+#include <kvpolicy/memory/slow_memory.hpp>
 
 namespace kvpolicy {
 
@@ -66,12 +67,11 @@ struct PoolOptions {
 /// its last owner has released it.
 class PagePool {
  public:
-  /// One tier over a memory resource, which must outlive the pool.
+  /// One tier over memory that must outlive the pool.
   /// @throws ConfigError if `memory` is null
-  explicit PagePool(std::pmr::memory_resource* memory = std::pmr::get_default_resource(),
-                    PoolOptions options = {})
+  explicit PagePool(TierMemory memory = std::pmr::get_default_resource(), PoolOptions options = {})
       : options_{options}, own_provider_{std::in_place, memory}, tiers_(1) {
-    tiers_.front().provider = &*own_provider_;
+    tiers_.front().provider = own_provider_->get();
   }
 
   /// One tier for each provider. They must outlive the pool.
@@ -111,7 +111,7 @@ class PagePool {
 
   /// A page of `bytes` bytes with one owner, aligned to PageProvider::page_alignment (in an engine's
   /// memory: as the engine has it). Its contents are unspecified.
-  /// @throws CapacityError if the engine's pages are all in use; ConfigError for a size that the
+  /// @throws OutOfMemory if the engine's pages are all in use; ConfigError for a size that the
   /// tier does not have; std::bad_alloc, or what the tier's provider throws. Nothing changed then.
   [[nodiscard]] PageId allocate(std::size_t bytes, std::size_t tier = 0) {
     PageId page = no_page;
@@ -382,8 +382,8 @@ class PagePool {
     const detail::SizeClass& size = table_.size(size_class);
     Tier& tier = tiers_[size.tier];
     if (tier.provider == nullptr) {
-      fail<CapacityError>("PagePool: all ", live_bytes(size.tier) / size.page_bytes,
-                          " pages of the engine's memory are in use (release pages, or give more blocks)");
+      fail<OutOfMemory>("PagePool: all ", live_bytes(size.tier) / size.page_bytes,
+                        " pages of the engine's memory are in use (release pages, or give more blocks)");
     }
     const std::size_t stride = stride_of(size.page_bytes);
     const std::size_t live = live_bytes(size.tier);
@@ -400,7 +400,7 @@ class PagePool {
   }
 
   PoolOptions options_;
-  std::optional<ResourceProvider> own_provider_;
+  std::optional<TierProvider> own_provider_;
   std::vector<Tier> tiers_;  // their number is fixed
   std::size_t engine_arenas_ = 0;
   std::size_t engine_heads_ = 0;

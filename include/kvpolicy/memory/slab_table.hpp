@@ -84,11 +84,11 @@ class SlabTable {
   }
 
   /// The index that `add` will give to the next slab; nothing can fail then.
-  /// @throws std::bad_alloc; CapacityError if there are no more ids
+  /// @throws std::bad_alloc; OutOfMemory if there are no more ids
   [[nodiscard]] std::uint32_t next_index() {
     if (unused_ != Slab::none) return unused_;
-    require<CapacityError>(slabs_.size() < max_slabs, "PagePool: all ", max_slabs,
-                           " slabs are in use (use larger pages, or several pools)");
+    require<OutOfMemory>(slabs_.size() < max_slabs, "PagePool: all ", max_slabs,
+                         " slabs are in use (use larger pages, or several pools)");
     slabs_.reserve_one();
     return slabs();
   }

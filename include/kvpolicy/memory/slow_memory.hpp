@@ -3,16 +3,18 @@
 // Memory that takes long to reach and may fail to be reached: a file, say
 // (offload/file_resource.hpp). As a page provider it is a tier of a pool: storages give it the pages
 // that are full, once and as a whole, and an engine asks for what it is about to read
-// (offload/fetching_engine.hpp). It is a memory resource as well, so that CacheOptions::slow_memory
-// takes it or any other resource.
+// (offload/fetching_engine.hpp). It is a memory resource as well, so that whoever takes one can be given it;
+// what a tier is made of is a TierMemory, behind which its own functions are not lost.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <memory_resource>
+#include <optional>
 #include <vector>
 
 #include <kvpolicy/core/segment.hpp>
+#include <kvpolicy/core/type_tag.hpp>
 #include <kvpolicy/memory/page_provider.hpp>
 
 namespace kvpolicy {
@@ -35,6 +37,44 @@ class SlowMemory : public std::pmr::memory_resource, public PageProvider {
   void fetch(std::span<const Range> ranges) override = 0;
   void fetch_ahead(std::span<const Range> ranges) noexcept override = 0;
   void write(std::span<const Copy> copies) override = 0;
+};
+
+/// What a tier of memory is made of: a memory resource, or memory that is a page provider itself. Made of either, and
+/// points to it.
+class TierMemory {
+ public:
+  TierMemory(std::nullptr_t = nullptr) noexcept {}
+  TierMemory(SlowMemory* memory) noexcept : resource_{memory}, provider_{memory} {}
+  /// A resource that is a page provider as well stays one; but without RTTI only a `SlowMemory*` is seen to be.
+  TierMemory(std::pmr::memory_resource* memory) noexcept : resource_{memory} {
+#if KVPOLICY_RTTI
+    provider_ = dynamic_cast<PageProvider*>(memory);
+#endif
+  }
+
+  [[nodiscard]] std::pmr::memory_resource* resource() const noexcept { return resource_; }
+  /// The same object; null if it is a resource alone.
+  [[nodiscard]] PageProvider* provider() const noexcept { return provider_; }
+  friend bool operator==(TierMemory a, TierMemory b) noexcept { return a.resource_ == b.resource_; }
+
+ private:
+  std::pmr::memory_resource* resource_ = nullptr;
+  PageProvider* provider_ = nullptr;
+};
+
+/// A tier over a memory resource, or the provider that the memory is itself. The memory must outlive it.
+class TierProvider {
+ public:
+  /// @throws ConfigError if `memory` is null
+  explicit TierProvider(TierMemory memory) : provider_{memory.provider()} {
+    if (provider_ == nullptr) own_.emplace(memory.resource());
+  }
+
+  [[nodiscard]] PageProvider* get() noexcept { return provider_ != nullptr ? provider_ : &*own_; }
+
+ private:
+  PageProvider* provider_;
+  std::optional<ResourceProvider> own_;
 };
 
 /// Adds the parts of `memory` that `rows` rows of a plane lie in, from plane row `first` on.

@@ -20,6 +20,7 @@
 #include <cstdlib>
 #include <limits>
 #include <string>
+#include <utility>
 
 namespace kvpolicy::offload {
 
@@ -40,7 +41,10 @@ class FileCalls {
     std::string name = folder + "/kvpolicy-XXXXXX";  // a file system without unnamed files
     file = ::mkostemp(name.data(), O_CLOEXEC);
     if (file < 0) return errno;
-    return ::unlink(name.c_str()) == 0 ? 0 : errno;
+    if (::unlink(name.c_str()) == 0) return 0;
+    const int why = errno;
+    ::close(std::exchange(file, -1));
+    return why;
   }
   /// Maps the first `bytes` bytes of the file, which may still be shorter.
   virtual int map(int file, std::size_t bytes, std::byte*& start) {

@@ -10,6 +10,7 @@
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/core/value_outputs.hpp>
 #include <kvpolicy/memory/page_pool.hpp>
+#include <kvpolicy/memory/slow_memory.hpp>
 #include <kvpolicy/storage/storage_context.hpp>
 
 namespace kvpolicy {
@@ -48,7 +49,7 @@ struct CacheOptions {
   /// `memory`, so a `selected` read touches no slow memory. The rows of a call are written to `memory`
   /// first, so feed a long prompt in several calls. For slow memory in a file see
   /// offload/file_resource.hpp.
-  std::pmr::memory_resource* slow_memory = nullptr;
+  TierMemory slow_memory = nullptr;
   /// The pool that pages come from. Many caches may share it, on several threads; it must outlive the cache
   /// and its forks. `memory` then serves only what is not a page (tails, kept queries). If the pool has a
   /// tier 1, that is the slow memory, and `slow_memory` must be null. Null: the cache and its forks have a

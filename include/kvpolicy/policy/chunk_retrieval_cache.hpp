@@ -21,7 +21,6 @@
 
 #include <kvpolicy/core/head_rule.hpp>
 #include <kvpolicy/core/rule_ranges.hpp>
-#include <kvpolicy/core/try.hpp>
 #include <kvpolicy/policy/chunk_selection.hpp>
 #include <kvpolicy/policy/chunk_summaries.hpp>
 #include <kvpolicy/policy/chunk_summary.hpp>
@@ -109,15 +108,9 @@ class ChunkRetrievalCache {
     summaries_.release_unused();
   }
 
-  void commit(const Segment& rows) {
-    KVPOLICY_TRY {
-      if (rows.rows > 0) summaries_.reserve(chunk_rule(*config_).closed(storage_.end() + rows.rows));
-      storage_.append(rows);
-    }
-    KVPOLICY_CATCH_ALL {
-      release_unused();
-      KVPOLICY_RETHROW;
-    }
+  void commit(const Segment& rows) noexcept {
+    if (rows.rows > 0) summaries_.reserve(chunk_rule(*config_).closed(storage_.end() + rows.rows));
+    storage_.append(rows);
     const std::size_t first = storage_.end() - rows.rows;
     for (std::size_t i = 0; i < rows.rows; ++i) {
       summaries_.add(rows.keys, i);

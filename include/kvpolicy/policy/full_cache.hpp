@@ -49,7 +49,7 @@ class FullCache {
   void reserve(std::size_t rows) { storage_.reserve(rows); }
   void release_unused() noexcept { storage_.release_unused(); }
 
-  void commit(const Segment& rows) { storage_.append(rows); }
+  void commit(const Segment& rows) noexcept { storage_.append(rows); }
 
   void segments(const ReadRequest&, SegmentList& out) const {
     storage_.show(0, storage_.end(), Segment{}, out);

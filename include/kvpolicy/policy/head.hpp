@@ -9,12 +9,11 @@
 #include <memory>
 #include <optional>
 #include <span>
-#include <typeindex>
-#include <typeinfo>
 #include <vector>
 
 #include <kvpolicy/core/expected_queries.hpp>
 #include <kvpolicy/core/segment.hpp>
+#include <kvpolicy/core/type_tag.hpp>
 #include <kvpolicy/policy/policy.hpp>
 #include <kvpolicy/policy/shared_rows.hpp>
 
@@ -42,14 +41,6 @@ struct HeadCall {
   std::size_t leaving = 0;               ///< of all of them, rows that the policy will be given
   ReadRequest request;
 };
-
-/// Tells one type from another, also where a shared library with hidden symbols has made the head.
-using TypeTag = std::type_index;
-/// The tag of T.
-template <class T>
-[[nodiscard]] TypeTag type_tag_of() noexcept {
-  return typeid(T);
-}
 
 /// One head: its policy and the rows it was given. Not synchronised. Where a member says which role
 /// it serves, heads without that role do nothing.
@@ -80,7 +71,7 @@ class Head {
   virtual void check(const Segment& rows) const = 0;
   virtual void reserve(std::size_t rows) = 0;
   virtual void release_unused() noexcept = 0;
-  virtual void commit(const Segment& rows) = 0;
+  virtual void commit(const Segment& rows) noexcept = 0;
   virtual void show(const ReadRequest& request, SegmentList& shown) const = 0;
   virtual void show_uncommitted(const Segment& rows, const ReadRequest& request,
                                 SegmentList& shown) const = 0;

@@ -196,7 +196,7 @@ class HeadBudgetCache {
   }
   void release_unused() noexcept { storage_.release_unused(); }
 
-  void commit(const Segment& rows) {
+  void commit(const Segment& rows) noexcept {
     storage_.append(rows);
     unshared_rows_ += rows.rows;
     if (accumulates) sums_.resize(storage_.end(), waits ? unscored : 0.0);

@@ -37,8 +37,8 @@ struct ReadRequest {
 ///     struct Config { using policy_type = …; … };        // a type of its own, equality comparable
 ///     Policy(const Config&, const StorageContext&);      // throws ConfigError
 ///     void reserve(std::size_t rows);                    // may throw; all memory for `commit`
-///     void release_unused() noexcept;                     // gives back what `reserve` obtained
-///     void commit(const Segment& rows);                  // the next rows of the text
+///     void release_unused() noexcept;                    // gives back what `reserve` obtained
+///     void commit(const Segment& rows) noexcept;         // the next rows of the text, once reserved
 ///     void segments(const ReadRequest&, SegmentList& out) const;
 ///     std::size_t rows() const, bytes() const, shared_bytes() const;
 ///
@@ -53,7 +53,7 @@ concept KvPolicy =
              SegmentList& out) {
       policy.reserve(n);
       { policy.release_unused() } noexcept;
-      policy.commit(rows);
+      { policy.commit(rows) } noexcept;
       seen.segments(request, out);
       { seen.rows() } -> std::convertible_to<std::size_t>;
       { seen.bytes() } -> std::convertible_to<std::size_t>;

@@ -81,7 +81,7 @@ class PolicyHead final : public Head {
     }
     policy_.release_unused();
   }
-  void commit(const Segment& rows) override { policy_.commit(rows); }
+  void commit(const Segment& rows) noexcept override { policy_.commit(rows); }
   void show(const ReadRequest& request, SegmentList& shown) const override {
     const std::size_t first = shown.size();
     policy_.segments(request, shown);

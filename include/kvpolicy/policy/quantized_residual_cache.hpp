@@ -74,7 +74,7 @@ class QuantizedResidualCache {
     storage_.release_unused();
   }
 
-  void commit(const Segment& rows) {
+  void commit(const Segment& rows) noexcept {
     const std::size_t sinks = sinks_among(rows.rows);
     if (sinks > 0) sinks_->append(rows.part(0, sinks));
     storage_.append(rows.part(sinks, rows.rows - sinks));

@@ -122,7 +122,7 @@ class SinkRecentCache {
     recent_.release_unused();
   }
 
-  void commit(const Segment& rows) {
+  void commit(const Segment& rows) noexcept {
     const std::size_t sinks = std::min(rows.rows, config_->sinks - sinks_.end());
     sinks_.append(rows.part(0, sinks));
     recent_.append(rows.part(sinks, rows.rows - sinks), config_->recent);

@@ -39,23 +39,32 @@ enum class NewFileAccess {
   owner   ///< only the owner
 };
 
+/// What becomes of a symbolic link in the place of the file.
+enum class NewFileLinks {
+  follow,  ///< the file that it points to is replaced, and the link stays
+  replace  ///< the link itself is
+};
+
 /// A new file that is deleted unless `replace` succeeds. A process that dies before leaves a file
-/// `<name>.partial-<number>` and the old file unchanged. If `path` is a symbolic link, the file that it
-/// points to is replaced and the link stays.
+/// `<name>.partial-<number>` and the old file unchanged.
 class NewFile : public ByteSink {
  public:
   /// @throws StorageError if no file can be made in the folder, or `path` is something other than a file: a
   /// folder, a device, a pipe, or a link that leads back to itself
-  explicit NewFile(const std::filesystem::path& path, NewFileAccess access = NewFileAccess::umask)
+  explicit NewFile(const std::filesystem::path& path, NewFileAccess access = NewFileAccess::umask,
+                   NewFileLinks links = NewFileLinks::follow)
       : name_{path.string()}, path_{path} {
     namespace fs = std::filesystem;
     std::error_code error;
-    const fs::file_status status = fs::status(path_, error);
+    const bool is_link = fs::is_symlink(fs::symlink_status(path_, error));
+    const bool replaces_link = is_link && links == NewFileLinks::replace;
+    const fs::file_status status =
+        replaces_link ? fs::file_status{fs::file_type::not_found} : fs::status(path_, error);
     const bool exists = status.type() != fs::file_type::not_found;
     if (exists && error) fail(error.value());
     require<StorageError>(!exists || fs::is_regular_file(status), name_,
                           ": is not a regular file, cannot be replaced by one");
-    follow_links();
+    if (!replaces_link) follow_links();
     open(exists || access == NewFileAccess::owner);
     if (exists) keep_permissions();
   }

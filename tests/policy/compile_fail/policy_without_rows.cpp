@@ -14,7 +14,7 @@ class Own {
   Own(const Config&, const kvpolicy::StorageContext&) {}
   void reserve(std::size_t) {}
   void release_unused() noexcept {}
-  void commit(const kvpolicy::Segment&) {}
+  void commit(const kvpolicy::Segment&) noexcept {}
   void segments(const kvpolicy::ReadRequest&, kvpolicy::SegmentList&) const {}
   std::size_t bytes() const { return 0; }
   std::size_t shared_bytes() const { return 0; }
