@@ -4,6 +4,7 @@
 // compiled library has it.
 #pragma once
 
+/// 1 if the program is compiled with RTTI, else 0.
 #if defined(__cpp_rtti) || defined(__GXX_RTTI) || defined(_CPPRTTI)
 #define KVPOLICY_RTTI 1
 #include <typeindex>
