@@ -7,6 +7,7 @@
 #include <limits>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -30,6 +31,7 @@ struct Arguments {
   std::string model;
   std::vector<int> tokens;
   PlanArguments plan;
+  std::size_t prompt = 0;  // 0: all tokens
   std::size_t chunk = 512;
   bool all = false;
   ContextLimit context;
@@ -50,35 +52,52 @@ constexpr const char* examples = R"(Examples:
   logits --model tests/model/goldens/gqa2_d80 --tokens 1,2,3 --all --chunk 1 --json
   # the same where each head reads the first token and the latest alone
   logits --model tests/model/goldens/gqa2_d80 --tokens 1,2,3 --plan sink_recent:1,1
+  # heads that drop rows do so after a prompt: here after the first four tokens
+  logits --model tests/model/goldens/gqa2_d80 --tokens 1,2,3,4,5 --prompt 4 --plan snapkv:3,window=1
 
 In PyTorch, to compare with the plan `full`:
   model = AutoModelForCausalLM.from_pretrained(DIR, dtype=torch.float32)
   model(torch.tensor([[1, 2, 3]])).logits)";
 
-/// Logits of every token, or of the last one only.
-std::vector<float> compute(const reference::Llama& model, Sequence& sequence, const Arguments& arguments) {
-  if (!arguments.all) return sequence.prefill(arguments.tokens, arguments.chunk);
+/// Logits of every token, or of the last one only. The tokens after the prompt come one at a time, as when text is
+/// generated.
+std::vector<float> compute(Sequence& sequence, const Arguments& arguments, const PlanNeeds& needs,
+                           const Reading& reading) {
   const std::span tokens{arguments.tokens};
+  const std::span prompt = tokens.first(arguments.prompt);
   std::vector<float> logits;
-  logits.reserve(tokens.size() * model.config().vocabulary);
-  for (std::size_t first = 0; first < tokens.size(); first += arguments.chunk) {
-    const std::size_t count = std::min(arguments.chunk, tokens.size() - first);
-    const std::vector<float> some = sequence.score(tokens.subspan(first, count));
+  const auto add = [&](const std::vector<float>& some) {
+    if (!arguments.all) logits.clear();
     logits.insert(logits.end(), some.begin(), some.end());
+  };
+  if (!arguments.all) add(sequence.prefill(prompt, arguments.chunk));
+  for (std::size_t first = 0; arguments.all && first < prompt.size(); first += arguments.chunk) {
+    add(sequence.score(prompt.subspan(first, std::min(arguments.chunk, prompt.size() - first))));
   }
+  if (needs.compress) sequence.compress();
+  for (const int token : tokens.subspan(arguments.prompt)) add(sequence.decode(token, reading));
   return logits;
 }
 
-void run(const Arguments& arguments) {
+void run(Arguments arguments) {
   const std::string folder = repository_path(arguments.model);
   require_model_folder(folder);
   const auto model = reference::Llama::load(folder);
   arguments.context.check(model.config(), arguments.tokens.size());
-  require_no_bound(arguments.plan.plan, "logits");
   io::OrderedJson settings;
-  const auto sequence =
-      make_sequence(model, make_plan<float>(arguments.plan, model.config().shape(), folder, &settings));
-  const std::vector<float> logits = compute(model, *sequence, arguments);
+  auto plan = make_plan<float>(arguments.plan, model.config().shape(), folder, &settings);
+  const PlanNeeds needs = needs_of(plan);
+  require_no_scoring(needs, "logits");
+  const Reading reading = reading_of(arguments.plan.plan, needs);
+  require(arguments.prompt > 0 || (!needs.compress && reading == Reading{}), "--plan ", arguments.plan.plan,
+          ": drops or chooses rows once a prompt was read, and logits was not told where that ends; give "
+          "--prompt N, "
+          "the first N of the tokens");
+  require(arguments.prompt < arguments.tokens.size() || arguments.prompt == 0, "--prompt ", arguments.prompt,
+          ": there are ", arguments.tokens.size(), " tokens, some must come after the prompt");
+  if (arguments.prompt == 0) arguments.prompt = arguments.tokens.size();
+  const auto sequence = make_sequence(model, std::move(plan));
+  const std::vector<float> logits = compute(*sequence, arguments, needs, reading);
 
   const std::size_t vocabulary = model.config().vocabulary;
   const std::size_t rows = logits.size() / vocabulary;
@@ -94,10 +113,10 @@ void run(const Arguments& arguments) {
     }
   }
   if (!arguments.json) return;
-  const nlohmann::json result{{"model", arguments.model}, {"plan", arguments.plan.plan},
-                              {"settings", settings},     {"chunk", arguments.chunk},
-                              {"vocabulary", vocabulary}, {"kv_bytes", sequence->bytes()},
-                              {"rows", printed}};
+  const nlohmann::json result{{"model", arguments.model},      {"plan", arguments.plan.plan},
+                              {"settings", settings},          {"chunk", arguments.chunk},
+                              {"prompt", arguments.prompt},    {"vocabulary", vocabulary},
+                              {"kv_bytes", sequence->bytes()}, {"rows", printed}};
   fmt::print("{}\n", as_line(result));
 }
 
@@ -118,6 +137,12 @@ int main(int argc, char** argv) {
       ->check(whole_number(0, std::numeric_limits<int>::max()))
       ->type_name("1,2,3");
   add_plan_options(app, arguments.plan);
+  app.add_option(
+         "--prompt", arguments.prompt,
+         "How many of the tokens are the prompt, after which heads drop rows or choose; the others are read "
+         "one at a time (default: all)")
+      ->check(whole_number(1, 1'000'000))
+      ->type_name("N");
   app.add_option("--chunk", arguments.chunk, "Tokens fed per step; exact plans give the same for every chunk")
       ->check(whole_number(1, 1'000'000))
       ->capture_default_str()

@@ -25,6 +25,7 @@
 #include "common/pattern_folder.hpp"
 #include "common/plan_name.hpp"
 #include "common/run_tool.hpp"
+#include "common/say.hpp"
 #include "common/table.hpp"
 #include "common/terminal.hpp"
 #include "generate/plan_conversion.hpp"
@@ -137,9 +138,9 @@ void show(const Arguments& a) {
       if (!is_plan_file(own.plan.plan)) {
         own.shape = fmt::format("{},{},{},{}", implied->layers, implied->q_heads, implied->kv_heads,
                                 implied->head_dim);
-        if (!is_pattern_path(own.plan.plan)) {
-          note = "each query head is taken for a KV head; --shape says otherwise";
-        }
+        note = is_pattern_path(own.plan.plan)
+                   ? "a pattern has no query heads, for which its KV heads are taken; --shape says otherwise"
+                   : "each query head is taken for a KV head; --shape says otherwise";
       }
     }
   }
@@ -149,6 +150,7 @@ void show(const Arguments& a) {
   const std::string text = io::format_plan(plan);
   if (a.json) {
     fmt::print("{}", text);
+    if (!note.empty()) say("note: " + note);
     return;
   }
   const std::string heads =
@@ -421,7 +423,8 @@ int main(int argc, char** argv) {
       ->check(number_from(1, 1e9))
       ->capture_default_str();
   budgets_command
-      ->add_option("--score-power", a.plan.headkv.score_power, "Scores are raised to this power first")
+      ->add_option("--score-power", a.plan.headkv.score_power,
+                   "KV heads' scores, the means of their query heads', are raised to this power")
       ->check(number_from(0, 100))
       ->capture_default_str();
   auto* kv_option =

@@ -79,24 +79,34 @@ RotaryConfig rotary_of(const GgufFile& file, const GgufKeys& keys, const std::st
           divisors ? " together with rope_freqs.weight" : "", " is not supported, expected none or linear");
   if (!divisors) return rotary;
 
-  // Conversion computes the divisors from Llama 3's settings and drops these. All released models
-  // have the same ones but for the factor, which is the largest divisor; whether they are meant is
+  // Conversion computes the divisors from Llama 3's settings and drops these. All released models have the same ones but
+  // for the factor, which is the largest divisor, and the original length, a power of two; whether they are meant is
   // checked.
   const std::vector<float> given = values_of(file, *divisors);
   RotaryConfig scaled = rotary;
   scaled.scaling = RotaryConfig::Scaling::llama3;
   scaled.factor = given.empty() ? 1.0 : static_cast<double>(*std::ranges::max_element(given));
-  scaled.original_max_position =
-      keys.number(at + "rope.scaling.original_context_length", RotaryConfig{}.original_max_position);
   const std::vector<float> plain = inverse_frequencies(rotary, head_dim);
-  const std::vector<float> expected = inverse_frequencies(scaled, head_dim);
-  bool same = given.size() == plain.size();
-  for (std::size_t i = 0; same && i < given.size(); ++i) {
-    same = std::fabs(plain[i] / given[i] - expected[i]) <= 1e-4F * expected[i];
+  const auto is_meant = [&](double original) {
+    scaled.original_max_position = original;
+    const std::vector<float> expected = inverse_frequencies(scaled, head_dim);
+    bool same = given.size() == plain.size();
+    for (std::size_t i = 0; same && i < given.size(); ++i) {
+      same = std::fabs(plain[i] / given[i] - expected[i]) <= 1e-4F * expected[i];
+    }
+    return same;
+  };
+  const std::string original = at + "rope.scaling.original_context_length";
+  bool found = is_meant(keys.number(original, RotaryConfig{}.original_max_position));
+  for (double length = 1024; !found && !keys.contains(original) && length <= 1 << 20; length *= 2) {
+    found = is_meant(length);
   }
-  require(same, file.path(),
-          ": tensor rope_freqs.weight does not hold the divisors of Llama 3's rotary "
-          "scaling (low_freq_factor 1, high_freq_factor 4), others are not supported");
+  require(
+      found, file.path(),
+      ": tensor rope_freqs.weight does not hold the divisors of Llama 3's rotary scaling (low_freq_factor 1, "
+      "high_freq_factor 4, an original length of ",
+      keys.contains(original) ? message(keys.number(original)) : "any power of two from 1,024 to 1,048,576",
+      "), others are not supported");
   return scaled;
 }
 

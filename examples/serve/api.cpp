@@ -376,6 +376,7 @@ json Api::usage_piece(const ApiRequest& request, std::uint64_t id, const Outcome
   json body = head(request, id, true);
   body["choices"] = json::array();
   body["usage"] = usage_of(outcome);
+  body["kv_bytes"] = outcome.kv_bytes;
   return body;
 }
 
@@ -426,7 +427,7 @@ std::string metrics(const Snapshot& snapshot) {
   return text;
 }
 
-json state(const Snapshot& snapshot, const std::string& model) {
+json state(const Snapshot& snapshot, const Api& api) {
   json requests = json::array();
   for (const RequestView& one : snapshot.requests) {
     requests.push_back({{"id", one.id},
@@ -451,7 +452,8 @@ json state(const Snapshot& snapshot, const std::string& model) {
                         {"hits", one.hits}});
   }
   const Counters& c = snapshot.counters;
-  return {{"model", model},
+  return {{"model", api.model_name()},
+          {"chat", api.can_chat()},
           {"requests", requests},
           {"prefixes", prefixes},
           {"memory",

@@ -54,6 +54,8 @@ class Api {
   /// @throws ApiError for a name that is not the model's
   [[nodiscard]] nlohmann::json model(const std::string& name) const;
   [[nodiscard]] const std::string& model_name() const { return name_; }
+  /// Whether the model has a chat template.
+  [[nodiscard]] bool can_chat() const { return chat_.has_value(); }
   [[nodiscard]] const reference::Tokenizer& tokenizer() const { return model_.tokenizer(); }
   [[nodiscard]] std::shared_ptr<const Plan> default_plan() const { return plan_named(default_plan_); }
 
@@ -91,6 +93,6 @@ class Api {
 /// All that Prometheus is told.
 [[nodiscard]] std::string metrics(const Snapshot& snapshot);
 /// All that the page shows.
-[[nodiscard]] nlohmann::json state(const Snapshot& snapshot, const std::string& model);
+[[nodiscard]] nlohmann::json state(const Snapshot& snapshot, const Api& api);
 
 }  // namespace kvpolicy::serve

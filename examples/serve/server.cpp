@@ -229,7 +229,7 @@ void Server::add_paths() {
     response.set_content(metrics(snapshot()), "text/plain; version=0.0.4");
   });
   http.Get("/state", [this](const httplib::Request&, httplib::Response& response) {
-    set_json(response, 200, state(snapshot(), api_.model_name()));
+    set_json(response, 200, state(snapshot(), api_));
   });
   if (options_.page) {
     http.Get("/", [](const httplib::Request&, httplib::Response& response) {

@@ -2,6 +2,7 @@
 //
 // Models out of GGUF files: the same weights and settings as those of the folder that a file was
 // made of, the logits of an independent forward pass for quantised matrices, and what is refused.
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -257,6 +258,35 @@ TEST_CASE("a sliding window and rotary scaling of a file") {
   CHECK(config.windows == std::vector<std::size_t>{3});
   CHECK(config.rotary == RotaryConfig{.theta = 5e5, .scaling = RotaryConfig::Scaling::linear, .factor = 4.0});
   CHECK(config.tied_embeddings);
+}
+
+TEST_CASE("divisors of rotary frequencies are Llama 3's for any original length") {
+  const testing::TemporaryFolder folder;
+  const auto write = [&](SmallModel& model) {
+    model.file.entries.push_back(float_entry("llama.rope.freq_base", 1e6F));
+    model.add("rope_freqs.weight", {2});
+    std::string bytes = model.file.text();
+    // Wavelengths of 6 and 6,283 tokens, of which only the second is longer than an original length of 4,096.
+    constexpr std::array divisors{1.0F, 8.0F};
+    std::memcpy(bytes.data() + bytes.size() - 32, divisors.data(), sizeof divisors);
+    folder.write("m.gguf", bytes);
+  };
+  SmallModel model;
+  write(model);
+  const RotaryConfig rotary = load_llama_config(folder / "m.gguf").rotary;
+  CHECK(rotary.scaling == RotaryConfig::Scaling::llama3);
+  CHECK(rotary.factor == 8.0);
+  CHECK(rotary.original_max_position <= 4096.0);
+  const std::vector<float> plain = inverse_frequencies(RotaryConfig{.theta = 1e6}, 4);
+  const std::vector<float> scaled = inverse_frequencies(rotary, 4);
+  CHECK(scaled[0] == plain[0]);
+  CHECK(scaled[1] == doctest::Approx(plain[1] / 8));
+
+  SmallModel other;
+  other.file.entries.push_back(uint_entry("llama.rope.scaling.original_context_length", 8192));
+  write(other);
+  CHECK_THROWS_WITH_AS((void)load_llama_config(folder / "m.gguf"),
+                       doctest::Contains("an original length of 8192)"), ConfigError);
 }
 
 TEST_CASE("a factor of rotary scaling without a type is linear, as in llama.cpp") {

@@ -6,9 +6,13 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <limits>
+#include <span>
 #include <string>
 #include <vector>
+
+#include <kvpolicy/cache/batch.hpp>
 
 #include "support/compare.hpp"
 #include "support/engine_fp8.hpp"
@@ -71,7 +75,7 @@ TEST_CASE("an engine's memory: of a batch, who finds no free page is left out, a
   const auto step = [&] {
     return batch.step(0, sequences, indptr, chunk.q.view(), chunk.k.view(), chunk.v.view(), chunk.out.view());
   };
-  const std::vector<LeftOut> left_out = step();
+  const std::span<const LeftOut> left_out = step();
   REQUIRE(left_out.size() == 1);
   CHECK(left_out[0].sequence == 1);
   CHECK(contains(thrown<OutOfMemory>([&] { std::rethrow_exception(left_out[0].error); }),
@@ -81,7 +85,7 @@ TEST_CASE("an engine's memory: of a batch, who finds no free page is left out, a
   CHECK(test::dump(caches[1]) == before);
   // Once pages are free it goes on.
   caches[0].clear();
-  sequences = {{&caches[1]}};
+  sequences.assign(1, {&caches[1]});
   test::Chunk<> again{random, plan.shape(), 64};
   CHECK(batch
             .step(0, sequences, std::vector<std::int32_t>{0, 64}, again.q.view(), again.k.view(),
