@@ -73,6 +73,8 @@ class Chats(unittest.TestCase):
         self.assertEqual(set(reasons[:-1]), {None})
         self.assertEqual(pieces[-1]["choices"], [])
         self.assertEqual(pieces[-1]["usage"]["completion_tokens"], whole["usage"]["completion_tokens"])
+        self.assertEqual(pieces[-1]["kv_bytes"], whole["kv_bytes"])
+        self.assertTrue(json.loads(self.server.ask("GET", "/state")[1])["chat"])
 
     def test_turns_share_what_came_before(self):
         talk = [{"role": "system", "content": "You are told " + "one thing and another, " * 12 + "and say little."},

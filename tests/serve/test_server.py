@@ -37,7 +37,9 @@ class Answers(unittest.TestCase):
         status, page = self.server.ask("GET", "/")
         self.assertEqual(status, 200)
         self.assertIn("<title>kvpolicy serve</title>", page)
-        self.assertIn("memory", json.loads(self.server.ask("GET", "/state")[1]))
+        state = json.loads(self.server.ask("GET", "/state")[1])
+        self.assertIn("memory", state)
+        self.assertEqual((state["model"], state["chat"]), ("keyfinder", False))
         for line in self.server.ask("GET", "/metrics")[1].strip().split("\n"):
             self.assertRegex(line, r"^(# (HELP|TYPE) kvpolicy_\w+ .+|kvpolicy_\w+(\{reason=\"\w+\"\})? [0-9.e+-]+)$")
         status, text = self.server.ask("GET", "/nothing")
