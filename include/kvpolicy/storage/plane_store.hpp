@@ -136,7 +136,11 @@ class PlaneStore {
 
   /// Forgets every row and goes on at number `row`, at or after `end()`: to append there. The open
   /// page stays where `row` still lies in it, as `reserve` counts on.
-  void skip_to(std::size_t row) { pages_.skip_to(row); }
+  void skip_to(std::size_t row) {
+    const std::size_t from = end();
+    pages_.skip_to(row);
+    if (row > from && pages_.table().size() > 0) clear(from % pages_.page_rows(), row - from);
+  }
 
   /// Gives up the rows before `row`; their pages go back once no row of them is left.
   void drop_front(std::size_t row) { pages_.drop_front(row); }
@@ -230,12 +234,24 @@ class PlaneStore {
   [[nodiscard]] detail::RowEncoder encoder() const {
     return {format(), precision_, head_dim_, pages_.page_rows()};
   }
+  // Places of rows that never come must not show what the memory held before: full pages are saved whole.
   [[nodiscard]] std::byte* open_page() {
     const bool from_its_middle = pages_.table().size() == 0 && end() % pages_.page_rows() != 0;
     std::byte* page = pages_.open_page(layout().page_bytes);
-    // Places of rows that never come must not show what the memory held before: full pages are saved whole.
     if (from_its_middle) std::memset(page, 0, layout().page_bytes);
     return page;
+  }
+  // The same for `rows` places of the open page, from place `first` on.
+  void clear(std::size_t first, std::size_t rows) {
+    const PageLayout own = layout();
+    const std::size_t unit = encoder().unit();
+    std::byte* page = pages_.table().address(pages_.table().size() - 1);
+    for (const std::size_t offset : own.row_arrays()) {
+      std::memset(page + offset + first * own.row_bytes, 0, rows * own.row_bytes);
+    }
+    for (const std::size_t offset : own.param_arrays()) {
+      std::memset(page + offset + first / unit * own.param_bytes, 0, rows / unit * own.param_bytes);
+    }
   }
 
   // visit(first row, rows) for each page of the rows [begin, end).
