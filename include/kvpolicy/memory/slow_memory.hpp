@@ -4,7 +4,7 @@
 // (offload/file_resource.hpp). As a page provider it is a tier of a pool: storages give it the pages
 // that are full, once and as a whole, and an engine asks for what it is about to read
 // (offload/fetching_engine.hpp). It is a memory resource as well, so that whoever takes one can be given it;
-// what a tier is made of is a TierMemory, behind which its own functions are not lost.
+// what a tier is made of is a TierMemory, in which its own functions are not lost.
 #pragma once
 
 #include <algorithm>
