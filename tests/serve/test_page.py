@@ -50,6 +50,9 @@ class Browser:
     def open(self, address):
         target = self.call("Target.createTarget", url=address)["targetId"]
         self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        # A new target has an empty document first.
+        while self.run("location.protocol + document.readyState") != "http:complete":
+            pass
 
     def run(self, script):
         """The value of a script, which may be a promise."""
@@ -70,7 +73,7 @@ SCRIPT = """
 (async () => {
   const until = async (holds) => { while (!holds()) await new Promise((done) => requestAnimationFrame(done)); };
   const byId = (id) => document.getElementById(id);
-  await until(() => document.readyState === "complete" && byId("prompt").value !== "");
+  await until(() => byId("prompt").value !== "");
   const offered = byId("prompt").value;
   const form = byId("form").textContent;
   const said = [];
@@ -118,7 +121,7 @@ class Page(unittest.TestCase):
         return seen
 
     def test_without_a_template(self):
-        server = Server("--max-running", "8")
+        server = Server("--demo", "--max-running", "8")
         self.addCleanup(server.kill)
         seen = self.check(server, "/v1/completions", served.QUESTION, {"prompt": served.QUESTION}, lambda choice: choice["text"])
         self.assertEqual(seen["model"], "keyfinder")
@@ -128,7 +131,7 @@ class Page(unittest.TestCase):
     def test_with_a_template(self):
         with tempfile.TemporaryDirectory() as folder:
             chat_model.write(os.path.join(folder, "tiny"))
-            server = Server("--model", os.path.join(folder, "tiny"))
+            server = Server("--demo", "--model", os.path.join(folder, "tiny"))
             self.addCleanup(server.kill)
             question = "the key of the wise"
             seen = self.check(server, "/v1/chat/completions", question, {"messages": [{"role": "user", "content": question}]},
