@@ -70,7 +70,7 @@ class ShapeError : public Error {
   [[nodiscard]] const char* type_name() const noexcept override { return "ShapeError"; }
 };
 
-/// More tokens or rows than a cache was made for: the same call cannot succeed later.
+/// More tokens or rows than a cache was made for or has reserved.
 class CapacityError : public Error {
  public:
   using Error::Error;

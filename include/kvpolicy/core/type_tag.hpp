@@ -29,7 +29,7 @@ using TypeTag = const void*;
 
 namespace detail {
 template <class T>
-inline constexpr char has_an_address = 0;
+inline char has_an_address = 0;  // not const: a linker may fold equal constants
 }
 
 /// The tag of T.

@@ -215,7 +215,7 @@ class HostCopies {
 /// two engines: same tokens, commit points, rows, selections and kept queries. Takes as much host memory as
 /// the cache holds, and waits for the stream.
 /// @throws RollbackError inside a step or while a tree is pending, CaptureError inside a capture,
-/// std::bad_alloc, DeviceError; ConfigError or CapacityError where heads lie in an engine's pages and `pool`,
+/// std::bad_alloc, DeviceError; ConfigError or OutOfMemory where heads lie in an engine's pages and `pool`,
 /// which must then be one of an engine's pages in the host's memory, has none for them; ConfigError where heads weigh
 /// rows by the output projection and `value_outputs`, which has them in the host's memory, is null
 template <Element E>

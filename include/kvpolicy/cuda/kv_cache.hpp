@@ -145,7 +145,7 @@ class KvCache {
   /// On a stream that captures, the call is recorded and nothing else: the text grows when the
   /// graph is launched, and `replayed` must say so. A recorded call that refreshes, refreshes each
   /// time.
-  /// @throws ShapeError, CapacityError, std::bad_alloc, DeviceError; RollbackError if a tree is pending
+  /// @throws ShapeError, CapacityError, CaptureError, std::bad_alloc, DeviceError; RollbackError if a tree is pending
   /// that `options` does not name
   template <class Q, class K, class V>
   void step(std::size_t layer, const TensorView<Q>& q, const TensorView<K>& k, const TensorView<V>& v,

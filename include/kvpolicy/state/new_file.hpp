@@ -64,7 +64,7 @@ class NewFile : public ByteSink {
     if (exists && error) fail(error.value());
     require<StorageError>(!exists || fs::is_regular_file(status), name_,
                           ": is not a regular file, cannot be replaced by one");
-    if (!replaces_link) follow_links();
+    if (links == NewFileLinks::follow) follow_links();
     open(exists || access == NewFileAccess::owner);
     if (exists) keep_permissions();
   }
