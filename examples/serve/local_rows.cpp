@@ -201,26 +201,43 @@ std::optional<std::size_t> LocalRows::begin(const NewText& given) {
   return 0;
 }
 
+// What SwappedCache throws leaves the cache as it was.
+bool LocalRows::move_away(Text& text) {
+  try {
+    text.out.emplace(std::move(*text.cache), swap_pool_);
+    text.cache.reset();
+    return true;
+  } catch (const std::bad_alloc&) {
+  } catch (const StorageError& error) {  // a full disk
+    options_.tell(message("not moved out: ", error.what()));
+  }
+  text.out.reset();
+  return false;
+}
+
 bool LocalRows::move_out(std::uint64_t id) {
   Text& text = known(id);
   // First, because a text that was moved out in vain takes more room when it comes back: it shares no page then.
   if (!everywhere(text.cache->bytes() <= swap_memory_.free_bytes())) return false;
   text.bytes_back = text.cache->bytes() + growth_of(*text.cache, text.promise);
-  try {
-    text.out.emplace(std::move(*text.cache), swap_pool_);
-    text.cache.reset();
-  } catch (const std::bad_alloc&) {
-    text.out.reset();
-  } catch (const StorageError& error) {  // a full disk
-    text.out.reset();
-    options_.tell(message("not moved out: ", error.what()));
-  }
-  if (everywhere(text.out.has_value())) return true;
+  if (everywhere(move_away(text))) return true;
   make_room(text.out ? text.bytes_back : 0);
-  if (text.out) {
+  const bool is_back = !text.out || move_in(text);
+  if (!everywhere(is_back)) throw StorageError("rows that were moved out in vain cannot be brought back");
+  return false;
+}
+
+// What SwappedCache throws leaves it as it was.
+bool LocalRows::move_in(Text& text) {
+  try {
     text.cache.emplace(text.out->swap_in());
     text.out.reset();
+    return true;
+  } catch (const std::bad_alloc&) {
+  } catch (const StorageError& error) {
+    options_.tell(message("not brought back: ", error.what()));
   }
+  text.cache.reset();
   return false;
 }
 
@@ -241,10 +258,9 @@ bool LocalRows::bring_back(std::uint64_t id) {
   }
   if (everywhere(text.cache.has_value())) return true;
   if (!everywhere(is_readable)) throw StorageError("rows that were moved out cannot be read");
-  if (text.cache) {
-    text.out.emplace(std::move(*text.cache), swap_pool_);
-    text.cache.reset();
-  }
+  const bool is_out = !text.cache || move_away(text);
+  if (!everywhere(is_out))
+    throw StorageError("rows that were brought back in vain cannot be moved out again");
   return false;
 }
 

@@ -69,6 +69,8 @@ class LocalRows final : public Rows {
   void bring_prefixes_back(const Plan& plan);
   [[nodiscard]] Text& known(std::uint64_t id);
   [[nodiscard]] const Text& known(std::uint64_t id) const;
+  [[nodiscard]] bool move_away(Text& text);
+  [[nodiscard]] bool move_in(Text& text);
   [[nodiscard]] std::size_t growth() const;
   [[nodiscard]] bool fits(std::size_t more) const;
   void make_room(std::size_t more);

@@ -119,10 +119,19 @@ std::size_t PrefixFolder::save_own(const Prefixes& prefixes) {
 }
 
 std::size_t PrefixFolder::write(const Prefixes& prefixes) {
-  const std::size_t count = kvpolicy::save(prefixes, folder_, tag_);
-  const std::lock_guard lock{mutex_};
-  for (auto& [path, known] : known_) known.read = stamp_of(path);
-  return count;
+  // What is written now is known, also where another file cannot be.
+  const auto note = [this] {
+    const std::lock_guard lock{mutex_};
+    for (auto& [path, known] : known_) known.read = stamp_of(path);
+  };
+  try {
+    const std::size_t count = kvpolicy::save(prefixes, folder_, tag_);
+    note();
+    return count;
+  } catch (const Error&) {
+    note();
+    throw;
+  }
 }
 
 std::size_t PrefixFolder::save(Prefixes& prefixes) {

@@ -86,7 +86,8 @@ class Rows {
   /// Lets a text in, with the longest prefix that is known of it, if all that it may take yet is free. Returns how many
   /// tokens of it are read; nothing if there is no room, and the text is not known then.
   virtual std::optional<std::size_t> begin(const NewText& text) = 0;
-  /// Moves a running text out. False if there is no room for it there.
+  /// Moves a running text out. False if there is no room for it there. @throws StorageError if its rows are lost: then
+  /// the text must be ended
   virtual bool move_out(std::uint64_t id) = 0;
   /// Moves it back in if all that it may take yet is free. @throws StorageError if its rows cannot be read: then the
   /// text must be ended

@@ -127,12 +127,8 @@ class Follower {
       case Call::plan: learn(said); return true;
       case Call::begin: begin(said); return true;
       case Call::read: read(said); return true;
-      case Call::move_out: rows_.move_out(said.take<std::uint64_t>()); return true;
-      case Call::bring_back: try { rows_.bring_back(said.take<std::uint64_t>());
-        } catch (const StorageError&) {
-          // so says rank 0's, which ends the text
-        }
-        return true;
+      case Call::move_out:
+      case Call::bring_back: move(call, said.take<std::uint64_t>()); return true;
       case Call::end: rows_.end(said.take<std::uint64_t>()); return true;
       case Call::keep: rows_.keep(said.take<std::uint64_t>()); return true;
       case Call::compress: try { rows_.compress(said.take<std::uint64_t>());
@@ -166,6 +162,13 @@ class Follower {
     const auto prompt = said.take_list<int>();
     text.prompt = prompt;
     rows_.begin(text);
+  }
+  void move(Call call, std::uint64_t id) {
+    try {
+      static_cast<void>(call == Call::move_out ? rows_.move_out(id) : rows_.bring_back(id));
+    } catch (const StorageError&) {
+      // so says rank 0's, which ends the text
+    }
   }
   void read(Reader& said) {
     const auto count = said.take<std::uint64_t>();

@@ -55,7 +55,13 @@ bool Scheduler::move_one_out() {
       std::ranges::max_element(running_, {}, [&](const auto& one) { return one->reads() ? 0 : one->slice; });
   if (victim == running_.end() || (*victim)->reads() || (*victim)->slice < options_.slice) return false;
   Sequence& sequence = **victim;
-  if (!rows_.move_out(sequence.id)) return false;
+  try {
+    if (!rows_.move_out(sequence.id)) return false;
+  } catch (const StorageError& error) {
+    end(sequence, FinishReason::failed, error.what());
+    running_.erase(victim);
+    return true;  // it makes room, too
+  }
   note("request ", sequence.id, " is moved out");
   sequence.is_out = true;
   sequence.slice = 0;

@@ -79,6 +79,9 @@ class Names(Folder):
                          "  void commit(const kvpolicy::Segment&) noexcept;\n  void commit();\n};\n")
         self.assertEqual(self.renamed("using namespace kvpolicy;\nvoid commit(const Segment&);\n"), "using namespace kvpolicy;\nvoid commit(const Segment&) noexcept;\n")
         self.assertEqual(self.renamed("void commit(const Segment& rows);\n"), "void commit(const Segment& rows);\n")
+        self.assertEqual(self.renamed("template <class E>\nvoid Own<E>::commit(const ::kvpolicy::Segment& rows) {}\nvoid Other::commit(kvpolicy::Segment const& rows) {}\n"),
+                         "template <class E>\nvoid Own<E>::commit(const ::kvpolicy::Segment& rows) noexcept {}\nvoid Other::commit(kvpolicy::Segment const& rows) noexcept {}\n")
+        self.assertEqual(self.renamed("void f() { Own::commit(kvpolicy::Segment{}); }\n"), "void f() { Own::commit(kvpolicy::Segment{}); }\n")
 
     def test_inside_the_namespace(self):
         self.assertEqual(self.renamed("namespace kvpolicy::cuda {\nstruct A { half x; };\n}\nnamespace kvpolicy {\nstruct half;\nnamespace cuda {\n}\n}\n"),

@@ -38,7 +38,7 @@ class Browser:
             while b"\0" not in self.rest:
                 piece = os.read(self.from_it, 1 << 16)
                 if not piece:
-                    raise AssertionError("the browser has ended")
+                    raise EOFError("the browser has ended")
                 self.rest += piece
             one, self.rest = self.rest.split(b"\0", 1)
             answer = json.loads(one)
@@ -50,9 +50,15 @@ class Browser:
     def open(self, address):
         target = self.call("Target.createTarget", url=address)["targetId"]
         self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        # A new target has an empty document first.
-        while self.run("location.protocol + document.readyState") != "http:complete":
+        # A new target has an empty document first, and for a moment none.
+        while not self.is_open():
             pass
+
+    def is_open(self):
+        try:
+            return self.run("location.protocol + document.readyState") == "http:complete"
+        except AssertionError:
+            return False
 
     def run(self, script):
         """The value of a script, which may be a promise."""
@@ -95,7 +101,7 @@ SCRIPT = """
 @unittest.skipIf(BROWSER is None, "there is no Chromium on the PATH")
 class Page(unittest.TestCase):
     def page_of(self, server, question, plans):
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # to which its other processes may still write
             browser = Browser(folder)
             try:
                 browser.open(f"http://127.0.0.1:{server.port}/")
