@@ -90,9 +90,7 @@ void run(Arguments arguments) {
   require_no_scoring(needs, "logits");
   const Reading reading = reading_of(arguments.plan.plan, needs);
   require(arguments.prompt > 0 || (!needs.compress && reading == Reading{}), "--plan ", arguments.plan.plan,
-          ": drops or chooses rows once a prompt was read, and logits was not told where that ends; give "
-          "--prompt N, "
-          "the first N of the tokens");
+          ": drops or chooses rows once a prompt was read; --prompt N says that the first N tokens are one");
   require(arguments.prompt < arguments.tokens.size() || arguments.prompt == 0, "--prompt ", arguments.prompt,
           ": there are ", arguments.tokens.size(), " tokens, some must come after the prompt");
   if (arguments.prompt == 0) arguments.prompt = arguments.tokens.size();

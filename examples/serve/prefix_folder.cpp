@@ -128,7 +128,7 @@ std::size_t PrefixFolder::write(const Prefixes& prefixes) {
     const std::size_t count = kvpolicy::save(prefixes, folder_, tag_);
     note();
     return count;
-  } catch (const Error&) {
+  } catch (...) {
     note();
     throw;
   }
